@@ -1,6 +1,6 @@
 /** What drivers answer, compared with what the hardware answered; see facts/record.ts. */
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { emulated } from '../support/driver.ts';
 import { contextFacts } from './facts/context.ts';
 import { eventFacts } from './facts/event.ts';
@@ -32,23 +32,25 @@ const groups = [
   ...memoryKindFacts,
 ];
 
-test('the driver answers as the hardware did', {
-  timeout: 240_000,
-  skip: emulated && !isRecording && record === undefined && `no record of ${devices} devices`,
-}, async (t) => {
-  const facts = await collectFacts(groups);
-  if (isRecording) return write((old) => ({ ...old, facts: Object.fromEntries(facts) }));
-  t.diagnostic(`compared with ${record?.gpu}, driver ${record?.driver}, ${record?.date}`);
-  compare(facts, record?.facts);
-});
+describe('the facts of the driver', () => {
+  test('the driver answers as the hardware did', {
+    timeout: 240_000,
+    skip: emulated && !isRecording && record === undefined && `no record of ${devices} devices`,
+  }, async (t) => {
+    const facts = await collectFacts(groups);
+    if (isRecording) return write((old) => ({ ...old, facts: Object.fromEntries(facts) }));
+    t.diagnostic(`compared with ${record?.gpu}, driver ${record?.driver}, ${record?.date}`);
+    compare(facts, record?.facts);
+  });
 
-test('each name of what is not emulated, or varies, is that of a fact', () => {
-  const names = Object.values(records).flatMap(({ facts, questions }) =>
-    [facts, ...Object.values(questions)].flatMap((each) => Object.keys(each)),
-  );
-  for (const start of Object.keys({ ...notEmulated, ...varying }))
-    assert.ok(
-      names.some((name) => name.startsWith(start)),
-      start,
+  test('each name of what is not emulated, or varies, is that of a fact', () => {
+    const names = Object.values(records).flatMap(({ facts, questions }) =>
+      [facts, ...Object.values(questions)].flatMap((each) => Object.keys(each)),
     );
+    for (const start of Object.keys({ ...notEmulated, ...varying }))
+      assert.ok(
+        names.some((name) => name.startsWith(start)),
+        start,
+      );
+  });
 });

@@ -3,7 +3,7 @@
  * it, neither on the device nor in the process.
  */
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { isDeepStrictEqual } from 'node:util';
 import { cu, selectDriver } from '../../ffi/driver.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
@@ -40,7 +40,7 @@ const BETWEEN_FLUSHES = 50;
 
 /** A kind of memory. */
 interface Kind {
-  /** Why it is not to be had here. */
+  /** Why this kind is unavailable here. */
   readonly skip?: string | false;
   /** Allocates, uses and frees. */
   readonly cycle: (round: number) => void;
@@ -240,47 +240,49 @@ async function repeat(cycle: Kind['cycle'], cycles: number): Promise<void> {
   }
 }
 
-for (const [name, kind] of Object.entries(kinds)) {
-  const { skip = false, cycle, allocations = 1, refusals, tooMuch } = kind;
+describe('allocations', () => {
+  for (const [name, kind] of Object.entries(kinds)) {
+    const { skip = false, cycle, allocations = 1, refusals, tooMuch } = kind;
 
-  test(`${name}: many allocations leave nothing behind, nor does one that fails`, {
-    skip,
-  }, async () => {
-    using mappings = watchMappings();
-    const read = (): State => ({
-      ...processState(context),
-      open: [...books.open].filter((what) => what.startsWith('cuMem')).sort(),
-      mapped: mappings.open.size,
-    });
-    // The first ones also make what the driver and V8 keep.
-    const { open } = read();
-    await repeat(cycle, 12);
-    const rest = (): Promise<State> =>
-      settled(read, (state) => state.mapped === 0 && isDeepStrictEqual(state.open, open));
-    let before = await rest();
-    const requireAsBefore = async (): Promise<void> => {
-      const state = await settled(read, (now) => isAsBefore(now, before));
-      if (!isAsBefore(state, before)) assert.deepEqual(state, before);
-    };
+    test(`${name}: many allocations leave nothing behind, nor does one that fails`, {
+      skip,
+    }, async () => {
+      using mappings = watchMappings();
+      const read = (): State => ({
+        ...processState(context),
+        open: [...books.open].filter((what) => what.startsWith('cuMem')).sort(),
+        mapped: mappings.open.size,
+      });
+      // The first ones also make what the driver and V8 keep.
+      const { open } = read();
+      await repeat(cycle, 12);
+      const rest = (): Promise<State> =>
+        settled(read, (state) => state.mapped === 0 && isDeepStrictEqual(state.open, open));
+      let before = await rest();
+      const requireAsBefore = async (): Promise<void> => {
+        const state = await settled(read, (now) => isAsBefore(now, before));
+        if (!isAsBefore(state, before)) assert.deepEqual(state, before);
+      };
 
-    for (let round = 1; ; round += 1) {
-      await repeat(cycle, dose(32, 10_000) / allocations);
-      const after = await settled(read, (state) => isAsBefore(state, before));
-      if (isAsBefore(after, before) || round === ROUNDS) break;
-      before = after;
-    }
-    await requireAsBefore();
-    for (let round = 0; round < dose(1, 100); round += 1) {
-      for (const [call, nth] of refusals) {
-        faults.fail(call, nth, CUresult.CUDA_ERROR_OUT_OF_MEMORY);
-        assert.throws(() => cycle(round), { call, code: 'CUDA_ERROR_OUT_OF_MEMORY' });
+      for (let round = 1; ; round += 1) {
+        await repeat(cycle, dose(32, 10_000) / allocations);
+        const after = await settled(read, (state) => isAsBefore(state, before));
+        if (isAsBefore(after, before) || round === ROUNDS) break;
+        before = after;
+      }
+      await requireAsBefore();
+      for (let round = 0; round < dose(1, 100); round += 1) {
+        for (const [call, nth] of refusals) {
+          faults.fail(call, nth, CUresult.CUDA_ERROR_OUT_OF_MEMORY);
+          assert.throws(() => cycle(round), { call, code: 'CUDA_ERROR_OUT_OF_MEMORY' });
+          await requireAsBefore();
+        }
+        if (!tooMuch) continue;
+        assert.throws(tooMuch);
         await requireAsBefore();
       }
-      if (!tooMuch) continue;
-      assert.throws(tooMuch);
+      await repeat(cycle, 8);
       await requireAsBefore();
-    }
-    await repeat(cycle, 8);
-    await requireAsBefore();
-  });
-}
+    });
+  }
+});

@@ -1,6 +1,6 @@
 /** Tensors that a native library takes over, as C sees them and gives them back. */
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { openLibrary } from '../../ffi/library.ts';
 import { int, pointer } from '../../ffi/types.ts';
@@ -68,45 +68,51 @@ function openConsumer() {
   };
 }
 
-test('C reads the tensor of a strided view, and its deleter ends it', { skip: noCompiler }, () => {
-  const { field, consume } = openConsumer();
-  using array = deviceArray([4, 6], bfloat16);
-  const view = array.slice({ start: 1 }, { step: 2 });
-  const tensor = managedTensor(view);
-  const read = [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 20, 21].map((n) => field(tensor.address, n));
-  assert.deepEqual(read, [1, 0, view.address, 2, 0, 2, 1_004_016, 0, 3, 3, 6, 2]);
-  assert.equal(tensor.deleted, false);
-  consume(tensor.address);
-  assert.equal(tensor.deleted, true);
-  tensor.delete();
-  const readOnly = managedTensor(array.broadcastTo([2, 4, 6]));
-  assert.deepEqual([field(readOnly.address, 1), field(readOnly.address, 20)], [1, 0]);
-  readOnly.delete();
-});
+describe('NativeTensor', () => {
+  test('C reads the tensor of a strided view, and its deleter ends it', {
+    skip: noCompiler,
+  }, () => {
+    const { field, consume } = openConsumer();
+    using array = deviceArray([4, 6], bfloat16);
+    const view = array.slice({ start: 1 }, { step: 2 });
+    const tensor = managedTensor(view);
+    const read = [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 20, 21].map((n) => field(tensor.address, n));
+    assert.deepEqual(read, [1, 0, view.address, 2, 0, 2, 1_004_016, 0, 3, 3, 6, 2]);
+    assert.equal(tensor.deleted, false);
+    consume(tensor.address);
+    assert.equal(tensor.deleted, true);
+    tensor.delete();
+    const readOnly = managedTensor(array.broadcastTo([2, 4, 6]));
+    assert.deepEqual([field(readOnly.address, 1), field(readOnly.address, 20)], [1, 0]);
+    readOnly.delete();
+  });
 
-test('deleters run on other threads, too, while the loop turns', { skip: noCompiler }, async () => {
-  const { consumeInThread, threadsRunning } = openConsumer();
-  using array = deviceArray(3, float32);
-  const tensors = Array.from({ length: 50 }, () => managedTensor(array));
-  for (const { address } of tensors) assert.equal(consumeInThread(address), 0);
-  assert.equal(threadsRunning(), 50, 'each waits for the main thread');
-  await until(() => threadsRunning() === 0);
-  assert.ok(tensors.every(({ deleted }) => deleted));
-});
+  test('deleters run on other threads, too, while the loop turns', {
+    skip: noCompiler,
+  }, async () => {
+    const { consumeInThread, threadsRunning } = openConsumer();
+    using array = deviceArray(3, float32);
+    const tensors = Array.from({ length: 50 }, () => managedTensor(array));
+    for (const { address } of tensors) assert.equal(consumeInThread(address), 0);
+    assert.equal(threadsRunning(), 50, 'each waits for the main thread');
+    await until(() => threadsRunning() === 0);
+    assert.ok(tensors.every(({ deleted }) => deleted));
+  });
 
-test('the memory stays until the tensor is deleted, the array closed or collected', async () => {
-  const freed = (): number => recorder.calls.filter(({ name }) => /^cuMemFree/.test(name)).length;
-  const make = () => managedTensor(deviceArray(3, float32));
-  using closed = deviceArray(3, float32);
-  const tensors = [managedTensor(closed), make()];
-  const recorder = recordCalls();
-  closed.close();
-  assert.equal(closed.buffer.closed, true);
-  await collectGarbage();
-  await closed.context.flush();
-  assert.equal(freed(), 0);
-  for (const tensor of tensors) tensor.delete();
-  await closed.context.flush();
-  recorder.stop();
-  assert.equal(freed(), 2);
+  test('the memory stays until the tensor is deleted, the array closed or collected', async () => {
+    const freed = (): number => recorder.calls.filter(({ name }) => /^cuMemFree/.test(name)).length;
+    const make = () => managedTensor(deviceArray(3, float32));
+    using closed = deviceArray(3, float32);
+    const tensors = [managedTensor(closed), make()];
+    const recorder = recordCalls();
+    closed.close();
+    assert.equal(closed.buffer.closed, true);
+    await collectGarbage();
+    await closed.context.flush();
+    assert.equal(freed(), 0);
+    for (const tensor of tensors) tensor.delete();
+    await closed.context.flush();
+    recorder.stop();
+    assert.equal(freed(), 2);
+  });
 });

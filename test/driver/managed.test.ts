@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { OUT0 } from '../../ffi/arena.ts';
 import { CU_POINTER_ATTRIBUTE_IS_MANAGED } from '../../ffi/constants.ts';
 import { cu, recordCalls } from '../../ffi/driver.ts';
@@ -17,95 +17,97 @@ const shared = { skip: isShared ? false : 'the device has no concurrentManagedAc
 const isKnown = (address: CUdeviceptr): boolean =>
   cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) === 0;
 
-test('managed memory is filled and copied as any other', managed, async () => {
-  for (const attach of ['global', 'host'] as const) {
-    const memory = ManagedMemory.create({ attach });
+describe('ManagedMemory', () => {
+  test('managed memory is filled and copied as any other', managed, async () => {
+    for (const attach of ['global', 'host'] as const) {
+      const memory = ManagedMemory.create({ attach });
+      using buffer = memory.allocate(4 * MIB);
+      assert.equal(buffer.resource, memory);
+      const bytes = new Uint8Array(4 * MIB).fill(3);
+      await buffer.copyFrom(bytes);
+      buffer.subarray(0, 4).fill(1);
+      const back = await buffer.copyToHost();
+      assert.deepEqual([...back.subarray(2, 6)], [1, 1, 3, 3]);
+    }
+  });
+
+  test('the CPU sees managed memory, and the device what the CPU wrote', shared, async () => {
+    const memory = ManagedMemory.create();
+    assert.equal(memory.hostAccessible, true);
     using buffer = memory.allocate(4 * MIB);
-    assert.equal(buffer.resource, memory);
-    const bytes = new Uint8Array(4 * MIB).fill(3);
-    await buffer.copyFrom(bytes);
-    buffer.subarray(0, 4).fill(1);
-    const back = await buffer.copyToHost();
-    assert.deepEqual([...back.subarray(2, 6)], [1, 1, 3, 3]);
-  }
-});
+    using onDevice = DeviceBuffer.allocate(4 * MIB);
+    const words = new Uint32Array(buffer.buffer);
+    words.fill(0xabcd_1234);
+    buffer.copyTo(onDevice);
+    assert.equal((await onDevice.copyToHost(new Uint32Array(MIB)))[MIB - 1], 0xabcd_1234);
+    buffer.fill(9);
+    await buffer.context.synchronize();
+    assert.equal(words[77], 0x0909_0909);
+  });
 
-test('the CPU sees managed memory, and the device what the CPU wrote', shared, async () => {
-  const memory = ManagedMemory.create();
-  assert.equal(memory.hostAccessible, true);
-  using buffer = memory.allocate(4 * MIB);
-  using onDevice = DeviceBuffer.allocate(4 * MIB);
-  const words = new Uint32Array(buffer.buffer);
-  words.fill(0xabcd_1234);
-  buffer.copyTo(onDevice);
-  assert.equal((await onDevice.copyToHost(new Uint32Array(MIB)))[MIB - 1], 0xabcd_1234);
-  buffer.fill(9);
-  await buffer.context.synchronize();
-  assert.equal(words[77], 0x0909_0909);
-});
+  test('managed memory takes prefetches and advice, whole and in part', shared, async () => {
+    const memory = ManagedMemory.create();
+    const { device } = memory.context;
+    using stream = Stream.create();
+    using buffer = memory.allocate(8 * MIB);
+    buffer.fill(2, { stream });
+    memory.advise(buffer, 'preferredLocation', device);
+    memory.advise(buffer, 'accessedBy', 'host');
+    memory.advise(buffer.subarray(0, 2 * MIB), 'readMostly');
+    memory.prefetch(buffer, device, { stream });
+    memory.prefetch(buffer.subarray(2 * MIB, 4 * MIB), 'host', { stream });
+    memory.prefetch(buffer, device);
+    await stream.synchronize();
+    assert.deepEqual(new Set(await buffer.copyToHost()), new Set([2]));
+    memory.advise(buffer, 'unsetReadMostly');
+    memory.advise(buffer, 'unsetPreferredLocation');
+    memory.advise(buffer, 'unsetAccessedBy', 'host');
+  });
 
-test('is prefetched and advised about, whole and in part', shared, async () => {
-  const memory = ManagedMemory.create();
-  const { device } = memory.context;
-  using stream = Stream.create();
-  using buffer = memory.allocate(8 * MIB);
-  buffer.fill(2, { stream });
-  memory.advise(buffer, 'preferredLocation', device);
-  memory.advise(buffer, 'accessedBy', 'host');
-  memory.advise(buffer.subarray(0, 2 * MIB), 'readMostly');
-  memory.prefetch(buffer, device, { stream });
-  memory.prefetch(buffer.subarray(2 * MIB, 4 * MIB), 'host', { stream });
-  memory.prefetch(buffer, device);
-  await stream.synchronize();
-  assert.deepEqual(new Set(await buffer.copyToHost()), new Set([2]));
-  memory.advise(buffer, 'unsetReadMostly');
-  memory.advise(buffer, 'unsetPreferredLocation');
-  memory.advise(buffer, 'unsetAccessedBy', 'host');
-});
+  test('more than is free is refused before the driver is asked', managed, () => {
+    const memory = ManagedMemory.create();
+    const { free, total } = Context.primary().memoryInfo();
+    using recorder = recordCalls();
+    for (const byteLength of [total + 1, 2 ** 46])
+      assert.throws(() => memory.allocate(byteLength), {
+        name: 'RangeError',
+        message: /^out of memory: \d+ bytes of managed memory were requested with \d+ free$/,
+      });
+    assert.ok(free <= total);
+    assert.ok(!recorder.calls.some(({ name }) => name === 'cuMemAllocManaged'));
+  });
 
-test('more than is free is refused before the driver is asked', managed, () => {
-  const memory = ManagedMemory.create();
-  const { free, total } = Context.primary().memoryInfo();
-  using recorder = recordCalls();
-  for (const byteLength of [total + 1, 2 ** 46])
-    assert.throws(() => memory.allocate(byteLength), {
-      name: 'RangeError',
-      message: /^out of memory: \d+ bytes of managed memory were requested with \d+ free$/,
-    });
-  assert.ok(free <= total);
-  assert.ok(!recorder.calls.some(({ name }) => name === 'cuMemAllocManaged'));
-});
+  test('viewed memory is freed when its view has been collected', shared, async () => {
+    const allocate = (): { readonly address: CUdeviceptr; view: Uint8Array | undefined } => {
+      using buffer = ManagedMemory.create().allocate(2 * MIB);
+      return { address: buffer.address, view: new Uint8Array(buffer.buffer).fill(4) };
+    };
+    const left = allocate();
+    await collectGarbage();
+    assert.ok(isKnown(left.address));
+    assert.equal(left.view?.[100], 4);
+    left.view = undefined;
+    assert.ok(await collectUntil(() => !isKnown(left.address)));
+  });
 
-test('what was looked at is freed when its view was collected', shared, async () => {
-  const allocate = (): { readonly address: CUdeviceptr; view: Uint8Array | undefined } => {
-    using buffer = ManagedMemory.create().allocate(2 * MIB);
-    return { address: buffer.address, view: new Uint8Array(buffer.buffer).fill(4) };
-  };
-  const left = allocate();
-  await collectGarbage();
-  assert.ok(isKnown(left.address));
-  assert.equal(left.view?.[100], 4);
-  left.view = undefined;
-  assert.ok(await collectUntil(() => !isKnown(left.address)));
-});
+  test('memory without a view is freed at once', managed, () => {
+    const buffer = ManagedMemory.create().allocate(2 * MIB);
+    const { address } = buffer;
+    assert.equal(isKnown(address), true);
+    buffer.close();
+    buffer.close();
+    assert.equal(isKnown(address), false);
+  });
 
-test('what nobody looked at is freed at once', managed, () => {
-  const buffer = ManagedMemory.create().allocate(2 * MIB);
-  const { address } = buffer;
-  assert.equal(isKnown(address), true);
-  buffer.close();
-  buffer.close();
-  assert.equal(isKnown(address), false);
-});
-
-test('a closed buffer, and one of other memory, is refused', shared, () => {
-  const memory = ManagedMemory.create();
-  const closed = memory.allocate(2 * MIB);
-  closed.close();
-  using other = DeviceBuffer.allocate(2 * MIB);
-  const { device } = memory.context;
-  assert.throws(() => memory.prefetch(closed, device), { name: 'ClosedError' });
-  assert.throws(() => memory.advise(closed, 'readMostly'), { name: 'ClosedError' });
-  assert.throws(() => memory.prefetch(other, device), /buffer must be managed memory/);
-  assert.throws(() => closed.buffer, { name: 'ClosedError' });
+  test('a closed buffer, and one of other memory, is refused', shared, () => {
+    const memory = ManagedMemory.create();
+    const closed = memory.allocate(2 * MIB);
+    closed.close();
+    using other = DeviceBuffer.allocate(2 * MIB);
+    const { device } = memory.context;
+    assert.throws(() => memory.prefetch(closed, device), { name: 'ClosedError' });
+    assert.throws(() => memory.advise(closed, 'readMostly'), { name: 'ClosedError' });
+    assert.throws(() => memory.prefetch(other, device), /buffer must be managed memory/);
+    assert.throws(() => closed.buffer, { name: 'ClosedError' });
+  });
 });

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { cu, recordCalls } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import { Context, Device, DeviceBuffer, MemoryPool, Stream } from '../../src/index.ts';
@@ -12,82 +12,84 @@ const skip = Device.count < 2 ? 'needs a second GPU' : false;
 const skipUnlinked =
   skip || (Device.get(0).canAccessPeer(1) ? false : 'needs a second GPU that the first reaches');
 
-test('access is given and taken back, each as often as one likes', { skip: skipUnlinked }, () => {
-  const [first, second] = [Context.primary(0), Context.primary(1)];
-  assert.equal(first.device.canAccessPeer(first.device), false);
-  for (let round = 0; round < 2; round += 1) {
-    first.enablePeerAccess(second);
+describe('peer access', () => {
+  test('access is given and taken back, each as often as one likes', { skip: skipUnlinked }, () => {
+    const [first, second] = [Context.primary(0), Context.primary(1)];
+    assert.equal(first.device.canAccessPeer(first.device), false);
+    for (let round = 0; round < 2; round += 1) {
+      first.enablePeerAccess(second);
+      first.enablePeerAccess(second);
+      first.disablePeerAccess(second);
+      first.disablePeerAccess(second);
+    }
+    // Another library of the process has given it: that is as good.
+    const peer = second.handle;
+    assert.equal(
+      first.run(() => cu.cuCtxEnablePeerAccess(peer, 0)),
+      CUresult.CUDA_SUCCESS,
+    );
     first.enablePeerAccess(second);
     first.disablePeerAccess(second);
-    first.disablePeerAccess(second);
-  }
-  // Another library of the process has given it: that is as good.
-  const peer = second.handle;
-  assert.equal(
-    first.run(() => cu.cuCtxEnablePeerAccess(peer, 0)),
-    CUresult.CUDA_SUCCESS,
-  );
-  first.enablePeerAccess(second);
-  first.disablePeerAccess(second);
-  assert.throws(
-    () => first.enablePeerAccess(Context.primary(0)),
-    /peer access is between two devices/,
-  );
-  assert.throws(
-    () => first.enablePeerAccess(1 as never),
-    /^TypeError: other must be a Context, not 1$/,
-  );
-  assert.throws(
-    () => first.device.canAccessPeer('1' as never),
-    /^TypeError: device must be a Device or its ordinal/,
-  );
-});
+    assert.throws(
+      () => first.enablePeerAccess(Context.primary(0)),
+      /peer access is between two devices/,
+    );
+    assert.throws(
+      () => first.enablePeerAccess(1 as never),
+      /^TypeError: other must be a Context, not 1$/,
+    );
+    assert.throws(
+      () => first.device.canAccessPeer('1' as never),
+      /^TypeError: device must be a Device or its ordinal/,
+    );
+  });
 
-test('a copy goes to another device, after what was queued before it', { skip }, async () => {
-  using source = DeviceBuffer.allocate(100_000, { device: 0 });
-  using target = DeviceBuffer.allocate(100_000, { device: 1 });
-  using stream = Stream.create({ device: 0 });
-  source.fill(3, { stream });
-  source.copyTo(target, { stream });
-  await stream.synchronize();
-  assert.deepEqual(new Set(await target.copyToHost()), new Set([3]));
-  target.fill(4);
-  Context.primary(1).synchronizeSync();
-  target.subarray(0, 10).copyTo(source.subarray(5));
-  Context.primary(1).synchronizeSync();
-  const bytes = source.copyToHostSync();
-  assert.deepEqual([...bytes.subarray(4, 16)], [3, ...new Array(10).fill(4), 3]);
-  assert.throws(
-    () => source.copyTo(target.subarray(1)),
-    /^RangeError: \d+ bytes do not fit in the target, which has \d+$/,
-  );
-});
+  test('a copy goes to another device, after what was queued before it', { skip }, async () => {
+    using source = DeviceBuffer.allocate(100_000, { device: 0 });
+    using target = DeviceBuffer.allocate(100_000, { device: 1 });
+    using stream = Stream.create({ device: 0 });
+    source.fill(3, { stream });
+    source.copyTo(target, { stream });
+    await stream.synchronize();
+    assert.deepEqual(new Set(await target.copyToHost()), new Set([3]));
+    target.fill(4);
+    Context.primary(1).synchronizeSync();
+    target.subarray(0, 10).copyTo(source.subarray(5));
+    Context.primary(1).synchronizeSync();
+    const bytes = source.copyToHostSync();
+    assert.deepEqual([...bytes.subarray(4, 16)], [3, ...new Array(10).fill(4), 3]);
+    assert.throws(
+      () => source.copyTo(target.subarray(1)),
+      /^RangeError: \d+ bytes do not fit in the target, which has \d+$/,
+    );
+  });
 
-test('copies enable peer access, once for all of them', { skip: skipUnlinked }, async () => {
-  const context = Context.primary(0);
-  context.disablePeerAccess(Context.primary(1));
-  using source = DeviceBuffer.allocate(64, { device: 0 });
-  using target = DeviceBuffer.allocate(64, { device: 1 });
-  const recorder = recordCalls();
-  source.copyTo(target);
-  source.copyTo(target);
-  recorder.stop();
-  const names = recorder.calls.map(({ name }) => name);
-  assert.equal(names.filter((name) => name === 'cuCtxEnablePeerAccess').length, 1);
-  assert.equal(names.filter((name) => name === 'cuMemcpyPeerAsync').length, 2);
-  assert.ok(names.indexOf('cuCtxEnablePeerAccess') < names.indexOf('cuMemcpyPeerAsync'));
-  await context.synchronize();
-});
+  test('copies enable peer access, once for all of them', { skip: skipUnlinked }, async () => {
+    const context = Context.primary(0);
+    context.disablePeerAccess(Context.primary(1));
+    using source = DeviceBuffer.allocate(64, { device: 0 });
+    using target = DeviceBuffer.allocate(64, { device: 1 });
+    const recorder = recordCalls();
+    source.copyTo(target);
+    source.copyTo(target);
+    recorder.stop();
+    const names = recorder.calls.map(({ name }) => name);
+    assert.equal(names.filter((name) => name === 'cuCtxEnablePeerAccess').length, 1);
+    assert.equal(names.filter((name) => name === 'cuMemcpyPeerAsync').length, 2);
+    assert.ok(names.indexOf('cuCtxEnablePeerAccess') < names.indexOf('cuMemcpyPeerAsync'));
+    await context.synchronize();
+  });
 
-test('a pool lets another device use its memory, and no longer', { skip: skipUnlinked }, () => {
-  using pool = MemoryPool.create({ maxSize: 64 << 20 });
-  assert.equal(pool.access(1), 'none');
-  pool.setAccess(1, 'read-write');
-  assert.equal(pool.access(1), 'read-write');
-  pool.setAccess(Device.get(1), 'none');
-  assert.equal(pool.access(1), 'none');
-  assert.throws(
-    () => pool.setAccess(1, 'read' as never),
-    /^TypeError: access must be 'read-write' or 'none', not read$/,
-  );
+  test('a pool lets another device use its memory, and no longer', { skip: skipUnlinked }, () => {
+    using pool = MemoryPool.create({ maxSize: 64 << 20 });
+    assert.equal(pool.access(1), 'none');
+    pool.setAccess(1, 'read-write');
+    assert.equal(pool.access(1), 'read-write');
+    pool.setAccess(Device.get(1), 'none');
+    assert.equal(pool.access(1), 'none');
+    assert.throws(
+      () => pool.setAccess(1, 'read' as never),
+      /^TypeError: access must be 'read-write' or 'none', not read$/,
+    );
+  });
 });

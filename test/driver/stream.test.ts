@@ -1,146 +1,151 @@
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { Context, CudaEvent, DeviceBuffer, Stream } from '../../src/index.ts';
 import { Latch } from '../support/latch.ts';
 
-test('a stream runs its work in order, and says when it is done', async () => {
-  using stream = Stream.create();
-  using buffer = DeviceBuffer.allocate(1 << 16);
-  buffer.fill(1, { stream });
-  buffer.fill(2, { stream });
-  await stream.synchronize();
-  assert.equal(stream.done, true);
-  assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([2]));
-});
+describe('Stream', () => {
+  test('a stream runs its work in order, and says when it is done', async () => {
+    using stream = Stream.create();
+    using buffer = DeviceBuffer.allocate(1 << 16);
+    buffer.fill(1, { stream });
+    buffer.fill(2, { stream });
+    await stream.synchronize();
+    assert.equal(stream.done, true);
+    assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([2]));
+  });
 
-test('work behind a latch stays undone, and awaiting it lets the event loop turn', async () => {
-  using stream = Stream.create({ nonBlocking: true });
-  using buffer = DeviceBuffer.allocate(1024);
-  using latch = new Latch();
-  buffer.fill(5, { stream });
-  await stream.synchronize();
-  latch.hold(stream);
-  buffer.fill(6, { stream });
-  assert.equal(stream.done, false);
-  let ticks = 0;
-  const ticking = setInterval(() => {
-    ticks += 1;
-    if (ticks === 5) latch.open();
-  }, 1);
-  await stream.synchronize();
-  clearInterval(ticking);
-  assert.ok(ticks >= 5);
-  assert.deepEqual(new Set(await buffer.copyToHost()), new Set([6]));
-});
+  test('work behind a latch stays undone, and awaiting it lets the event loop turn', async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(1024);
+    using latch = new Latch();
+    buffer.fill(5, { stream });
+    await stream.synchronize();
+    latch.hold(stream);
+    buffer.fill(6, { stream });
+    assert.equal(stream.done, false);
+    let ticks = 0;
+    const ticking = setInterval(() => {
+      ticks += 1;
+      if (ticks === 5) latch.open();
+    }, 1);
+    await stream.synchronize();
+    clearInterval(ticking);
+    assert.ok(ticks >= 5);
+    assert.deepEqual(new Set(await buffer.copyToHost()), new Set([6]));
+  });
 
-test('a stream waits for the event of another', async () => {
-  using first = Stream.create({ nonBlocking: true });
-  using second = Stream.create({ nonBlocking: true });
-  using event = CudaEvent.create({ timing: false });
-  using buffer = DeviceBuffer.allocate(256);
-  using latch = new Latch();
-  latch.hold(first);
-  buffer.fill(1, { stream: first });
-  event.record(first);
-  second.wait(event);
-  buffer.fill(2, { stream: second });
-  assert.equal(second.done, false);
-  latch.open();
-  await second.synchronize();
-  assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([2]));
-});
+  test('a stream waits for the event of another', async () => {
+    using first = Stream.create({ nonBlocking: true });
+    using second = Stream.create({ nonBlocking: true });
+    using event = CudaEvent.create({ timing: false });
+    using buffer = DeviceBuffer.allocate(256);
+    using latch = new Latch();
+    latch.hold(first);
+    buffer.fill(1, { stream: first });
+    event.record(first);
+    second.wait(event);
+    buffer.fill(2, { stream: second });
+    assert.equal(second.done, false);
+    latch.open();
+    await second.synchronize();
+    assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([2]));
+  });
 
-test('a blocking stream orders itself with the legacy default stream, a non-blocking one does not', async () => {
-  using blocking = Stream.create();
-  using free = Stream.create({ nonBlocking: true });
-  using legacy = Stream.legacyDefault();
-  using buffer = DeviceBuffer.allocate(256);
-  using latch = new Latch();
-  assert.equal(blocking.nonBlocking, false);
-  assert.equal(free.nonBlocking, true);
-  latch.hold(blocking);
-  buffer.fill(1);
-  assert.equal(legacy.done, false);
-  buffer.subarray(0, 16).fill(2, { stream: free });
-  await free.synchronize();
-  latch.open();
-  await legacy.synchronize();
-  assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([1]));
-});
+  test('a blocking stream orders itself with the legacy default stream, a non-blocking one does not', async () => {
+    using blocking = Stream.create();
+    using free = Stream.create({ nonBlocking: true });
+    using legacy = Stream.legacyDefault();
+    using buffer = DeviceBuffer.allocate(256);
+    using latch = new Latch();
+    assert.equal(blocking.nonBlocking, false);
+    assert.equal(free.nonBlocking, true);
+    latch.hold(blocking);
+    buffer.fill(1);
+    assert.equal(legacy.done, false);
+    buffer.subarray(0, 16).fill(2, { stream: free });
+    await free.synchronize();
+    latch.open();
+    await legacy.synchronize();
+    assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([1]));
+  });
 
-test('priorities are those of the device', () => {
-  const { least, greatest } = Context.primary().streamPriorityRange();
-  assert.ok(greatest <= least);
-  using urgent = Stream.create({ priority: greatest });
-  assert.equal(urgent.priority, greatest);
-});
+  test('priorities are those of the device', () => {
+    const { least, greatest } = Context.primary().streamPriorityRange();
+    assert.ok(greatest <= least);
+    using urgent = Stream.create({ priority: greatest });
+    assert.equal(urgent.priority, greatest);
+  });
 
-test('the per-thread default stream works, and default streams are never destroyed', async () => {
-  const stream = Stream.perThreadDefault();
-  using buffer = DeviceBuffer.allocate(64);
-  buffer.fill(4, { stream });
-  await stream.synchronize();
-  assert.equal(stream.done, true);
-  stream.close();
-  assert.throws(() => stream.done, { name: 'ClosedError' });
-  assert.equal(Stream.perThreadDefault().done, true);
-  assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([4]));
-});
+  test('the per-thread default stream works, and default streams are never destroyed', async () => {
+    const stream = Stream.perThreadDefault();
+    using buffer = DeviceBuffer.allocate(64);
+    buffer.fill(4, { stream });
+    await stream.synchronize();
+    assert.equal(stream.done, true);
+    stream.close();
+    assert.throws(() => stream.done, { name: 'ClosedError' });
+    assert.equal(Stream.perThreadDefault().done, true);
+    assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([4]));
+  });
 
-test('a borrowed stream finds its context, and closing it leaves it to its owner', async () => {
-  using owner = Stream.create();
-  using other = Stream.create({ nonBlocking: true });
-  const borrowed = Stream.fromHandle(owner.handle);
-  assert.equal(borrowed.context, Context.primary());
-  assert.deepEqual([borrowed.nonBlocking, borrowed.priority], [false, 0]);
-  assert.equal(Stream.fromHandle(other.handle).nonBlocking, true);
-  assert.equal(Stream.legacyDefault().priority, 0);
-  using buffer = DeviceBuffer.allocate(64);
-  buffer.fill(8, { stream: borrowed });
-  await borrowed.synchronize();
-  borrowed.close();
-  assert.equal(owner.done, true);
-});
+  test('a borrowed stream finds its context, and closing it leaves it to its owner', async () => {
+    using owner = Stream.create();
+    using other = Stream.create({ nonBlocking: true });
+    const borrowed = Stream.fromHandle(owner.handle);
+    assert.equal(borrowed.context, Context.primary());
+    assert.deepEqual([borrowed.nonBlocking, borrowed.priority], [false, 0]);
+    assert.equal(Stream.fromHandle(other.handle).nonBlocking, true);
+    assert.equal(Stream.legacyDefault().priority, 0);
+    using buffer = DeviceBuffer.allocate(64);
+    buffer.fill(8, { stream: borrowed });
+    await borrowed.synchronize();
+    borrowed.close();
+    assert.equal(owner.done, true);
+  });
 
-test('autoSynchronize waits at the end of its scope', async () => {
-  using stream = Stream.create();
-  using buffer = DeviceBuffer.allocate(1 << 20);
-  {
-    await using scope = stream.autoSynchronize();
-    buffer.fill(1, { stream: scope.stream });
-  }
-  assert.equal(stream.done, true);
-});
+  test('autoSynchronize waits at the end of its scope', async () => {
+    using stream = Stream.create();
+    using buffer = DeviceBuffer.allocate(1 << 20);
+    {
+      await using scope = stream.autoSynchronize();
+      buffer.fill(1, { stream: scope.stream });
+    }
+    assert.equal(stream.done, true);
+  });
 
-test('may be closed twice, and refuses to be used after', () => {
-  const stream = Stream.create();
-  stream.close();
-  stream.close();
-  assert.equal(stream.closed, true);
-  assert.throws(() => stream.done, { name: 'ClosedError', message: /this Stream is closed/ });
-  assert.throws(() => stream.synchronizeSync(), { name: 'ClosedError' });
-});
+  test('a stream may be closed twice, and refuses use afterwards', () => {
+    const stream = Stream.create();
+    stream.close();
+    stream.close();
+    assert.equal(stream.closed, true);
+    assert.throws(() => stream.done, { name: 'ClosedError', message: /this Stream is closed/ });
+    assert.throws(() => stream.synchronizeSync(), { name: 'ClosedError' });
+  });
 
-test('closing a stream that is held up returns at once, and its work is still done', async () => {
-  using buffer = DeviceBuffer.allocate(64);
-  buffer.fill(1);
-  const context = Context.primary();
-  await context.synchronize();
-  const latch = new Latch();
-  const stream = Stream.create({ nonBlocking: true });
-  latch.hold(stream);
-  buffer.fill(2, { stream });
-  stream.close();
-  assert.deepEqual(new Set(await buffer.copyToHost()), new Set([1]));
-  latch.open();
-  await context.flush();
-  assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([2]));
-  latch[Symbol.dispose]();
-});
+  test('closing a stream that is held up returns at once, and its work is still done', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    buffer.fill(1);
+    const context = Context.primary();
+    await context.synchronize();
+    const latch = new Latch();
+    const stream = Stream.create({ nonBlocking: true });
+    latch.hold(stream);
+    buffer.fill(2, { stream });
+    stream.close();
+    assert.deepEqual(new Set(await buffer.copyToHost()), new Set([1]));
+    latch.open();
+    await context.flush();
+    assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([2]));
+    latch[Symbol.dispose]();
+  });
 
-test('wrong options are refused in words', () => {
-  assert.throws(() => Stream.create({ prio: 1 } as never), /unknown option 'prio'; known: context/);
-  assert.throws(() => Stream.create({ priority: 0.5 }), RangeError);
-  assert.throws(() => Stream.create({ nonBlocking: 1 as never }), TypeError);
-  assert.throws(() => Stream.create({ device: 99 }), /no device 99/);
+  test('invalid options are refused with an explanation', () => {
+    assert.throws(
+      () => Stream.create({ prio: 1 } as never),
+      /unknown option 'prio'; known: context/,
+    );
+    assert.throws(() => Stream.create({ priority: 0.5 }), RangeError);
+    assert.throws(() => Stream.create({ nonBlocking: 1 as never }), TypeError);
+    assert.throws(() => Stream.create({ device: 99 }), /no device 99/);
+  });
 });

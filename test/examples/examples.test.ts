@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { startProgram } from '../support/program.ts';
 
 const folder = new URL('../../docs/examples/', import.meta.url);
@@ -142,28 +142,30 @@ async function run(name: string, args: readonly string[] = []): Promise<void> {
   for (const pattern of promised[name] ?? []) assert.match(printed, pattern);
 }
 
-test('every example is known here', () => {
-  assert.deepEqual(readdirSync(folder).sort(), Object.keys(promised));
-});
+describe('the examples of the docs', () => {
+  test('every example is known here', () => {
+    assert.deepEqual(readdirSync(folder).sort(), Object.keys(promised));
+  });
 
-for (const name of Object.keys(promised)) {
-  if (together.includes(name)) continue;
-  test(`docs/examples/${name} prints what it promises`, { timeout: 60_000 }, () => run(name));
-}
-
-test('docs/examples/29: the exporter and the importer do', { timeout: 60_000 }, async () => {
-  const directory = mkdtempSync(join(tmpdir(), 'cuffi-example-'));
-  try {
-    await Promise.all(together.map((name) => run(name, [join(directory, 'shared.json')])));
-  } finally {
-    rmSync(directory, { recursive: true });
+  for (const name of Object.keys(promised)) {
+    if (together.includes(name)) continue;
+    test(`docs/examples/${name} prints what it promises`, { timeout: 60_000 }, () => run(name));
   }
-});
 
-test('the README’s first example is docs/examples/04-share-memory.ts, shortened', () => {
-  const readme = readFileSync(new URL('../../README.md', import.meta.url), 'utf8');
-  const example = readFileSync(new URL('04-share-memory.ts', folder), 'utf8').split('\n');
-  const [, block = ''] = /```ts\n([\s\S]*?)```/.exec(readme) ?? [];
-  for (const line of block.split('\n'))
-    assert.ok(example.includes(line), `only in README: ${line}`);
+  test('docs/examples/29: the exporter and the importer do', { timeout: 60_000 }, async () => {
+    const directory = mkdtempSync(join(tmpdir(), 'cuffi-example-'));
+    try {
+      await Promise.all(together.map((name) => run(name, [join(directory, 'shared.json')])));
+    } finally {
+      rmSync(directory, { recursive: true });
+    }
+  });
+
+  test('the README’s first example is docs/examples/04-share-memory.ts, shortened', () => {
+    const readme = readFileSync(new URL('../../README.md', import.meta.url), 'utf8');
+    const example = readFileSync(new URL('04-share-memory.ts', folder), 'utf8').split('\n');
+    const [, block = ''] = /```ts\n([\s\S]*?)```/.exec(readme) ?? [];
+    for (const line of block.split('\n'))
+      assert.ok(example.includes(line), `only in README: ${line}`);
+  });
 });

@@ -5,7 +5,7 @@ import { randomInt } from 'node:crypto';
 import { once } from 'node:events';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { after, test } from 'node:test';
+import { after, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { listen } from '../../src/ipc/index.ts';
 import { dose } from '../support/iterations.ts';
@@ -91,7 +91,6 @@ class Second {
 
 prepare();
 const second = new Second();
-after(() => second.kill());
 
 /** One connection: both ends use it at random until it is closed. */
 async function meet(
@@ -157,11 +156,15 @@ async function run(seed: number): Promise<void> {
 }
 
 const seeds = [20_261_122, ...Array.from({ length: dose(1, 199) }, () => randomInt(2 ** 31))];
-for (const seed of seeds)
-  test(
-    `40 connections of two processes leave nothing, whatever they do: seed ${seed}`,
-    {
-      timeout: 120_000,
-    },
-    () => run(seed),
-  );
+
+describe('connections in random use', () => {
+  after(() => second.kill());
+  for (const seed of seeds)
+    test(
+      `40 connections of two processes leave nothing, whatever they do: seed ${seed}`,
+      {
+        timeout: 120_000,
+      },
+      () => run(seed),
+    );
+});

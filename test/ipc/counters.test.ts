@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { type TestContext, test } from 'node:test';
+import { describe, type TestContext, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { DeviceBuffer, Stream } from '../../src/index.ts';
 import { listen, type Peer } from '../../src/ipc/index.ts';
@@ -13,7 +13,7 @@ import type { Step } from './fixtures/counters.ts';
 
 const timeout = 60_000;
 
-/** Lends a buffer to a hostile process, and answers what that is told. */
+/** Sends a buffer to a hostile process, and returns what that process receives. */
 async function lendTo(
   t: TestContext,
   stream: Stream,
@@ -41,38 +41,40 @@ async function lendTo(
   return { peer, other, tell };
 }
 
-test('the memory of a page cannot be taken away, and its end releases the streams', {
-  timeout,
-}, async (t) => {
-  using stream = Stream.create({ nonBlocking: true });
-  const { peer, other, tell } = await lendTo(t, stream);
-  using recorder = recordCalls();
-  await tell({ do: 'ask', points: 1, slots: 1 });
-  await until(() => recorder.calls.some(({ name }) => name.startsWith('cuStreamWaitValue')));
-  assert.equal(stream.done, false);
-  assert.deepEqual(await tell({ do: 'take away' }), []);
-  await other.kill();
-  assert.equal(((await peer.ended) as Error).name, 'PeerGoneError');
-  await stream.synchronize();
-});
-
-for (const slots of [1, 512])
-  test(`thousands of waits for ${slots} counters are asked for, and this process goes on`, {
+describe('counters between processes', () => {
+  test('the memory of a page cannot be taken away, and its end releases the streams', {
     timeout,
   }, async (t) => {
     using stream = Stream.create({ nonBlocking: true });
     const { peer, other, tell } = await lendTo(t, stream);
     using recorder = recordCalls();
-    await tell({ do: 'ask', points: 8192, slots });
-    const until = performance.now() + 500;
-    while (performance.now() < until) await nextLoopIteration();
-    const waits = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
-    assert.ok(waits.length <= 320, `${waits.length} waits were queued`);
-    using buffer = DeviceBuffer.allocate(64);
-    using mine = Stream.create({ nonBlocking: true });
-    buffer.fill(7, { stream: mine });
-    await mine.synchronize();
+    await tell({ do: 'ask', points: 1, slots: 1 });
+    await until(() => recorder.calls.some(({ name }) => name.startsWith('cuStreamWaitValue')));
+    assert.equal(stream.done, false);
+    assert.deepEqual(await tell({ do: 'take away' }), []);
     await other.kill();
     assert.equal(((await peer.ended) as Error).name, 'PeerGoneError');
     await stream.synchronize();
   });
+
+  for (const slots of [1, 512])
+    test(`thousands of waits for ${slots} counters are asked for, and this process goes on`, {
+      timeout,
+    }, async (t) => {
+      using stream = Stream.create({ nonBlocking: true });
+      const { peer, other, tell } = await lendTo(t, stream);
+      using recorder = recordCalls();
+      await tell({ do: 'ask', points: 8192, slots });
+      const until = performance.now() + 500;
+      while (performance.now() < until) await nextLoopIteration();
+      const waits = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
+      assert.ok(waits.length <= 320, `${waits.length} waits were queued`);
+      using buffer = DeviceBuffer.allocate(64);
+      using mine = Stream.create({ nonBlocking: true });
+      buffer.fill(7, { stream: mine });
+      await mine.synchronize();
+      await other.kill();
+      assert.equal(((await peer.ended) as Error).name, 'PeerGoneError');
+      await stream.synchronize();
+    });
+});

@@ -119,7 +119,7 @@ describe('a peer that fails', () => {
         ] as const) {
           const { name, message, exitCode, values } = await heard({ relation, way: 'loop', ends });
           assert.deepEqual([name, values], ['PeerGoneError', before]);
-          // Nobody but its parent is told how a process has ended.
+          // Only the parent learns how a process has ended.
           assert.equal(exitCode, relation === 'spawns' ? code : undefined);
           if (relation !== 'spawns') continue;
           assert.match(message ?? '', new RegExp(`has exited with code ${code}`));

@@ -1,7 +1,7 @@
 /** Work of two processes comes in order, and neither host waits for it. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { after, before, test } from 'node:test';
+import { after, before, describe, test } from 'node:test';
 import { cu, recordCalls, selectDriver } from '../../ffi/driver.ts';
 import { type Driver, functionNames } from '../../ffi/functions.ts';
 import {
@@ -21,15 +21,6 @@ import type { Step } from './fixtures/consumer.ts';
 
 const options = { timeout: 60_000 + dose(0, 600_000) };
 let child: ChildPeer;
-before(() => {
-  child = spawnPeer(programFile(new URL('./fixtures/consumer.ts', import.meta.url)).path);
-});
-after(async () => {
-  child.process.kill('SIGKILL');
-  await child.ended;
-  if (child.process.exitCode === null && child.process.signalCode === null)
-    await once(child.process, 'exit');
-});
 
 async function ask<T>(step: Step, stream?: Stream): Promise<T> {
   await child.send(step, stream ? { stream } : {});
@@ -68,7 +59,7 @@ async function setTo(buffer: DeviceBuffer, value: number, stream: Stream): Promi
   await stream.synchronize();
 }
 
-/** The producer's stream is held up: answers whether the receiver's copy went ahead of it. */
+/** The producer's stream is held up: returns whether the receiver's copy went ahead of it. */
 async function producerIsLate(buffer: DeviceBuffer, stream: Stream): Promise<boolean> {
   await setTo(buffer, 1, stream);
   using latch = new Latch();
@@ -82,7 +73,7 @@ async function producerIsLate(buffer: DeviceBuffer, stream: Stream): Promise<boo
 }
 
 /**
- * The receiver's stream is held up: answers whether the owner's next write went ahead of it.
+ * The receiver's stream is held up: returns whether the owner's next write went ahead of it.
  *
  * @param waits whether it is to wait for the receiver: where not, it still takes its time
  */
@@ -104,103 +95,119 @@ async function receiverIsLate(
   return isAhead;
 }
 
-test('what is read was written before, and what is written was read before', options, async () => {
-  using stream = Stream.create({ nonBlocking: true });
-  const memory = buffers();
-  for (const buffer of memory.all) await ask({ do: 'keep', buffer });
-  const rounds = dose(6, 1000);
-  for (let round = 0; round < rounds; round++) {
-    const buffer = memory.all[round % memory.all.length] as DeviceBuffer;
-    assert.equal(await producerIsLate(buffer, stream), false, `round ${round}, ready`);
-    assert.equal(await receiverIsLate(buffer, stream), false, `round ${round}, done`);
-  }
-  memory.close();
-  await ask({ do: 'release' });
-  await leases.drain({ timeoutMs: 20_000 });
-  await Context.primary().flush();
-});
-
-test('without a stream named, all work that is known comes before', options, async () => {
-  using stream = Stream.create({ nonBlocking: true });
-  using buffer = DeviceBuffer.allocate(4096);
-  using latch = new Latch();
-  latch.hold(stream);
-  buffer.fill(7, { stream });
-  const later = Stream.legacyDefault();
-  assert.equal(await ask<boolean>({ do: 'copy', buffer }), false);
-  assert.equal(stream.done, false);
-  latch.open();
-  assert.deepEqual(await ask({ do: 'copied' }), [7]);
-  await later.synchronize();
-});
-
-test('neither process makes a call that waits', options, async () => {
-  using stream = Stream.create({ nonBlocking: true });
-  using buffer = DeviceBuffer.allocate(4096);
-  await setTo(buffer, 1, stream);
-  await ask({ do: 'keep', buffer });
-  await ask({ do: 'record' });
-  using recorder = recordCalls();
-  using latch = new Latch();
-  latch.hold(stream);
-  buffer.fill(2, { stream });
-  assert.equal(await ask<boolean>({ do: 'copy', buffer }, stream), false);
-  const here = recorder.calls.map(({ name }) => name);
-  const there = await ask<string[]>({ do: 'recorded' });
-  latch.open();
-  for (const names of [here, there]) {
-    assert.ok(names.some((name) => /^cuStream(Wait|Write)Value64_v2$/.test(name)));
-    assert.deepEqual(
-      names.filter((name) =>
-        /Synchronize|^cuMemFree|^cuIpcClose|^cuMemcpy(DtoD|DtoH|HtoD)_v2$/.test(name),
-      ),
-      [],
-    );
-  }
-  assert.deepEqual(await ask({ do: 'copied' }), [2]);
-});
-
-test('nothing of a connection gets into a graph that is captured', options, async () => {
-  using stream = Stream.create({ nonBlocking: true });
-  using mine = DeviceBuffer.allocate(4096);
-  const theirs = await ask<DeviceBuffer>({ do: 'make', value: 3 });
-  await child.receive();
-  const refused: Promise<unknown>[] = [];
-  using graph = Graph.capture(stream, () => {
-    mine.fill(1, { stream });
-    using recorder = recordCalls();
-    refused.push(child.send({ mine }, { stream }), child.receive({ stream }));
-    theirs.close({ stream });
-    const names = recorder.calls.map(({ name }) => name);
-    assert.deepEqual(
-      names.filter((name) => /^cu(Stream|Event)/.test(name)),
-      [],
-    );
+describe('the order of work between processes', () => {
+  before(() => {
+    child = spawnPeer(programFile(new URL('./fixtures/consumer.ts', import.meta.url)).path);
   });
-  for (const call of refused) await assert.rejects(call, /while a graph is captured/);
-  graph.launch({ stream });
-  await stream.synchronize();
-  assert.equal(await ask({ do: 'drained' }), 0);
-});
+  after(async () => {
+    child.process.kill('SIGKILL');
+    await child.ended;
+    if (child.process.exitCode === null && child.process.signalCode === null)
+      await once(child.process, 'exit');
+  });
 
-test('with the waits switched off the same tests fail: here, and there', options, async () => {
-  using stream = Stream.create({ nonBlocking: true });
-  using buffer = DeviceBuffer.allocate(4096);
-  await ask({ do: 'keep', buffer });
-  // A value that is there is not waited for: a copy that has begun cannot be seen.
-  const driver = Object.fromEntries(functionNames.map((name) => [name, cu[name]]));
-  without('cuStreamWaitValue64_v2');
-  try {
-    assert.equal(await receiverIsLate(buffer, stream, false), true);
-  } finally {
-    selectDriver(driver as Driver);
-  }
-  await ask({ do: 'without', value: ['cuStreamWaitValue64_v2'] });
-  await setTo(buffer, 1, stream);
-  using latch = new Latch();
-  latch.hold(stream);
-  buffer.fill(2, { stream });
-  await ask<boolean>({ do: 'copy', buffer }, stream);
-  assert.deepEqual(await ask<number[]>({ do: 'copied' }), [1]);
-  latch.open();
+  test(
+    'what is read was written before, and what is written was read before',
+    options,
+    async () => {
+      using stream = Stream.create({ nonBlocking: true });
+      const memory = buffers();
+      for (const buffer of memory.all) await ask({ do: 'keep', buffer });
+      const rounds = dose(6, 1000);
+      for (let round = 0; round < rounds; round++) {
+        const buffer = memory.all[round % memory.all.length] as DeviceBuffer;
+        assert.equal(await producerIsLate(buffer, stream), false, `round ${round}, ready`);
+        assert.equal(await receiverIsLate(buffer, stream), false, `round ${round}, done`);
+      }
+      memory.close();
+      await ask({ do: 'release' });
+      await leases.drain({ timeoutMs: 20_000 });
+      await Context.primary().flush();
+    },
+  );
+
+  test('without a stream named, all work that is known comes before', options, async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(4096);
+    using latch = new Latch();
+    latch.hold(stream);
+    buffer.fill(7, { stream });
+    const later = Stream.legacyDefault();
+    assert.equal(await ask<boolean>({ do: 'copy', buffer }), false);
+    assert.equal(stream.done, false);
+    latch.open();
+    assert.deepEqual(await ask({ do: 'copied' }), [7]);
+    await later.synchronize();
+  });
+
+  test('neither process makes a call that waits', options, async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(4096);
+    await setTo(buffer, 1, stream);
+    await ask({ do: 'keep', buffer });
+    await ask({ do: 'record' });
+    using recorder = recordCalls();
+    using latch = new Latch();
+    latch.hold(stream);
+    buffer.fill(2, { stream });
+    assert.equal(await ask<boolean>({ do: 'copy', buffer }, stream), false);
+    const here = recorder.calls.map(({ name }) => name);
+    const there = await ask<string[]>({ do: 'recorded' });
+    latch.open();
+    for (const names of [here, there]) {
+      assert.ok(names.some((name) => /^cuStream(Wait|Write)Value64_v2$/.test(name)));
+      assert.deepEqual(
+        names.filter((name) =>
+          /Synchronize|^cuMemFree|^cuIpcClose|^cuMemcpy(DtoD|DtoH|HtoD)_v2$/.test(name),
+        ),
+        [],
+      );
+    }
+    assert.deepEqual(await ask({ do: 'copied' }), [2]);
+  });
+
+  test('nothing of a connection gets into a graph that is captured', options, async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using mine = DeviceBuffer.allocate(4096);
+    const theirs = await ask<DeviceBuffer>({ do: 'make', value: 3 });
+    await child.receive();
+    const refused: Promise<unknown>[] = [];
+    using graph = Graph.capture(stream, () => {
+      mine.fill(1, { stream });
+      using recorder = recordCalls();
+      refused.push(child.send({ mine }, { stream }), child.receive({ stream }));
+      theirs.close({ stream });
+      const names = recorder.calls.map(({ name }) => name);
+      assert.deepEqual(
+        names.filter((name) => /^cu(Stream|Event)/.test(name)),
+        [],
+      );
+    });
+    for (const call of refused) await assert.rejects(call, /while a graph is captured/);
+    graph.launch({ stream });
+    await stream.synchronize();
+    assert.equal(await ask({ do: 'drained' }), 0);
+  });
+
+  test('with the waits switched off the same tests fail: here, and there', options, async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(4096);
+    await ask({ do: 'keep', buffer });
+    // A value that is there is not waited for: a copy that has begun cannot be seen.
+    const driver = Object.fromEntries(functionNames.map((name) => [name, cu[name]]));
+    without('cuStreamWaitValue64_v2');
+    try {
+      assert.equal(await receiverIsLate(buffer, stream, false), true);
+    } finally {
+      selectDriver(driver as Driver);
+    }
+    await ask({ do: 'without', value: ['cuStreamWaitValue64_v2'] });
+    await setTo(buffer, 1, stream);
+    using latch = new Latch();
+    latch.hold(stream);
+    buffer.fill(2, { stream });
+    await ask<boolean>({ do: 'copy', buffer }, stream);
+    assert.deepEqual(await ask<number[]>({ do: 'copied' }), [1]);
+    latch.open();
+  });
 });

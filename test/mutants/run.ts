@@ -8,7 +8,7 @@
  * Words keep only the faults whose id is one of them, or whose file or room contains one. What is
  * done is kept in results.jsonl of `--out` (default .out/mutants) and not done again, unless the
  * fault, the file that it changes or its tests have changed; `--skip-done` reads the results of
- * another run besides, `--again` forgets them. After `--minutes` no more are begun, and a minute
+ * another run besides, `--again` forgets them. After `--minutes` no further faults are begun, and a minute
  * later those under way are given up. The table goes
  * to stdout and to table.md of `--out`. `--check` only looks whether all entries apply.
  *
@@ -84,7 +84,7 @@ const stop = new AbortController();
 for (const signal of ['SIGINT', 'SIGTERM'] as const)
   process.on(signal, () => stop.abort(new Error(`ended by ${signal}`)));
 
-/** What is under way a minute after no more is begun is given up, to be tried by the next call. */
+/** Runs still active a minute after the last start are stopped, and the next call tries them again. */
 const deadline = new AbortController();
 const minutes = Number(given.minutes);
 if (minutes < Infinity) setTimeout(() => deadline.abort(), (minutes + 1) * 60_000).unref();

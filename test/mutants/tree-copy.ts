@@ -68,7 +68,7 @@ export class TreeCopy {
   /**
    * Runs a command in the copy. No process that it started is left when the promise settles.
    *
-   * @param stopAt a line of stdout at which nothing more is to be learnt
+   * @param stopAt a line of stdout that settles the outcome
    */
   async run(
     command: readonly string[],

@@ -80,7 +80,7 @@ try {
 
 /**
  * Prints which scripts exist after `import 'cuffi'`, and after zod and the emulated driver were
- * used. V8 itself is asked: it knows ES modules and CommonJS alike, whoever loaded them.
+ * used. V8 itself is asked: it knows ES modules and CommonJS alike, however they were loaded.
  */
 export const loadedScripts = `
 import { Session } from 'node:inspector';

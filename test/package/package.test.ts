@@ -32,7 +32,7 @@ const env: NodeJS.ProcessEnv = {
 delete env['NODE_TEST_CONTEXT'];
 delete env['NODE_OPTIONS'];
 
-/** Runs a program to its end and answers with what it wrote; fails with all of it. */
+/** Runs a program to its end and returns what it wrote; fails with all of it. */
 function run(cwd: string, file: string, args: string[], more: NodeJS.ProcessEnv = {}): string {
   const child = spawnSync(file, args, {
     cwd,

@@ -1,4 +1,4 @@
-/** The program of a Peer: makes each driver call that it is sent, and answers with the outcome. */
+/** The program of a Peer: makes each driver call that it receives, and returns the outcome. */
 import { once } from 'node:events';
 import { closeSync, openSync, writeFileSync } from 'node:fs';
 import type { Worker } from 'node:worker_threads';

@@ -118,14 +118,14 @@ const pairs: readonly (readonly [opens: FunctionName, closes: FunctionName])[] =
   ['cuGraphInstantiateWithFlags', 'cuGraphExecDestroy'],
 ];
 
-/** What gives something out that is to be given back. */
+/** Functions that return something that must be released. */
 export const opening: ReadonlySet<FunctionName> = new Set(pairs.map(([opens]) => opens));
 const closing = new Set(pairs.map(([, closes]) => closes));
 
-/** What opens at an address that it is told, the first argument. */
+/** Functions that open at a given address, their first argument. */
 const TOLD: ReadonlySet<FunctionName> = new Set<FunctionName>(['cuMemHostRegister_v2', 'cuMemMap']);
 
-/** Where a function writes what it gives out; undefined for one that is told an address. */
+/** Where a function writes its result; undefined if the function takes an address. */
 function outOf(name: FunctionName): number | undefined {
   if (TOLD.has(name)) return undefined;
   const given = /^(CU(?!device \*)\w+|void \*) \*$/;

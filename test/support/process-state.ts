@@ -156,7 +156,7 @@ export function watchMappings(): Disposable & { readonly open: ReadonlyMap<numbe
 setFlagsFromString('--expose-gc');
 const gc = runInNewContext('gc') as () => void;
 
-/** Collects garbage until `condition` holds; answers whether it came to hold. */
+/** Collects garbage until `condition` holds; returns whether it came to hold. */
 export async function collectUntil(condition: () => boolean): Promise<boolean> {
   // A finalizer runs in a turn of its own after the collection, its release in another.
   for (let turns = 0; turns < 100 && !condition(); turns += 1) {

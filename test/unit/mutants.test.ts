@@ -52,11 +52,11 @@ const result = (id: string, status: Result['status'], by = ''): [string, Result]
 ];
 
 describe('mutate', () => {
-  test('replaces a text that is there exactly once', () => {
+  test('mutate replaces a text that occurs exactly once', () => {
     assert.equal(mutate('{\n  open();\n  close();\n}', mutant), '{\n  open();\n}');
   });
 
-  test('answers undefined for a text that is not there, or twice, or stays the same', () => {
+  test('mutate returns undefined for a text that is absent, occurs twice or stays the same', () => {
     assert.equal(mutate('open();', mutant), undefined);
     assert.equal(mutate(`${mutant.text} ${mutant.text}`, mutant), undefined);
     assert.equal(mutate(mutant.text, { ...mutant, replacement: mutant.text }), undefined);
@@ -88,32 +88,36 @@ describe('testsOf', () => {
   });
 });
 
-test('keyOf differs with the fault, the file and the tests, and not with the description', () => {
-  const key = keyOf(mutant, 'source', ['test']);
-  assert.equal(keyOf({ ...mutant, plants: 'other' }, 'source', ['test']), key);
-  const others = [
-    keyOf({ ...mutant, replacement: '' }, 'source', ['test']),
-    keyOf(mutant, 'other', ['test']),
-    keyOf(mutant, 'source', ['other']),
-  ];
-  assert.equal(new Set([key, ...others]).size, 4);
+describe('keyOf', () => {
+  test('a key differs with the fault, the file and the tests, but not with the description', () => {
+    const key = keyOf(mutant, 'source', ['test']);
+    assert.equal(keyOf({ ...mutant, plants: 'other' }, 'source', ['test']), key);
+    const others = [
+      keyOf({ ...mutant, replacement: '' }, 'source', ['test']),
+      keyOf(mutant, 'other', ['test']),
+      keyOf(mutant, 'source', ['other']),
+    ];
+    assert.equal(new Set([key, ...others]).size, 4);
+  });
 });
 
-test('readMutants gives the faults of all rooms, with texts of several lines as one', () => {
-  const lists = join(folder, 'lists');
-  mkdirSync(lists);
-  const { id, file, plants } = mutant;
-  const entry = { id, file, plants, text: ['open();', '  close();'], replacement: 'open();' };
-  const write = (name: string, ...mutants: object[]): void =>
-    writeFileSync(
-      join(lists, name),
-      JSON.stringify({ room: 'src', tests: mutant.far, mutants: mutants }),
-    );
-  write('src.json', entry, { ...entry, id: 'A2', tests: ['driver/d'] });
-  writeFileSync(join(lists, 'gone.json'), '[]');
-  assert.deepEqual(readMutants(lists), [mutant, { ...mutant, id: 'A2', near: ['driver/d'] }]);
-  write('other.json', entry);
-  assert.throws(() => readMutants(lists), { message: 'two faults have the id A1' });
+describe('readMutants', () => {
+  test('readMutants returns the faults of all rooms, and joins texts of several lines', () => {
+    const lists = join(folder, 'lists');
+    mkdirSync(lists);
+    const { id, file, plants } = mutant;
+    const entry = { id, file, plants, text: ['open();', '  close();'], replacement: 'open();' };
+    const write = (name: string, ...mutants: object[]): void =>
+      writeFileSync(
+        join(lists, name),
+        JSON.stringify({ room: 'src', tests: mutant.far, mutants: mutants }),
+      );
+    write('src.json', entry, { ...entry, id: 'A2', tests: ['driver/d'] });
+    writeFileSync(join(lists, 'gone.json'), '[]');
+    assert.deepEqual(readMutants(lists), [mutant, { ...mutant, id: 'A2', near: ['driver/d'] }]);
+    write('other.json', entry);
+    assert.throws(() => readMutants(lists), { message: 'two faults have the id A1' });
+  });
 });
 
 describe('TreeCopy', () => {

@@ -12,7 +12,7 @@ const PATIENCE_MS = 500;
 export interface Held {
   readonly peer: Peer;
   readonly stream: number;
-  /** Makes calls that must succeed; answers the first out-value. */
+  /** Makes calls that must succeed; returns the first out-value. */
   readonly made: (name: FunctionName, ...args: Argument[]) => Promise<number>;
   /** Holds that stream up, or another one. */
   readonly hold: (stream?: number) => Promise<void>;

@@ -18,7 +18,7 @@ export const poolBoundFacts: FactGroup = async (note) => {
   const pool = await outOf(owner)('cuMemPoolCreate', 'OUT0', properties);
   const exported = await owner.call('cuMemPoolExportToShareableHandle', 'OUT0', pool, FD, 0);
 
-  /** What the driver answers a process of its own that imports one, or the signal that ends it. */
+  /** The status that a separate process receives when it imports one, or the signal that ends it. */
   const importing = async (byteLength: number): Promise<number | string> => {
     const allocated = await owner.call('cuMemAllocFromPoolAsync', 'OUT0', byteLength, pool, stream);
     if (allocated.status !== 0) return `not allocated: ${allocated.status}`;
