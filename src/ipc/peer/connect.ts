@@ -14,24 +14,24 @@ import { Peer } from './peer.ts';
 import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
 import { addressOfSocket, socketName } from './socket-file.ts';
 
-/** How to {@link connect}. */
+/** Options of {@link connect}. */
 export interface ConnectOptions extends TrustOptions, PeerOptions, Pick<DeadlineOptions, 'signal'> {
-  /** Tries again for so many milliseconds while nobody listens. Default: one try. */
+  /** For how many milliseconds to retry while nobody listens. Default: one attempt. */
   readonly timeoutMs?: number;
 }
 
-/** Nobody listens, or is not quick enough in accepting. */
+/** Nobody listens, or the listener does not accept fast enough. */
 const RETRIED: ReadonlySet<string> = new Set(['ENOENT', 'ECONNREFUSED', 'EAGAIN']);
 const RETRY_MS = 10;
 
 /**
- * Connects with a process that listens: see {@link listen} for the names.
+ * Connects to a process that listens: see {@link listen} for the names.
  *
- * A listener of another user is refused unless the options say otherwise; one that refuses this
- * process ends the peer.
+ * A listener of another user is refused unless the options allow it. If the listener refuses this
+ * process, the peer ends.
  *
- * @throws IpcError where nobody listens, or a process that is not trusted
- * @throws DOMException `TimeoutError` where nobody did within `timeoutMs`
+ * @throws IpcError if nobody listens, or the listening process is not trusted
+ * @throws DOMException `TimeoutError` if nobody listened within `timeoutMs`
  * @example
  * using peer = await connect('render', { timeoutMs: 5000 });
  * await peer.send({ frame: buffer });
@@ -59,7 +59,7 @@ export async function connect(name: string, options?: ConnectOptions): Promise<P
         throw new IpcError(`cannot connect to ${path}: ${meaning(error)}`);
       if (performance.now() >= until) throw timeoutError(`connecting to ${path}`, timeoutMs);
     }
-    // Given up in between, it is the signal's own reason that the next turn throws.
+    // After an abort during the delay, the next round throws the signal's own reason.
     await delay(RETRY_MS, undefined, signal && { signal }).catch(() => {});
   }
 }

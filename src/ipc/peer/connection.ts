@@ -22,15 +22,15 @@ import { DescriptorVerifier, type VerificationRequest } from './verification.ts'
 export type ConnectionEnd = ClosedError | PeerGoneError | IpcError;
 
 /**
- * How long an end that is closed, and shares nothing with the other one, waits for that to read what
- * was begun to be sent; the process stays alive for it as long.
+ * How long a closed connection without leases waits until the peer has read the messages that are
+ * being sent. It keeps the process alive that long.
  */
 const CLOSE_TIMEOUT_MS = 2000;
-/** For what could not be told for lack of descriptors. */
+/** The interval of retries when no descriptor was left to send a control message. */
 const RETRY_MS = 5;
 /**
- * How long the end of a process is waited for, whose socket has ended without a note, where nothing
- * but that end tells a crash from a mere close.
+ * How long to wait for the end of a process whose socket closed without a control message. Only the
+ * end of the process tells a crash from a close.
  */
 const MAX_EXIT_MS = 2000;
 
@@ -41,9 +41,9 @@ process.on('exit', (code) => {
   for (const connection of connections) connection.onThreadExit(code === 0);
 });
 
-/** One end of a connection: the values that came, and those that are to go. */
+/** One end of a connection: sends values, and receives them. */
 export class Connection implements FramedSocketHandler {
-  /** Who is at the other end, in words. */
+  /** The peer in words, such as `process 123`. */
   readonly peerName: string;
   readonly sender: ValueSender;
   readonly poller: BusyPoller;
@@ -59,17 +59,17 @@ export class Connection implements FramedSocketHandler {
   #isDoneSent = false;
   /** Whether a long value is being checked. */
   #isChecking = false;
-  /** When what there is to be told is told. */
+  /** Set while sending control messages is scheduled. */
   #controlImmediate: NodeJS.Immediate | undefined;
   #controlRetry: NodeJS.Timeout | undefined;
   #closeTimer: NodeJS.Timeout | undefined;
   #end: ConnectionEnd | undefined;
-  /** Called once nothing can be sent, and nothing more comes. */
+  /** Called once nothing can be sent and nothing more arrives. */
   onEnd: ((reason: ConnectionEnd) => void) | undefined;
-  /** Called once nothing can be sent, and nothing is left to be received. */
+  /** Called once nothing can be sent and all received values were taken. */
   onDrainedAfterEnd: (() => void) | undefined;
 
-  /** @param fd the socket, which is this connection's from now on, also where this throws */
+  /** @param fd the socket. This connection owns it from now on, even if this throws */
   constructor(fd: number, peerName: string, process: PeerProcess, graceMs: number) {
     this.peerName = peerName;
     try {
@@ -109,12 +109,12 @@ export class Connection implements FramedSocketHandler {
     connections.add(this);
   }
 
-  /** Why it ended: a ClosedError if that is nobody's fault. */
+  /** Why the connection ended; a ClosedError if it was closed in an orderly way. */
   get end(): ConnectionEnd | undefined {
     return this.#end;
   }
 
-  /** Asks for the next value; answers with the way to ask no more. */
+  /** Requests the next value. Returns a function that cancels the request. */
   receive(
     resolve: (value: unknown) => void,
     reject: (error: unknown) => void,
@@ -142,20 +142,20 @@ export class Connection implements FramedSocketHandler {
     this.poller.begin();
   }
 
-  /** The other process is a child of this one: how it ends will be known. */
+  /** Announces that the peer is a child of this process, so that its exit status will be known. */
   awaitExit(): void {
     this.#isExitAwaited = true;
   }
 
-  /** How the child has ended is known. */
+  /** Handles that the exit status of the child is known. */
   onExitKnown(): void {
     this.#isExitAwaited = false;
     this.#onPeerGone();
   }
 
   /**
-   * Ends it here: what was begun to be sent goes out, the rest is dropped, and what arrived or still
-   * arrives is given back. The second time does nothing.
+   * Closes this end. Messages that are being sent are completed, others are dropped. Objects that
+   * have arrived, or still arrive, are released. The second call does nothing.
    */
   close(): void {
     this.#finish(new ClosedError('this Peer is closed'), 'close');
@@ -163,22 +163,26 @@ export class Connection implements FramedSocketHandler {
     this.#receiver.stop();
     this.#onReceivingOver();
     this.#closeIfUnused();
-    // Where the other end is gone nothing has to be waited for.
+    // If the peer is gone there is nothing to wait for.
     if (this.#socket.isEnding) this.#socket.readToEnd();
   }
 
   /**
-   * This thread runs nothing after this. An exit without error is an orderly end, which nothing but a
-   * note tells from a crash, unless work that the other end waits for would be lost.
+   * Handles the end of this thread. An exit with code 0 closes the connection in an orderly way,
+   * because the peer cannot tell it from a crash otherwise. The exception is lost work that the
+   * peer waits for.
    */
   onThreadExit(isOrderly: boolean): void {
     const isLost = this.#state.timeline.isAwaitedByPeer;
     if (isOrderly && !isLost) this.#finish(new ClosedError('this Peer is closed'), 'close');
-    // The kernel closes it with the process; with a worker thread nobody does.
+    // The kernel closes the socket with the process, but not with a worker thread.
     if (!isMainThread) this.#finish(new ClosedError('this Peer is closed'), 'break');
   }
 
-  /** Ends it because of what the other end did: that is told after what came before. */
+  /**
+   * Ends the connection because of what the peer did. The error is reported after the values that
+   * came before.
+   */
   fail(error: IpcError): void {
     this.#finish(error, 'break');
   }
@@ -207,7 +211,10 @@ export class Connection implements FramedSocketHandler {
     return this.#check(arrived, this.#controlReceiver.scan(arrived));
   }
 
-  /** Checks a value, and takes it; a long one between turns of the loop: what follows it waits. */
+  /**
+   * Checks a value and delivers it. A long value is checked between turns of the event loop, and
+   * later messages wait.
+   */
   #check(arrived: Message, scan: ValueScan): boolean {
     const scanned = this.#controlReceiver.receiveValue(arrived, scan);
     this.#isChecking = scanned === undefined;
@@ -228,10 +235,10 @@ export class Connection implements FramedSocketHandler {
     return false;
   }
 
-  /** Takes a value that is sound; answers whether someone waited for it. */
+  /** Delivers a checked value. Returns whether a caller waited for it. */
   #deliver({ kind, fds, bytes, isSingleFrame }: Message, scanned: ScannedValue): boolean {
     if (this.#end) {
-      // Sent before the other end knew: it gets back what it lent.
+      // The value was sent before the peer knew of the end. Its objects are released.
       discardFds(fds);
       if (scanned.control.leases) this.#state.imports.releaseAll(scanned.control.leases);
       return false;
@@ -244,7 +251,7 @@ export class Connection implements FramedSocketHandler {
         byteLength: bytes.byteLength + encodedObjects.length * QUEUED_OBJECT_BYTE_LENGTH,
         fdCount: isOpen ? fds.length : 0,
       });
-      // Until someone takes it.
+      // Keeps the bytes until a caller takes the value.
       if (isSingleFrame && isOpen) contents.copyBytes();
       return isServed;
     }
@@ -257,7 +264,7 @@ export class Connection implements FramedSocketHandler {
   onSocketEnd(): void {
     const { process } = this.#state;
     const { isEnding } = process;
-    // The end of the process says more than that of its socket, and comes soon.
+    // The end of the process tells more than the end of its socket, and comes soon after.
     const isSoonKnown = process.isGone
       ? this.#isExitAwaited
       : process.isExitObservable && isEnding !== false;
@@ -268,14 +275,14 @@ export class Connection implements FramedSocketHandler {
     this.#controlReceiver.isStalled = true;
     if (isEnding !== undefined) return;
     setTimeout(() => {
-      // Of one that is gone more is known, or will be.
+      // If the process is gone, more is known already or will be.
       if (!this.#end && !process.isGone) this.#finish(this.#endReason(), 'break');
     }, MAX_EXIT_MS).unref();
   }
 
   /** As {@link FramedSocketHandler}. */
   onFailure(error: unknown): void {
-    // Whatever it is: the process must not end because of another one's message.
+    // Catches everything: a message of another process must not crash this one.
     const reason = error instanceof Error ? error.message : String(error);
     this.fail(
       withoutStack(new IpcError(`the connection to ${this.peerName} was closed: ${reason}`)),
@@ -288,7 +295,9 @@ export class Connection implements FramedSocketHandler {
     this.#sendControl();
   }
 
-  /** @param how 'close' tells the other end, and leases go on; 'break' closes the socket at once */
+  /**
+   * @param how 'close' notifies the peer, and leases continue; 'break' closes the socket at once
+   */
   #finish(reason: ConnectionEnd, how: 'close' | 'break'): void {
     const isFirst = this.#end === undefined;
     this.#end ??= reason;
@@ -312,7 +321,9 @@ export class Connection implements FramedSocketHandler {
     this.#finish(closedByPeerError(this.peerName), 'close');
   }
 
-  /** What was begun is finished, and what is lent either way is given back: then the socket goes. */
+  /**
+   * Completes the messages that are being sent and waits for all leases; then the socket is closed.
+   */
   #beginClosing(reason: ConnectionEnd): void {
     if (!this.#socket.isOpen) return;
     const { sendQueue } = this.#socket;
@@ -325,7 +336,7 @@ export class Connection implements FramedSocketHandler {
     }
     this.#closeTimer = setTimeout(() => this.#onCloseTimeout(), CLOSE_TIMEOUT_MS).unref();
     this.#keepAliveWhileSending();
-    // It may have been paused: what still comes is given back.
+    // Reading may have been paused. Objects that still arrive are released.
     this.#socket.resume();
   }
 
@@ -333,18 +344,18 @@ export class Connection implements FramedSocketHandler {
     this.#socket.setReferenced(this.#closeTimer !== undefined && !this.#socket.sendQueue.isEmpty);
   }
 
-  /** The other end does not read: it is not waited for, unless one has something of the other. */
+  /** Stops waiting for a peer that does not read, unless leases are in use. */
   #onCloseTimeout(): void {
     this.#closeTimer = undefined;
     this.#keepAliveWhileSending();
     this.#closeIfUnused();
   }
 
-  /** Closes the socket of a connection that has ended, when nothing is left to be given back. */
+  /** Closes the socket of an ended connection once no leases are in use. */
   #closeIfUnused(): void {
     if (!this.#end || !this.#socket.isOpen || this.#state.isInUse) return;
     if (!this.#socket.sendQueue.isEmpty) {
-      // The time for the other end to read is over.
+      // The peer's time to read is over.
       if (!this.#closeTimer) this.#closeSocket();
       return;
     }
@@ -355,7 +366,7 @@ export class Connection implements FramedSocketHandler {
       return;
     }
     this.#isDoneSent = true;
-    // What could not go out yet is followed by the end.
+    // Otherwise the socket is closed after the queued message.
     if (this.#socket.sendQueue.isEmpty) this.#closeSocket();
   }
 
@@ -368,7 +379,7 @@ export class Connection implements FramedSocketHandler {
     this.#endStateIfUnused();
   }
 
-  /** Nothing is told or heard any more, and no value is left that work comes behind. */
+  /** Ends the state once no message can come or go, and no received value is left. */
   #endStateIfUnused(): void {
     if (!this.#socket.isOpen && this.#receiveQueue.isDrained) this.#state.end();
   }
@@ -376,7 +387,7 @@ export class Connection implements FramedSocketHandler {
   #sendControl(): void {
     clearImmediate(this.#controlImmediate);
     this.#controlImmediate = undefined;
-    // What waits to go out takes it along, or is followed by it.
+    // Messages in the queue take the control entries along, or `onDrained` follows them.
     if (!this.#socket.isOpen || !this.#socket.sendQueue.isEmpty) return;
     try {
       if (!this.#controlSender.sendPending()) this.#retryControl();
@@ -402,7 +413,7 @@ export class Connection implements FramedSocketHandler {
     this.onDrainedAfterEnd = undefined;
   }
 
-  /** Why nothing comes where no note has told it. */
+  /** Returns why the socket ended without a control message. */
   #endReason(): ConnectionEnd {
     const { isGone, process } = this.#state;
     return isGone || process.isEnding || !process.isExitObservable
@@ -410,7 +421,7 @@ export class Connection implements FramedSocketHandler {
       : closedByPeerError(this.peerName);
   }
 
-  /** What a failed send means: the socket is of no use. */
+  /** Ends the connection after a failed send, and returns the error. */
   #sendFailed(error: SystemError): unknown {
     const failure = new IpcError(`nothing can be sent to ${this.peerName}: ${error.message}`);
     this.fail(failure);
@@ -421,7 +432,7 @@ export class Connection implements FramedSocketHandler {
 const closedByPeerError = (other: string): ClosedError =>
   withoutStack(new ClosedError(`this Peer is closed: ${other} has closed the connection`));
 
-/** What the event loop finds out has no caller: the frames would be those of the loop. */
+/** An error found by the event loop has no caller, so its stack would only show the loop. */
 function withoutStack<T extends Error>(error: T): T {
   error.stack = String(error);
   return error;

@@ -15,21 +15,21 @@ import { MAX_PENDING_CONTROL } from '../wire/limits.ts';
 import { type DescriptorCache, type ScannedValue, ValueScan } from '../wire/value-decoder.ts';
 import type { PeerState } from './peer-state.ts';
 
-/** What the other end says beside its values, and with them. */
+/** Applies what the peer tells in control messages and with its values. */
 export class ControlReceiver {
   readonly #state: PeerState;
   readonly #onResume: () => void;
   readonly #descriptorCache: DescriptorCache = new Map();
-  /** Whether the host waits for work of the other end before it believes anything more. */
+  /** Whether nothing is read until the host has seen the end of some of the peer's work. */
   isStalled = false;
 
-  /** @param onResume called when more can be believed */
+  /** @param onResume called when reading may continue */
   constructor(state: PeerState, onResume: () => void) {
     this.#state = state;
     this.#onResume = onResume;
   }
 
-  /** Takes in what is said; closes the descriptors where it throws. @throws IpcError */
+  /** Applies a control message. Closes the descriptors if it throws. @throws IpcError */
   receiveControl({ bytes, fds }: Message): ControlBlock {
     let tail: ControlBlock;
     try {
@@ -42,24 +42,25 @@ export class ControlReceiver {
     return tail;
   }
 
-  /** Begins to check a value. */
+  /** Starts the check of a value. */
   scan({ bytes }: Message): ValueScan {
     return new ValueScan(bytes, this.#descriptorCache);
   }
 
   /**
-   * Takes in a value, and what is said with it; undefined where the check takes longer: then call it
-   * again in a later turn. Closes the descriptors where it throws. @throws IpcError
+   * Continues the check of a value, and then applies its control block. Returns undefined if the
+   * check needs another turn of the event loop. Closes the descriptors if it throws. @throws
+   * IpcError
    */
   receiveValue({ fds, isSingleFrame }: Message, scan: ValueScan): ScannedValue | undefined {
     try {
-      // What is of one message is short, and its bytes do not last.
+      // A message of a single frame is short, and its bytes are valid only now.
       while (!scan.step()) if (!isSingleFrame) return undefined;
       const scanned = scan.end(fds.length);
       this.#apply(scanned.control, []);
-      // Points without a page are refused.
+      // Throws for points without a page.
       this.#state.timeline.isReached(scanned.control.points);
-      // From here on what is not opened has to be released.
+      // From here on, objects that are not opened must be released.
       if (scanned.control.leases) this.#state.imports.add(scanned.control.leases);
       return scanned;
     } catch (error) {
@@ -68,7 +69,7 @@ export class ControlReceiver {
     }
   }
 
-  /** No more values are taken. */
+  /** Forgets the decoded descriptors, as no more values are taken. */
   clearCache(): void {
     this.#descriptorCache.clear();
   }
@@ -91,7 +92,7 @@ export class ControlReceiver {
   }
 }
 
-/** What is told to the other end by itself. */
+/** Sends control messages. */
 export class ControlSender {
   readonly #state: PeerState;
   readonly #socket: FramedSocket;
@@ -102,9 +103,9 @@ export class ControlSender {
   }
 
   /**
-   * Sends all that there is to tell.
+   * Sends everything that is pending.
    *
-   * @returns false if no file descriptor is left to send it with now: try again
+   * @returns false if no file descriptor is left to send it with: try again later
    * @throws SystemError if the socket has failed
    */
   sendPending(): boolean {
@@ -122,19 +123,21 @@ export class ControlSender {
     }
   }
 
-  /** Tells that this end is closed, after all else that there is to tell. As {@link sendPending}. */
+  /** Sends what is pending, and then that this end is closed. As {@link sendPending}. */
   sendClosing(): boolean {
     const isAll = this.sendPending();
     this.#send({ ...emptyControlBlock, isClosing: true }, []);
     return isAll;
   }
 
-  /** Tells that this end has nothing of the other one's, and takes nothing. @throws SystemError */
+  /**
+   * Sends that this end holds nothing of the peer and drops what still arrives. @throws SystemError
+   */
   sendDone(): void {
     this.#send({ ...emptyControlBlock, isDone: true }, []);
   }
 
-  /** Sends this process's page of counters, before the first points of it. @throws as {@link sendPending} */
+  /** Sends this process's timeline page if it was not sent yet. @throws as {@link sendPending} */
   sendTimelinePage(): void {
     this.#state.timeline.sharePage((page) => {
       this.#send({ ...emptyControlBlock, hasTimelinePage: true }, [page]);
@@ -150,7 +153,7 @@ export class ControlSender {
     }
   }
 
-  /** Each with its link. */
+  /** Sends each request with its link. */
   #sendForwardRequests(): void {
     for (;;) {
       const forwardRequests = this.#state.forwardRequester.take();

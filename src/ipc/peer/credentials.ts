@@ -1,4 +1,4 @@
-/** Who is at the other end, and who may be. */
+/** The process at the other end of a connection, and which processes are trusted. */
 import { type PeerCredentials, peerCredentials } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
 import { checkBoolean, formatValue } from '../../validate.ts';
@@ -6,18 +6,21 @@ import { processName } from '../identity.ts';
 
 export type { PeerCredentials } from '../../../ffi/linux/socket.ts';
 
-/** Which processes may be at the other end: those of the own user, unless these say otherwise. */
+/** Which processes are accepted as peers. Default: those of the same user. */
 export interface TrustOptions {
   /** Accepts processes of other users. Default false. */
   readonly allowOtherUsers?: boolean;
-  /** Decides at once, by what the kernel says of the process, for the own user's as for others'. */
+  /**
+   * Decides synchronously from the kernel's credentials of each process, including those of the
+   * same user.
+   */
   readonly allow?: (credentials: PeerCredentials) => boolean;
 }
 
 /** The names of {@link TrustOptions}. */
 export const trustOptionNames = ['allowOtherUsers', 'allow'] as const;
 
-/** @throws TypeError for options that are none */
+/** @throws TypeError for invalid options */
 export function checkTrust(options: TrustOptions): TrustOptions {
   const { allowOtherUsers, allow } = options;
   checkBoolean(allowOtherUsers, 'allowOtherUsers', false);
@@ -28,11 +31,11 @@ export function checkTrust(options: TrustOptions): TrustOptions {
   return options;
 }
 
-/** Whether users other than this process's may pass at all. */
+/** Whether processes of other users may be accepted at all. */
 export const allowsOtherUsers = ({ allowOtherUsers, allow }: TrustOptions): boolean =>
   allowOtherUsers === true || allow !== undefined;
 
-/** Whether to talk with a process. @throws TypeError where `allow` answers neither true nor false */
+/** Whether a process is accepted. @throws TypeError if `allow` returns neither true nor false */
 export function isTrusted(
   credentials: PeerCredentials,
   { allowOtherUsers, allow }: TrustOptions,
@@ -42,7 +45,7 @@ export function isTrusted(
   return credentials.uid === ownUid || allowOtherUsers === true;
 }
 
-/** The other end of a socket. @throws IpcError for one that is not trusted */
+/** Returns the credentials of a socket's peer. @throws IpcError if the process is not trusted */
 export function trustedCredentials(socket: number, trust: TrustOptions): PeerCredentials {
   const credentials = peerCredentials(socket);
   if (!isTrusted(credentials, trust))

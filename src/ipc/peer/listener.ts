@@ -30,20 +30,22 @@ import {
   sweepDeadSockets,
 } from './socket-file.ts';
 
-/** How to {@link listen}. */
+/** Options of {@link listen}. */
 export interface ListenOptions extends TrustOptions, PeerOptions {}
 
 /**
- * Listens for processes that are no children, under a name by which they `connect`.
+ * Listens for processes that are not children of this one, under a name for `connect`.
  *
- * `'name'` is a socket in a directory of this user alone (`$XDG_RUNTIME_DIR/cuffi`, or `cuffi-UID`
- * in the temporary directory), `'/a/path'` one there, `'@name'` one without a file, which anyone
- * in the network namespace may try. A relative path is resolved now. Processes of other users are
- * refused unless the options say otherwise; a socket's file is the user's alone (mode 0600) unless
- * they do (mode 0666). The sockets that killed processes left at this path, and at any plain name
- * where this is one, are removed.
+ * `'name'` is a socket in a directory that only this user can access: `$XDG_RUNTIME_DIR/cuffi`, or
+ * `cuffi-UID` in the temporary directory. `'/a/path'` is a socket at that path. `'@name'` is a
+ * socket without a file, to which anyone in the network namespace may connect. A relative path is
+ * resolved now.
  *
- * @throws IpcError where another process listens there already, or the name cannot be had
+ * Processes of other users are refused unless the options allow them. The file of a socket belongs
+ * to this user (mode 0600) unless the options allow others (mode 0666). Sockets that killed
+ * processes left at this path are removed; for a plain name, at every plain name.
+ *
+ * @throws IpcError if another process listens there already, or the name cannot be used
  * @throws RangeError for a name above 107 bytes
  * @example
  * using listener = listen('render');
@@ -70,14 +72,17 @@ export function listen(name: string, options?: ListenOptions): Listener {
   return new Listener(path, listenAt(path, mode), trust, init);
 }
 
-/** Other work of the loop comes in between after so many connections, refused ones included. */
+/** After this many connections, including refused ones, the event loop gets a turn. */
 const MAX_ACCEPTED_PER_TICK = 32;
-/** While there are too few descriptors: nothing tells when there are more. */
+/**
+ * The interval of retries while no descriptor is left. The kernel does not report when there is
+ * one.
+ */
 const RETRY_MS = 20;
-/** So long there is no second warning of it. */
+/** The minimum time between two warnings. */
 const WARNING_MS = 10_000;
 
-/** A name at which processes connect: each is a {@link Peer}. */
+/** A name to which processes connect. Each connection is a {@link Peer}. */
 export class Listener extends Resource implements AsyncIterable<Peer> {
   /** The absolute path or the abstract name of the socket. */
   readonly name: string;
@@ -87,9 +92,9 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
   readonly #closing: AbortController;
   readonly #spare: SpareDescriptor;
   readonly #shortage: ShortageWarning;
-  /** One call of `accept` at a time watches the socket. */
+  /** Calls of `accept` run one after the other, so that only one watches the socket. */
   #lastAccept: Promise<unknown> = Promise.resolve();
-  /** How many connections were taken since the loop last turned. */
+  /** How many connections were accepted since the last turn of the event loop. */
   #acceptedThisTick = 0;
 
   /** @internal */
@@ -115,11 +120,11 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
   }
 
   /**
-   * The next process that connects; those that may not are refused meanwhile. Waiting keeps the
-   * process alive. While the process has no descriptor left, processes that connect are refused as
-   * well, and a warning with the code `CUFFI_REFUSED` says so.
+   * Waits for the next process that connects. Processes that are not allowed are refused meanwhile.
+   * Waiting keeps the process alive. While no file descriptor is left, connecting processes are
+   * refused as well, with a warning (code `CUFFI_REFUSED`).
    *
-   * @throws ClosedError where the listener is closed
+   * @throws ClosedError if the listener is closed
    * @throws what `allow` throws; that process is refused
    */
   async accept(options?: DeadlineOptions): Promise<Peer> {
@@ -129,13 +134,13 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     return withDeadline<Peer>(deadline, `waiting at ${this.name}`, (resolve, reject) => {
       const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
       this.#lastAccept = accepted.catch(() => {});
-      // Given up in the moment in which one came, there is nobody to take it.
+      // If the wait was aborted at the moment of the connection, nobody takes the peer.
       accepted.then((peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)), reject);
       return () => canceled.abort();
     });
   }
 
-  /** The processes that connect, until `close()`. */
+  /** Iterates over the processes that connect, until `close()`. */
   async *[Symbol.asyncIterator](): AsyncGenerator<Peer, void, undefined> {
     while (!this.closed) {
       let peer: Peer;
@@ -166,8 +171,9 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
   }
 
   /**
-   * Takes one of those that wait to be connected: 'refused' where it may not, or there is nothing
-   * left to connect it with; 'too few' where it waits on, as it cannot even be refused.
+   * Accepts one pending connection. Returns 'refused' if the process is not allowed or no
+   * descriptor is left for it. Returns 'too few' if it stays pending because not even refusing it
+   * is possible.
    */
   #acceptOne(): Peer | 'refused' | 'nobody' | 'too few' {
     const socket = this.#acceptOrRefuse();
@@ -189,7 +195,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
       return acceptSocket(this.#fd) ?? 'nobody';
     } catch (error) {
       if (!isShortage(error)) throw error;
-      // It is the same error where nobody waits to be connected.
+      // The error is the same if no connection is pending.
       const instead = this.#spare.releaseWhile(() => refuseOne(this.#fd));
       if (instead === 'refused') this.#acceptedThisTick += 1;
       if (instead !== 'nobody') this.#shortage.warn(error);
@@ -197,7 +203,10 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     }
   }
 
-  /** Who is there, where it may be; else its socket is closed, also where `allow` throws. */
+  /**
+   * Returns the credentials of an allowed process. Otherwise, or if `allow` throws, closes the
+   * socket.
+   */
   #admit(socket: number): PeerCredentials | undefined {
     let isAdmitted = false;
     try {
@@ -209,7 +218,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     }
   }
 
-  /** Resolves when someone waits to be connected, or may. */
+  /** Resolves when a connection is pending, or may be. */
   async #readable(signal: AbortSignal): Promise<void> {
     try {
       await readable(this.#fd, { signal });
@@ -219,7 +228,9 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     }
   }
 
-  /** Waits for what `begin` waits for, at most until the call is given up or the listener closed. */
+  /**
+   * Waits for the promise of `begin`, at most until the call is canceled or the listener is closed.
+   */
   async #wait(canceled: AbortSignal, begin: (signal: AbortSignal) => Promise<void>): Promise<void> {
     const either = new AbortController();
     const abort = (): void => either.abort();
@@ -230,7 +241,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
       await begin(either.signal);
       this.#acceptedThisTick = 0;
     } catch (error) {
-      // Looked at again by the caller, who knows which of the two it was.
+      // The caller checks which of the two it was.
       if (!either.signal.aborted) throw error;
     } finally {
       either.abort();
@@ -238,7 +249,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
   }
 }
 
-/** A descriptor that is kept for the moment in which none is left. */
+/** A descriptor that is reserved for the moment when no other is left. */
 class SpareDescriptor {
   #fd: number | undefined;
 
@@ -246,7 +257,7 @@ class SpareDescriptor {
     this.#open();
   }
 
-  /** Runs `use` while one descriptor more can be opened; it closes what it opens. */
+  /** Runs `use` while the reserved descriptor is free. `use` must close what it opens. */
   releaseWhile<T>(use: () => T): T {
     this.close();
     try {
@@ -265,12 +276,12 @@ class SpareDescriptor {
     try {
       this.#fd = openSync('/dev/null', 'r');
     } catch {
-      // Another thread was quicker: the next time that it is needed it is tried again.
+      // Another thread took the descriptor. The next use tries again.
     }
   }
 }
 
-/** Tells of processes that cannot be connected, however many come, now and then. */
+/** Warns from time to time that processes cannot connect. */
 class ShortageWarning {
   readonly #name: string;
   #last = Number.NEGATIVE_INFINITY;
@@ -291,7 +302,7 @@ class ShortageWarning {
   }
 }
 
-/** Refuses the next one that waits to be connected, for which a descriptor is needed as well. */
+/** Refuses the next pending connection, which needs a descriptor as well. */
 function refuseOne(listener: number): 'refused' | 'nobody' | 'too few' {
   try {
     const socket = acceptSocket(listener);

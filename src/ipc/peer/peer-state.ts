@@ -22,20 +22,20 @@ import {
   type ForwardRequest,
 } from '../wire/control-block.ts';
 
-/** Of one message. */
+/** The most revoked leases, or closed pools, of one message. */
 const MAX_NUMBERS_PER_MESSAGE = 1024;
 const NONE: readonly never[] = [];
 
-/** Mostly there is nothing: this is on the way of every value. */
+/** The list is mostly empty, and this runs for every value. */
 const takeFrom = <T>(list: T[]): readonly T[] =>
   list.length === 0 ? NONE : list.splice(0, MAX_NUMBERS_PER_MESSAGE);
 
-/** Each has a link here; the end of some may be seen later here than by the one who asks. */
+/** Each has a link here. This process may see the end of some of them later than the peer does. */
 const MAX_FORWARDED_LEASES = 2 * MAX_FORWARDS_IN_PROGRESS;
 
 /**
- * What the two ends of a connection owe each other: what each has lent, and how far its streams
- * are. It outlives the connection: until all is given back, or the other process is gone.
+ * What two peers hold of each other: leases in both directions, and their timelines. It outlives
+ * the connection until everything is released or the other process is gone.
  */
 export class PeerState implements SharingSession {
   readonly sentPools = new Map<string, () => void>();
@@ -55,9 +55,9 @@ export class PeerState implements SharingSession {
   #isGone = false;
   #isReceivingOver = false;
   #isEnded = false;
-  /** Whether the other end has closed the connection in an orderly way. */
+  /** Whether the peer has closed the connection in an orderly way. */
   isClosedByPeer = false;
-  /** Called when there is something to be told to the other end. */
+  /** Called when there is something to send to the peer. */
   onControlPending: (() => void) | undefined;
   /** Called when the other process is gone. */
   onGone: (() => void) | undefined;
@@ -88,24 +88,24 @@ export class PeerState implements SharingSession {
     this.#stopWatching = process.onGone(() => this.#onPeerGone());
   }
 
-  /** Whether either end has something of the other. */
+  /** Whether either process holds something of the other. */
   get isInUse(): boolean {
     return this.exports.size > 0 || this.imports.size > 0;
   }
 
-  /** How much waits to be told to the other end. */
+  /** How many control entries are pending. */
   get pendingControlCount(): number {
     return this.imports.pendingReleaseCount + this.#closedPools.length;
   }
 
-  /** Whether the other process is gone, and nothing of it comes any more. */
+  /** Whether the other process is gone, so that nothing more comes from it. */
   get isGone(): boolean {
     return this.#isGone;
   }
 
   /**
-   * Why nothing comes from a process that has ended without closing the connection. A child that
-   * exits with code 0 has done its work; nothing else tells whether one has.
+   * Returns the error of a process that ended without closing the connection. A child that exits
+   * with code 0 has finished its work; for other processes that is unknown.
    */
   goneError(): ClosedError | PeerGoneError {
     const { pid, exit } = this.process;
@@ -128,7 +128,7 @@ export class PeerState implements SharingSession {
     });
   }
 
-  /** Points behind the work that objects come after. @throws CudaError, ClosedError */
+  /** Returns points behind the pending work on objects. @throws CudaError, ClosedError */
   readyPoints(objects: readonly Shareable[], stream: Stream | undefined): TimelinePoint[] {
     if (objects.length === 0) return [];
     if (stream) return this.timeline.pointsBehindStream(stream);
@@ -157,9 +157,9 @@ export class PeerState implements SharingSession {
     this.onControlPending?.();
   }
 
-  /** What there is to be told, beside a value or by itself. */
+  /** Takes the pending control entries, for a value or for a message of their own. */
   takeControl(points: readonly TimelinePoint[] = NONE): ControlBlock {
-    // What was released or dropped meanwhile has nobody to revoke it from.
+    // Leases that were released or dropped meanwhile need no revocation.
     const revoked = takeFrom(this.#revoked).filter((lease) => this.exports.isInUse(lease));
     const released = this.imports.takeReleases();
     return {
@@ -171,23 +171,25 @@ export class PeerState implements SharingSession {
     };
   }
 
-  /** Takes back what was to be told in a message that was dropped: it goes first next time. */
+  /** Puts the entries of a dropped message back in front. */
   restoreControl({ released, revoked, closedPools }: ControlBlock): void {
     this.imports.restoreReleases(released);
     this.#revoked.unshift(...revoked);
     this.#closedPools.unshift(...closedPools);
   }
 
-  /** The other end has nothing of this process's, and opens nothing that is still on its way. */
+  /**
+   * Handles that the peer holds nothing of this process and opens nothing that is still on its way.
+   */
   onPeerDone(): void {
     this.exports.endAll();
   }
 
   /**
-   * Takes in what the other end says; closes `fds` in every case. Answers the points that the host
-   * must wait for before anything else is believed of it.
+   * Applies a control block; closes `fds` in every case. Returns the points that the host must wait
+   * for before it applies anything else of the peer.
    *
-   * @throws IpcError for what cannot be
+   * @throws IpcError for invalid entries
    */
   applyControl(
     { hasTimelinePage, released, revoked, forwardRequests, closedPools }: ControlBlock,
@@ -196,7 +198,7 @@ export class PeerState implements SharingSession {
     if (hasTimelinePage) this.timeline.acceptPage(fds[0] as number);
     else if (this.#isGone) discardFds(fds);
     else this.#addForwardedLeases(forwardRequests, fds);
-    // Of one that is gone all is given back already.
+    // When the process ended, all its leases were released.
     if (this.#isGone) return [];
     let hostWaits: TimelinePoint[] = [];
     const heldLeases: Lease[] = [];
@@ -206,17 +208,17 @@ export class PeerState implements SharingSession {
       if (place && !this.timeline.isReached(points))
         if (!this.timeline.wait(points, place.context, place.stream))
           hostWaits = latest([...hostWaits, ...points]);
-      // Its holder's work may use it until the host has seen the end of that.
+      // The holder's work may use the object until the host has seen the end of that work.
       if (isFinal && hostWaits.length > 0) heldLeases.push(lease);
       else if (isFinal) this.exports.endLease(lease);
     }
     if (heldLeases.length > 0)
       void this.whenReached(hostWaits).then(() => {
-        // The page may have gone with a connection that broke, and nothing tells any more how far the
-        // work is: its holder has them while it lives.
+        // If the connection broke, the timeline page may be unmapped, so nothing tells how far the
+        // work is. The holder then keeps the leases while it lives.
         if (this.#isEnded) return;
         this.exports.end(heldLeases);
-        // They may have been the last for which a closed connection stays.
+        // These may have been the last leases that kept a closed connection open.
         this.onControlPending?.();
       });
     for (const id of revoked) this.imports.revoke(id, this.#peerName);
@@ -224,7 +226,7 @@ export class PeerState implements SharingSession {
     return hostWaits;
   }
 
-  /** Keeps what the other end has for those whom it passes that on to. @throws IpcError */
+  /** Keeps objects that the peer forwards to third processes. @throws IpcError */
   #addForwardedLeases(asked: readonly ForwardRequest[], links: readonly number[]): void {
     for (const [at, adopted] of asked.entries()) {
       try {
@@ -236,7 +238,7 @@ export class PeerState implements SharingSession {
     }
   }
 
-  /** @param link stays its caller's where this throws */
+  /** @param link remains the caller's if this throws */
   #addForwardedLease({ lease, pid, startTime }: ForwardRequest, link: number): void {
     if (this.#forwardedCount >= MAX_FORWARDED_LEASES)
       throw new IpcError(`more than ${MAX_FORWARDED_LEASES} things of this process were passed on`);
@@ -246,12 +248,12 @@ export class PeerState implements SharingSession {
     this.#forwardedCount += 1;
   }
 
-  /** Resolves when points of the other process are reached, or it is gone. */
+  /** Resolves when the points are reached or the other process is gone. */
   async whenReached(points: readonly TimelinePoint[]): Promise<void> {
     const isDone = (): boolean => this.#isGone || this.timeline.isReached(points);
     await pollUntil(() => isDone() || this.#isReceivingOver);
     if (isDone()) return;
-    // Nobody here waits for a value any more: the process may end.
+    // No caller waits for a value any longer, so this wait must not keep the process alive.
     await new Promise<void>((resolve) => {
       pollInBackground(() => {
         if (isDone()) resolve();
@@ -260,13 +262,13 @@ export class PeerState implements SharingSession {
     });
   }
 
-  /** The pools that were kept for values to come are let go. */
+  /** Releases the pools that were kept for further values. */
   endReceiving(): void {
     this.#isReceivingOver = true;
     closeSharingSession(this);
   }
 
-  /** Nothing can be told or heard any more. What the other process has it keeps while it lives. */
+  /** Ends all communication. The peer keeps its leases as long as it lives. */
   end(): void {
     if (this.#isEnded) return;
     this.#isEnded = true;
@@ -290,7 +292,7 @@ export class PeerState implements SharingSession {
     this.onGone = undefined;
   }
 
-  /** An orderly end was reported before: the error that tells of unfinished work has nowhere to go. */
+  /** Warns, because the orderly end was already reported without an error. */
   #warnAbandonedWaits(): void {
     globalThis.process.emitWarning(
       `${this.#peerName} has closed its connection and ended before its work on the GPU was done: ` +
@@ -299,7 +301,7 @@ export class PeerState implements SharingSession {
     );
   }
 
-  /** Nobody needs to know any more when the other process ends. */
+  /** Stops watching the other process if nothing depends on its end. */
   #stopWatchingIfUnused(): void {
     if (this.#isEnded && this.exports.size === 0) this.#stopWatching?.();
   }

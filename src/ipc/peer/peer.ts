@@ -16,15 +16,15 @@ import type { PeerOptions } from './peer-options.ts';
 /** Options of `send` and `receive`. */
 export interface TransferOptions extends DeadlineOptions {
   /**
-   * In `send`: the stream whose work the receiver's comes behind. Default: all work that is known
-   * to run, for an array with a stream of its own what runs there. In `receive`: the stream that
-   * the objects of the value will be used in. Default: the legacy default stream, which all
-   * streams follow that were not made with `{ nonBlocking: true }`.
+   * In `send`: the stream whose work the receiver must wait for. Default: all known work; for an
+   * array with its own stream, the work of that stream. In `receive`: the stream that will use the
+   * objects of the value. Default: the legacy default stream, which all streams follow except those
+   * made with `{ nonBlocking: true }`.
    */
   readonly stream?: Stream;
 }
 
-/** What a peer is made of. */
+/** The parts of a peer. */
 interface PeerInit extends PeerOptions {
   readonly process?: PeerProcess;
 }
@@ -32,36 +32,37 @@ interface PeerInit extends PeerOptions {
 const DEFAULT_GRACE_MS = 2000;
 
 /**
- * A process at the other end of a connection: values go to it and come from it, with GPU objects
- * anywhere inside.
+ * A process at the other end of a connection. Values travel both ways, with GPU objects anywhere
+ * inside.
  *
  * A value is null, a boolean, number, bigint, string or undefined, binary data (typed arrays,
  * DataView, ArrayBuffer; a Buffer arrives as Uint8Array), a `DeviceArray`, a `DeviceBuffer`, a
- * `MemoryPool`, a `CudaEvent`, or a plain object or array of such. GPU memory is not copied: both processes then have it. It lives
- * until both have closed it, and work on it comes in order, without a wait of either host: see
- * docs/ipc.md. What arrives belongs to the receiver, who closes it.
+ * `MemoryPool`, a `CudaEvent`, or a plain object or array of these. GPU memory is not copied: both
+ * processes then have it. It lives until both have closed it. Work on it runs in order without
+ * either host waiting: see docs/ipc.md. The receiver owns the objects that arrive, and closes them.
  *
- * Values arrive whole and in order. What the other end sent before it ended is received before the
- * end is told. An open peer keeps the process alive, as a socket does.
+ * Values arrive whole and in order. What the other process sent before it ended is received before
+ * the end is reported. An open peer keeps the process alive, as a socket does.
  *
  * @example
  * await peer.send({ step: 1, weights: buffer });
  * for await (const { step, weights } of peer) weights.close();
  */
 export class Peer extends Resource implements AsyncIterable<unknown> {
-  /** The other process; 0 where it is of another pid namespace. */
+  /** The other process; 0 if it is of another pid namespace. */
   readonly pid: number;
   /** The user of the other process. */
   readonly uid: number;
   /**
-   * Resolves with why no more values come: a {@link ClosedError} if either end was closed, or the
-   * other process exited without error; a {@link PeerGoneError} if it was killed or has failed; an
-   * {@link IpcError} if the protocol was broken. What came before can still be received.
+   * Resolves with the reason why no more values come. It is a {@link ClosedError} if either end was
+   * closed or the other process exited without error. It is a {@link PeerGoneError} if that process
+   * was killed or failed, and an {@link IpcError} if the protocol was broken. Values that came
+   * before can still be received.
    */
   readonly ended: Promise<ConnectionEnd>;
   readonly #connection: Connection;
 
-  /** @internal @param socket is the peer's from now on, also where making the connection fails */
+  /** @internal @param socket the peer owns it from now on, even if making the connection fails */
   constructor(
     socket: number,
     credentials: Pick<PeerCredentials, 'pid' | 'uid'>,
@@ -82,7 +83,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     this.pid = credentials.pid;
     this.uid = credentials.uid;
     this.#connection = connection;
-    // The connection outlives a peer that nobody holds: it must not hold it.
+    // The connection outlives an unreferenced peer, so it must not keep the peer alive.
     const weak = new WeakRef(this);
     connection.onDrainedAfterEnd = () => weak.deref()?.close();
     this.ended = new Promise((resolve) => {
@@ -91,12 +92,13 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   }
 
   /**
-   * Sends a value. Resolves when the kernel has it: a process that ends then loses nothing of it.
-   * It waits while the other end does not read, and a value's contents are taken before it
-   * returns. Given up, it only waits no more: the value goes out all the same.
+   * Sends a value. Resolves when the kernel has all of it, so that it arrives even if this process
+   * ends. While the other end does not read, sending waits. The contents are taken before this call
+   * returns. Aborting stops the wait; the value is still sent.
    *
    * @throws TypeError for what cannot be sent, with its path: `value.model.layers[3] is a Map …`
-   * @throws RangeError above 16 MiB of plain data, 131,072 typed arrays, 64 levels, 4096 GPU objects
+   * @throws RangeError above 16 MiB of plain data, 131,072 typed arrays, 64 levels, 4096 GPU
+   * objects
    * @throws IpcError for GPU objects that cannot be shared, and for more than 1024 unsent values
    * @throws ClosedError if either end is closed, PeerGoneError if the other process was killed or
    * has failed
@@ -107,7 +109,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     deadline.signal?.throwIfAborted();
     const sending = this.#connection.sender.send(value, stream);
     if (!sending) return;
-    // A getter in the value may have aborted the signal: then nobody waits for the end of it.
+    // A getter in the value may have aborted the signal. Then nobody awaits this promise.
     sending.catch(() => {});
     try {
       await withDeadline<void>(
@@ -124,12 +126,12 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   }
 
   /**
-   * The next value.
+   * Receives the next value.
    *
-   * @throws IpcError for a value whose GPU objects cannot be opened here: the next can be received
-   * all the same. And, once and for all, where the other end broke the protocol
-   * @throws ClosedError after the end, whichever side closed; PeerGoneError if the other process was
-   * killed or has failed. Each call throws an error of its own; `cause` is the common one
+   * @throws IpcError if the GPU objects of a value cannot be opened; later values can still be
+   * received. Also, permanently, if the other end broke the protocol
+   * @throws ClosedError after the end, whichever side closed; PeerGoneError if the other process
+   * was killed or has failed. Each call throws an error of its own; `cause` is the common one
    */
   async receive(options?: TransferOptions): Promise<unknown> {
     const { deadline, stream } = checkTransfer(options, 'peer.receive');
@@ -142,16 +144,16 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   }
 
   /**
-   * Opens what a descriptor names that the other end has made, and given out by another way than
-   * this connection (`getIpcHandle`, `exportIpc`): the other end is asked first whether that is
-   * still there, and the same. It then lives until it is closed here, as what was sent. Its answer
-   * comes behind the values that it sent before.
+   * Opens an object of the other process by a descriptor that did not come over this connection
+   * (`getIpcHandle`, `exportIpc`). The other process is asked first whether the object still exists
+   * and is the same. The object then lives until it is closed here, like one that was sent. The
+   * answer comes behind the values that were sent before.
    *
-   * A descriptor alone cannot tell: the driver may give the handle of memory that was freed to what
-   * is allocated next.
+   * A descriptor alone cannot tell: the driver may reuse the handle of freed memory for the next
+   * allocation.
    *
-   * @throws IpcError, whose `code` is `exporter-gone` if it is no longer there, and if the other end
-   * answers with another object, which is not opened; ClosedError and PeerGoneError as
+   * @throws IpcError, whose `code` is `exporter-gone` if the object no longer exists. Also if the
+   * other end answers with another object, which is not opened; ClosedError and PeerGoneError as
    * {@link receive}
    * @example
    * const buffer = await peer.open(descriptor);
@@ -183,8 +185,9 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   }
 
   /**
-   * The values until the end. An orderly end ends the loop; the loop throws a PeerGoneError if the
-   * other process was killed or has failed. Leaving the loop leaves the peer open.
+   * Iterates over the values until the end. An orderly end ends the loop; the loop throws a
+   * PeerGoneError if the other process was killed or has failed. Leaving the loop leaves the peer
+   * open.
    */
   [Symbol.asyncIterator](): AsyncIterableIterator<unknown> {
     const iterator: AsyncIterableIterator<unknown> = {
@@ -194,12 +197,12 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     return iterator;
   }
 
-  /** Lets the open peer keep the process alive, as it does from the start. */
+  /** Makes the open peer keep the process alive, as it does from the start. */
   ref(): void {
     this.#connection.setReferenced(true);
   }
 
-  /** Lets the process end although the peer is open. */
+  /** Allows the process to exit while the peer is open. */
   unref(): void {
     this.#connection.setReferenced(false);
   }
@@ -209,7 +212,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     return this.#connection;
   }
 
-  /** @throws ClosedError that says which end it was; IpcError where the protocol was broken */
+  /** @throws ClosedError that says which end closed; IpcError if the protocol was broken */
   protected override assertOpen(): void {
     if (!this.closed) return;
     const { end } = this.#connection;
@@ -235,8 +238,8 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
 }
 
 /**
- * The error of one call: of the class of the common reason, which is its `cause`, and with the stack
- * of the caller who awaits. Errors of the caller's own making are passed through.
+ * Returns an error for one call: of the same class as the common reason, which is its `cause`, and
+ * with the stack of the awaiting caller. Errors of the caller's own making are returned unchanged.
  */
 function errorForCall(reason: unknown): unknown {
   const error = copyError(reason);
@@ -265,7 +268,7 @@ function checkTransfer(
   options: TransferOptions | undefined,
   call: string,
 ): { readonly deadline: DeadlineOptions; readonly stream?: Stream | undefined } {
-  // Most calls have none.
+  // Most calls have no options.
   if (options === undefined) return { deadline: {} };
   const { stream, signal, timeoutMs } = checkOptions(
     options,

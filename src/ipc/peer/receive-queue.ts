@@ -5,23 +5,23 @@ interface QueuedArrival extends QueuedSize {
   readonly arrival: Arrival;
 }
 
-/** What a value that nobody took costs here. */
+/** What a queued value counts toward the limits. */
 interface QueuedSize {
   readonly byteLength: number;
   /** How many file descriptors came with it. */
   readonly fdCount: number;
 }
 
-/** One who waits for the next value. */
+/** A caller that waits for the next value. */
 interface QueuedReceive {
-  /** Answers false where the value is not to be had yet: then it, and the taker, stay first. */
+  /** Returns false if the value is not ready. The value and the caller then stay first. */
   resolve(received: ReceivedValue): boolean;
   reject(error: unknown): void;
 }
 
 /**
- * The values that arrived and were not taken yet, or those who wait for one: both only where the
- * first value is not to be had yet.
+ * The values that arrived and were not taken, or the callers that wait for one. Both exist only
+ * while the first value is not ready.
  */
 export class ReceiveQueue {
   readonly #arrivals: QueuedArrival[] = [];
@@ -30,7 +30,7 @@ export class ReceiveQueue {
   #fdCount = 0;
   #end: Error | undefined;
 
-  /** Whether the other end should wait before it sends more. */
+  /** Whether the sender should wait before it sends more. */
   get isFull(): boolean {
     return (
       this.#arrivals.length >= MAX_QUEUED_VALUES ||
@@ -39,7 +39,7 @@ export class ReceiveQueue {
     );
   }
 
-  /** Whether so little is left that more may come. */
+  /** Whether enough was taken that reading may continue. */
   get hasRoom(): boolean {
     return (
       this.#arrivals.length <= MAX_QUEUED_VALUES / 2 &&
@@ -48,24 +48,24 @@ export class ReceiveQueue {
     );
   }
 
-  /** Whether nothing is there, and nobody waits, but something may come. */
+  /** Whether nothing is queued and nobody waits, but more may arrive. */
   get isIdle(): boolean {
     return (
       this.#arrivals.length === 0 && this.#pendingReceives.length === 0 && this.#end === undefined
     );
   }
 
-  /** Whether someone waits for what has not come. */
+  /** Whether a caller waits for a value that has not arrived. */
   get isAwaited(): boolean {
     return this.#pendingReceives.length > 0 && this.#arrivals.length === 0;
   }
 
-  /** Whether nothing is there, and nothing will come. */
+  /** Whether nothing is queued and nothing more will arrive. */
   get isDrained(): boolean {
     return this.#end !== undefined && this.#arrivals.length === 0;
   }
 
-  /** Answers whether someone waited for it. */
+  /** Queues a value. Returns whether a caller waited for it. */
   add(arrival: Arrival, { byteLength, fdCount }: QueuedSize): boolean {
     this.#arrivals.push({ arrival, byteLength, fdCount });
     this.#byteLength += byteLength;
@@ -73,7 +73,7 @@ export class ReceiveQueue {
     return this.serve();
   }
 
-  /** Asks for the next value; answers with the way to ask no more. */
+  /** Requests the next value. Returns a function that cancels the request. */
   addReceive(
     resolve: (received: ReceivedValue) => boolean,
     reject: (error: unknown) => void,
@@ -87,7 +87,7 @@ export class ReceiveQueue {
     };
   }
 
-  /** Gives out what is there to those who wait; answers whether any was. */
+  /** Delivers queued values to waiting callers. Returns whether any was delivered. */
   serve(): boolean {
     let hasServed = false;
     while (this.#arrivals.length > 0 && this.#pendingReceives.length > 0) {
@@ -106,13 +106,13 @@ export class ReceiveQueue {
     return hasServed;
   }
 
-  /** Nothing comes any more. What is there can still be taken; after it, takers get `reason`. */
+  /** Ends the queue. What is queued can still be taken; callers after that get `reason`. */
   end(reason: Error): void {
     this.#end ??= reason;
     this.serve();
   }
 
-  /** Closes what nobody took. */
+  /** Closes the objects of the values that nobody took. */
   clear(): void {
     for (const { arrival } of this.#arrivals.splice(0))
       if ('objects' in arrival) closeObjects(arrival.objects);

@@ -9,33 +9,33 @@ import type { TimelinePoint } from '../timeline/point.ts';
 import type { Contents, ScannedValue } from '../wire/value-decoder.ts';
 import type { PeerState } from './peer-state.ts';
 
-/** One who is to get a value. */
+/** The caller that gets a value. */
 export interface Recipient {
-  /** Where the objects of the value will be used. Default: the legacy default stream. */
+  /** The stream that will use the objects of the value. Default: the legacy default stream. */
   readonly stream: Stream | undefined;
   resolve(value: unknown): void;
   reject(error: unknown): void;
 }
 
-/** Gives values out behind the work of the other end that they come after. */
+/** Delivers values once their objects may be used, that is behind the peer's work on them. */
 export class ValueReceiver {
   readonly #state: PeerState;
   readonly #onReady: () => void;
   #isWaiting = false;
-  /** What is built between turns of the loop: the first value of those that wait. */
+  /** The value that is being built over several turns of the event loop: the first in the queue. */
   #building: ReceivedValue['contents'] | undefined;
 
-  /** @param onReady called when what the host had to wait for is done, or a value is built */
+  /** @param onReady called when the awaited work is done, or the value is built */
   constructor(state: PeerState, onReady: () => void) {
     this.#state = state;
     this.#onReady = onReady;
   }
 
   /**
-   * Answers false where the host must wait, or the value takes longer to build: then it is not given
-   * out yet.
+   * Delivers a value. Returns false if the host must wait, or building takes longer: then the value
+   * is not delivered yet.
    *
-   * @param retry called then when it can be
+   * @param retry called once the value can be delivered
    */
   deliver(
     { contents, objects, points }: ReceivedValue,
@@ -64,7 +64,7 @@ export class ValueReceiver {
     return true;
   }
 
-  /** Nobody takes what is being built. */
+  /** Stops building, as nobody takes the value. */
   stop(): void {
     this.#building = undefined;
   }
@@ -102,7 +102,7 @@ export class ValueReceiver {
   #wait(points: readonly TimelinePoint[], retry: (() => void) | undefined): void {
     const reached = this.#state.whenReached(points);
     if (retry) void reached.then(retry);
-    // The first value of those that wait: those behind it wait with it.
+    // This is the first value in the queue; later ones wait with it.
     else if (!this.#isWaiting) {
       this.#isWaiting = true;
       void reached.then(() => {
@@ -113,7 +113,10 @@ export class ValueReceiver {
   }
 }
 
-/** Whether nothing is left to build; who takes it is told of what cannot be built. */
+/**
+ * Whether nothing is left to build. The caller that takes the value gets the error of a failed
+ * build.
+ */
 function isBuilt(contents: ReceivedValue['contents'], objects: readonly object[]): boolean {
   try {
     return contents.build(objects);
@@ -122,22 +125,23 @@ function isBuilt(contents: ReceivedValue['contents'], objects: readonly object[]
   }
 }
 
-/** A value with its GPU objects, which belong to whoever takes it. */
+/** A value with its GPU objects. The caller that takes it owns them. */
 export interface ReceivedValue {
-  /** The value, of which the plain data is built when it is taken. */
+  /** The value, whose plain data is built when it is taken. */
   readonly contents: Pick<Contents, 'build' | 'value'>;
   readonly objects: readonly object[];
-  /** Points of the other end that the objects are used after. */
+  /** Points of the peer's work that must be reached before the objects are used. */
   readonly points: readonly TimelinePoint[];
 }
 
-/** What arrived: a value, or why there is none in its place. */
+/** A received value, or the error in its place. */
 export type Arrival = ReceivedValue | { readonly error: unknown };
 
 /**
- * As {@link openValue}: what cannot be opened here concerns those who take it, not the rest.
+ * As {@link openValue}, but returns the error: it concerns the caller that takes the value, not the
+ * connection.
  *
- * @param refusalError why nothing is opened; what came is then returned
+ * @param refusalError the reason to open nothing, which is then returned
  */
 export function openArrival(
   scanned: ScannedValue,
@@ -152,7 +156,7 @@ export function openArrival(
   }
 }
 
-/** As {@link openArrival}; the error says which object of the value could not be opened. */
+/** As {@link openArrival}. The error tells which object of the value could not be opened. */
 export function openValueArrival(
   scanned: ScannedValue,
   fds: readonly number[],
@@ -169,11 +173,11 @@ export function openValueArrival(
 }
 
 /**
- * Opens the GPU objects of a value. The file descriptors are taken over in every case, and what is
- * not opened is given back.
+ * Opens the GPU objects of a value. Takes ownership of the file descriptors in every case, and
+ * releases what is not opened.
  *
- * @param onFailed called before that with the place of the object in `slots`
- * @throws IpcError for the first that cannot be opened; then none is
+ * @param onFailed called before the error is thrown, with the index of the object that failed
+ * @throws IpcError for the first object that cannot be opened; then none is open
  */
 function openValue(
   { contents, encodedObjects, control }: ScannedValue,
@@ -183,9 +187,9 @@ function openValue(
   onFailed?: (at: number) => void,
 ): ReceivedValue {
   const { imports } = state;
-  // Received when the value arrived.
+  // The leases were added when the value arrived.
   const first = control.leases?.first ?? 0;
-  // Before anything can fail: what is not opened is given back by them.
+  // Done before anything can fail: releasing a lease closes its link.
   const ownCount = fds.length - control.linkedObjects.length;
   for (const [at, slot] of control.linkedObjects.entries())
     imports.addLink(first + slot, fds[ownCount + at] as number);
@@ -213,7 +217,7 @@ function openValue(
   return { contents, objects, points: control.points };
 }
 
-/** Says which object of the value it was that could not be opened. */
+/** Adds to the error which object of the value could not be opened. */
 function withPath(error: unknown, { contents, encodedObjects }: ScannedValue, at: number): unknown {
   if (!(error instanceof CuffiError)) return error;
   const place = pathOf(contents, at, encodedObjects.length);
@@ -226,10 +230,10 @@ function withPath(error: unknown, { contents, encodedObjects }: ScannedValue, at
   return error;
 }
 
-/** Only for an error a value is built that nobody gets: a long one would cost too much. */
+/** The value is built only for the error message, so not if it is long. */
 const MAX_SEARCHED_BYTE_LENGTH = 1 << 16;
 
-/** Where in a value an object goes, e.g. `value.model.layers[3]`. */
+/** Returns the path of an object in a value, e.g. `value.model.layers[3]`. */
 function pathOf(contents: Contents, at: number, count: number): string {
   const unknown = `object ${at} of the value`;
   if (contents.byteLength > MAX_SEARCHED_BYTE_LENGTH) return unknown;
@@ -237,7 +241,7 @@ function pathOf(contents: Contents, at: number, count: number): string {
   try {
     return pathTo(places[at] as object, contents.buildAll(places), 'value') ?? unknown;
   } catch {
-    // A name comes twice, which is told to nobody: the value is refused already.
+    // A name occurs twice. That error needs no report, as the value is refused already.
     return unknown;
   }
 }
@@ -256,7 +260,7 @@ function pathTo(wanted: object, part: unknown, path: string): string | undefined
   return undefined;
 }
 
-/** Closes what was opened for nobody. */
+/** Closes objects that nobody takes. */
 export function closeObjects(objects: readonly object[]): void {
   for (const object of objects) releaseOrWarn(() => discardImported(object));
 }

@@ -11,15 +11,15 @@ import type { ControlSender } from './control.ts';
 import type { PeerState } from './peer-state.ts';
 import { type Encoded, encodeValue } from './value-encoder.ts';
 
-/** What a connection that sends is asked. */
+/** The connection on which values are sent. */
 interface SenderHost {
   /** @throws ClosedError, IpcError after the end */
   assertOpen(): void;
-  /** What is thrown where the socket has failed. */
+  /** Ends the connection after a socket error and returns the error to throw. */
   socketFailure(error: SystemError): unknown;
 }
 
-/** Values on their way out: with leases for their objects, and behind the work on those. */
+/** Sends values with leases for their objects and with points behind the work on these. */
 export class ValueSender {
   readonly #state: PeerState;
   readonly #socket: FramedSocket;
@@ -39,7 +39,7 @@ export class ValueSender {
   }
 
   /**
-   * Sends a value at once (then the answer is undefined), or as soon as there is room.
+   * Sends a value at once (then returns undefined), or queues it until there is room.
    *
    * @throws TypeError, RangeError, IpcError as {@link encodeValue}; ClosedError after the end
    */
@@ -63,7 +63,7 @@ export class ValueSender {
     stream: Stream | undefined,
     kind: FrameKind,
   ): Promise<void> | undefined {
-    // A getter in the value may have closed it.
+    // A getter in the value may have closed the connection.
     this.#host.assertOpen();
     const session = this.#state;
     const points = session.readyPoints(objects, stream);

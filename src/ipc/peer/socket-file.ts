@@ -1,4 +1,4 @@
-/** Where the sockets of listeners are, and that one name has one listener. */
+/** Where the sockets of listeners are, and how one name gets only one listener. */
 import {
   chmodSync,
   closeSync,
@@ -29,11 +29,11 @@ import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 
 /**
- * The socket's name for what a user calls it: `@…` is itself, and a path is absolute, so that it
- * stays the same one when the process changes its working directory.
+ * Resolves a user's name to the name of a socket. `@…` stays as it is. A path becomes absolute, so
+ * that it stays the same when the process changes its working directory.
  *
- * @throws RangeError for what names nothing
- * @throws IpcError where the directory of plain names cannot be trusted
+ * @throws RangeError for an invalid name
+ * @throws IpcError if the directory of plain names cannot be trusted
  */
 export function socketName(name: string): string {
   const isWrong = name === '' || name === '.' || name === '..' || name.includes('\0');
@@ -42,18 +42,18 @@ export function socketName(name: string): string {
   return name.startsWith('@') ? name : resolve(name);
 }
 
-/** Whether a name is in the directory of the user alone. */
+/** Whether a name is a plain one, in the directory that only this user can access. */
 export const isPlainName = (name: string): boolean => !/^@|\//.test(name);
 
 /**
- * A {@link socketName} as the kernel is given it: a path that is too long may be short enough from
- * the working directory.
+ * Converts a {@link socketName} to the address for the kernel. A path that is too long may be short
+ * enough relative to the working directory.
  *
- * @throws RangeError for a path that is too long from there as well
+ * @throws RangeError if the relative path is too long as well
  */
 export function addressOfSocket(name: string): string {
   if (name.startsWith('@') || Buffer.byteLength(name) <= MAX_SOCKET_NAME_BYTE_LENGTH) return name;
-  // With a dot before it: a file may be called `@…`.
+  // The dot comes first because a file may be called `@…`.
   const fromHere = `./${relative('', name)}`;
   if (Buffer.byteLength(fromHere) <= MAX_SOCKET_NAME_BYTE_LENGTH) return fromHere;
   throw new RangeError(
@@ -65,17 +65,17 @@ export function addressOfSocket(name: string): string {
 /** Who may open the file of a socket: its user, or every user. */
 export type SocketMode = 0o600 | 0o666;
 
-/** A listening socket, and the way to take its name back. */
+/** A listening socket and the function that removes its file. */
 export interface BoundSocket {
   readonly fd: number;
-  /** Removes the file, where it is still this socket's. */
+  /** Removes the file if it is still the file of this socket. */
   unlink(): void;
 }
 
 /**
- * Listens at a {@link socketName}. A file that a dead process left is replaced.
+ * Listens at a {@link socketName}. Replaces a file that a dead process left.
  *
- * @throws IpcError where another process listens, or the name cannot be had
+ * @throws IpcError if another process listens there, or the name cannot be used
  * @throws RangeError as listenSocket
  */
 export function listenAt(name: string, mode: SocketMode): BoundSocket {
@@ -98,8 +98,8 @@ export function listenAt(name: string, mode: SocketMode): BoundSocket {
 }
 
 /**
- * Removes the sockets that killed processes left in the directory of plain names: at a name that
- * nobody listens at again one would stay for ever.
+ * Removes the sockets that killed processes left in the directory of plain names. A socket at a
+ * name that is never used again would otherwise stay for ever.
  */
 export function sweepDeadSockets(directory: string): void {
   for (const entry of readdirSync(directory, { withFileTypes: true })) {
@@ -107,14 +107,14 @@ export function sweepDeadSockets(directory: string): void {
     try {
       if (entry.isSocket() && !isSocketInUse(addressOfSocket(path))) removeDead(path);
     } catch {
-      // Replaced or removed by another process meanwhile: it is nothing that this one needs.
+      // Another process replaced or removed the file meanwhile, which does not matter here.
     }
   }
 }
 
 type FileIdentity = Pick<Stats, 'dev' | 'ino'>;
 
-/** A socket that listens at its path, and the file that it has there. */
+/** A socket that listens at its path, with the identity of its file. */
 interface BoundFile {
   readonly fd: number;
   readonly file: FileIdentity;
@@ -126,10 +126,10 @@ function bindForUser(path: string): BoundFile {
 }
 
 /**
- * A socket gets the mode that its descriptor had, less what the umask takes: for other users it must
- * be changed by a path. Where others may write to the directory, they may put another file at that
- * path first. So the socket is made in a directory of this user alone and linked to its path when it
- * is complete; that directory is named by its descriptor, as it may be renamed as well.
+ * The file of a socket gets the mode of its descriptor, less the umask. Other users get access only
+ * through a chmod of the path. If others may write to the directory, they could put another file at
+ * that path first. So the socket is created in a private directory and linked to its path when it
+ * is complete. That directory is addressed by its descriptor, as it may be renamed as well.
  */
 function bindForAll(path: string): BoundFile {
   addressOfSocket(path); // where it is too long nobody could connect
@@ -158,7 +158,7 @@ function bindForAll(path: string): BoundFile {
       closeSync(directory);
     }
   } finally {
-    // It is not there any more where another user has renamed it.
+    // The directory is missing if another user has renamed it.
     ignoreErrors(() => rmdirSync(temporary));
   }
 }
@@ -168,7 +168,7 @@ function unlinkAtExit(path: string, { fd, file }: BoundFile): BoundSocket {
     exitUnlinks.delete(unlink);
     if (exitUnlinks.size === 0) process.off('exit', unlinkAll);
     const found = lstatSync(path, { throwIfNoEntry: false });
-    // Another process that may write to the directory may have been quicker.
+    // Another process that may write to the directory may have replaced the file.
     if (found && isSameFile(found, file)) rmSync(path, { force: true });
   };
   if (exitUnlinks.size === 0) process.on('exit', unlinkAll);
@@ -176,15 +176,17 @@ function unlinkAtExit(path: string, { fd, file }: BoundFile): BoundSocket {
   return { fd, unlink };
 }
 
-/** Of the files of this process: one that ends while it listens leaves none. */
+/** Removes the files of this process's sockets at exit. */
 const exitUnlinks = new Set<() => void>();
 const unlinkAll = (): void => {
   for (const unlink of exitUnlinks) releaseOrWarn(unlink);
 };
 
-/** Removes the socket of a dead process. @throws IpcError for one in use, and for anything else */
+/**
+ * Removes the socket of a dead process. @throws IpcError for a socket in use, and for other files
+ */
 function removeDead(path: string): void {
-  // Two that replace the same dead socket would unlink each other's.
+  // Two processes that replace the same dead socket would unlink each other's.
   withLockOf(path, () => {
     const found = lstatSync(path, { throwIfNoEntry: false });
     if (!found) return;
@@ -195,9 +197,9 @@ function removeDead(path: string): void {
 }
 
 /**
- * Runs `use` while no other process of this user does so for the same path. The lock is a file
- * beside it that this user alone can open: a lock of the directory could be held by every user who
- * may read it.
+ * Runs `use` while no other process of this user does so for the same path. The lock is a file next
+ * to the path that only this user can open. Every user who can read the directory could hold a lock
+ * on the directory itself.
  */
 function withLockOf(path: string, use: () => void): void {
   const lock = join(dirname(path), `.${basename(path)}.cuffi-lock`);
@@ -213,7 +215,7 @@ function withLockOf(path: string, use: () => void): void {
         );
       withFileLock(fd, () => {
         const found = lstatSync(lock, { throwIfNoEntry: false });
-        // The process that had the lock before has removed the file: the next one makes another.
+        // The previous holder of the lock has removed the file. Retries with a new file.
         if (!found || !isSameFile(found, opened)) return;
         isDone = true;
         try {
@@ -234,7 +236,10 @@ function withLockOf(path: string, use: () => void): void {
   }
 }
 
-/** Made if need be; what is there must be this user's alone. @throws IpcError */
+/**
+ * Returns the directory of plain names, and creates it if needed. @throws IpcError if others can
+ * access it
+ */
 function privateDirectory(): string {
   const { XDG_RUNTIME_DIR: runtime } = process.env;
   const directory =
@@ -257,12 +262,12 @@ function privateDirectory(): string {
 }
 
 const DIRECTORY_FLAGS = constants.O_RDONLY | constants.O_DIRECTORY | constants.O_NOFOLLOW;
-// Opened to write: a pipe that another user has put there does not keep this thread waiting.
+// Opened for writing, so that a pipe of another user cannot block this thread.
 const LOCK_FILE_FLAGS = constants.O_RDWR | constants.O_CREAT | constants.O_NOFOLLOW;
 
 const effectiveUid = (): number => process.geteuid?.() ?? 0;
 
-/** Whether nobody but this user may open what has this status. */
+/** Whether only this user may open the file with this status. */
 const isPrivateToUser = ({ uid, mode }: Stats): boolean =>
   uid === effectiveUid() && (mode & 0o077) === 0;
 
@@ -272,7 +277,7 @@ const isSameFile = (a: FileIdentity, b: FileIdentity): boolean =>
 const nameInUseError = (name: string): IpcError =>
   new IpcError(`another process listens at ${name} already`);
 
-/** Whether something has the path, in the words of `bind` and of `link`. */
+/** Whether the error means that the path exists, from `bind` or from `link`. */
 const isNameTaken = (error: unknown): boolean =>
   codeOf(error) === 'EADDRINUSE' || codeOf(error) === 'EEXIST';
 
@@ -292,6 +297,6 @@ function ignoreErrors(work: () => void): void {
   try {
     work();
   } catch {
-    // Nothing depends on it.
+    // Nothing depends on this.
   }
 }

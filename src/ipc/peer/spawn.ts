@@ -10,13 +10,13 @@ import { PeerProcess } from '../lease/peer-process.ts';
 import { Peer } from './peer.ts';
 import { type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 
-/** How the child of {@link spawnPeer} is started. */
+/** Options of {@link spawnPeer}: how the child is started. */
 export interface SpawnPeerOptions extends BusyPollOptions {
-  /** What the script finds in `process.argv` from the third place on. */
+  /** The script's arguments, from `process.argv[2]` on. */
   readonly args?: readonly string[];
-  /** Default: that of this process. */
+  /** Default: the environment of this process. */
   readonly env?: NodeJS.ProcessEnv;
-  /** Node's own arguments. Default: those of this process, so that TypeScript stays so. */
+  /** Node's own arguments. Default: those of this process, so that TypeScript still runs. */
   readonly execArgv?: readonly string[];
   /** As of `child_process.spawn`. Default: 'inherit'. */
   readonly stdio?: SpawnOptions['stdio'];
@@ -24,13 +24,14 @@ export interface SpawnPeerOptions extends BusyPollOptions {
 }
 
 /**
- * Starts a Node process that is connected with this one: there, `parentPeer()` is this process.
+ * Starts a Node process that is connected to this one. In the child, `parentPeer()` is this
+ * process.
  *
- * `peer.process` is the child. When it has ended, however it did, the peer's values end. When the
- * peer is closed, the child's `parentPeer()` ends; the child itself is left to end by itself.
+ * `peer.process` is the child. When the child exits for any reason, the peer's values end. When the
+ * peer is closed, the child's `parentPeer()` ends; the child itself continues until it exits.
  *
  * @param script a file, as of `child_process.fork`
- * @throws TypeError for wrong arguments; a script that cannot run ends the peer
+ * @throws TypeError for invalid arguments; a script that cannot run ends the peer
  * @example
  * using child = spawnPeer(new URL('./worker.js', import.meta.url));
  * await child.send({ task: 1, input: buffer });
@@ -72,7 +73,7 @@ export function spawnPeer(script: string | URL, options?: SpawnPeerOptions): Chi
   }
 }
 
-/** Without a program given on the command line: the child has its script. */
+/** Omits a program from the command line, because the child has its script. */
 function ownExecArgv(): string[] {
   const at = process.execArgv.findIndex((arg) => /^(-e|-p|-pe|--eval|--print)$/.test(arg));
   const args = at < 0 ? process.execArgv : process.execArgv.toSpliced(at, 2);
@@ -80,8 +81,8 @@ function ownExecArgv(): string[] {
 }
 
 /**
- * A child process that this one started with {@link spawnPeer}. Its exit is the end of the peer,
- * after the last values that it sent, also where a process of its own still holds the connection.
+ * A child process that {@link spawnPeer} started. Its exit ends the peer, after the last values
+ * that it sent. That holds even if a process of its own still holds the connection.
  */
 export class ChildPeer extends Peer {
   /** The child itself: its exit code, its standard streams, `kill()`. */
@@ -103,7 +104,7 @@ export class ChildPeer extends Peer {
       connection.onExitKnown();
     });
     child.on('error', (error) => {
-      // Also told of a kill that failed.
+      // This event also reports a failed kill.
       if (child.pid === undefined)
         connection.fail(new IpcError(`the child could not be started: ${error.message}`));
     });
@@ -114,23 +115,23 @@ export class ChildPeer extends Peer {
     this.process.ref();
   }
 
-  /** Lets this process end although the child and the peer are open. */
+  /** Allows this process to exit while the child and the peer are open. */
   override unref(): void {
     super.unref();
     this.process.unref();
   }
 }
 
-/** Tells a child its end of the connection: the descriptor and the socket's inode. */
+/** Passes a child its end of the connection: the descriptor number and the socket's inode. */
 const PARENT_VARIABLE = 'CUFFI_PARENT';
 
 let parent: Peer | undefined;
 
 /**
- * The process that started this one with `spawnPeer`: always the same object, for which the options
- * hold that were given last. It ends when the parent closes it or has ended.
+ * Returns the process that started this one with `spawnPeer`, always as the same object. The
+ * options of the last call apply. The peer ends when the parent closes it or exits.
  *
- * @throws IpcError in a process that has no such parent, and in a worker thread
+ * @throws IpcError in a process without such a parent, and in a worker thread
  * @example
  * for await (const task of parentPeer()) await parentPeer().send(work(task));
  */
@@ -145,7 +146,7 @@ function connectToParent(): Peer {
   if (!isMainThread)
     throw new IpcError("parentPeer() is the main thread's: a worker thread has no connection");
   const { [PARENT_VARIABLE]: value } = process.env;
-  // Not for this process's own children, which inherit the variable but not the descriptor.
+  // Children of this process would inherit the variable but not the descriptor.
   delete process.env[PARENT_VARIABLE];
   const [, fd, inode] = /^(\d{1,9}):(\d+)$/.exec(value ?? '') ?? [];
   if (fd === undefined || !isSocket(Number(fd), Number(inode)))

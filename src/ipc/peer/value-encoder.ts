@@ -26,7 +26,7 @@ import { binaryTypes, Tag } from '../wire/value-tags.ts';
 const SENDABLE_TYPES =
   'only plain objects, arrays, binary data, device arrays, buffers, pools and events are';
 
-/** What to send, where something else was given. */
+/** Returns what to send instead of an object that cannot be sent. */
 function alternativeFor(object: object): string {
   if (object instanceof Promise) return 'await it first';
   if (object instanceof IpcMemoryHandle)
@@ -38,16 +38,16 @@ function alternativeFor(object: object): string {
   return object instanceof IpcHandle ? 'send the buffer itself' : SENDABLE_TYPES;
 }
 
-/** What goes with a value that was written. */
+/** What is sent together with an encoded value. */
 export interface Encoded {
-  /** Still the objects' own. */
+  /** They remain the objects' own. */
   readonly fds: readonly number[];
-  /** The GPU objects in it, in their order. */
+  /** The GPU objects in the value, in order. */
   readonly objects: readonly Shareable[];
 }
 
 /**
- * Writes a value, and calls `then` with what goes with it.
+ * Encodes a value, and calls `use` with what is sent together with it.
  *
  * @throws TypeError for what cannot be sent, with its path in the value
  * @throws RangeError for what is too large or too deep
@@ -60,14 +60,14 @@ export function encodeValue<T>(
   use: (encoded: Encoded) => T,
 ): T {
   const encoder = new ValueEncoder(writer);
-  // Getters of the value, and memory managers, run in here: they may send on this connection too, and
-  // what they send goes out first.
+  // Getters of the value and memory managers run during this call. They may send on this connection
+  // too, and what they send goes out first.
   encoder.write(value);
   const sentBefore = session.sentPools.size;
   try {
     return use(encoder.finish(session));
   } catch (error) {
-    // What was packed before the failure never goes out.
+    // What was exported before the failure is never sent.
     for (const [pool, unsubscribe] of [...session.sentPools].slice(sentBefore)) {
       unsubscribe();
       session.sentPools.delete(pool);
@@ -85,9 +85,9 @@ class ValueEncoder {
   #parts = 0;
   #binaries = 0;
   readonly #objects: Shareable[] = [];
-  /** What the objects are, as if nothing of them had been sent before. */
+  /** The exported objects, as if none had been sent before. */
   readonly #exported: EncodedExport[] = [];
-  /** Where the value says how many file descriptors each has. */
+  /** The offset of each object's file descriptor count. */
   readonly #fdCountOffsets: number[] = [];
 
   constructor(to: ByteWriter) {
@@ -95,8 +95,8 @@ class ValueEncoder {
   }
 
   /**
-   * What goes with the value to the other end of a connection, which may have the pools of some
-   * objects already. Nothing may go out there between this and the value.
+   * Returns what is sent together with the value. The peer may already have the pools of some
+   * objects, so nothing else may be sent between this call and the value.
    */
   finish(session: SharingSession): Encoded {
     const objects = this.#objects;
@@ -104,7 +104,7 @@ class ValueEncoder {
     for (let at = 0; at < objects.length; at += 1) {
       const packed = this.#exported[at] as EncodedExport;
       const { fds } = prepareForPeer(session, objects[at] as Shareable, packed);
-      // Both have one byte: of a pool there is one descriptor, or none.
+      // Both counts take one byte: a pool has one descriptor, or none if the peer has it.
       if (fds.length !== packed.fds.length)
         this.#to.rewrite(this.#fdCountOffsets[at] as number, fds.length);
       for (const fd of fds) all.push(fd);
@@ -204,7 +204,7 @@ class ValueEncoder {
   }
 
   #writeBinary(data: ArrayBufferView | ArrayBuffer): void {
-    // The engine's own name sees through subclasses: a Buffer is a Uint8Array.
+    // The engine's own name is independent of subclasses: a Buffer is a Uint8Array.
     const name = typedArrayKind(data) ?? (ArrayBuffer.isView(data) ? 'DataView' : 'ArrayBuffer');
     const code = typeCodes.get(name);
     if (code === undefined)
@@ -251,7 +251,7 @@ class ValueEncoder {
     }
   }
 
-  /** Where in the value this is, e.g. `value.model.layers[3]`. */
+  /** The path of the current part in the value, e.g. `value.model.layers[3]`. */
   get #currentPath(): string {
     return this.#path.reduce<string>((path, key) => {
       if (typeof key === 'number') return `${path}[${key}]`;

@@ -20,18 +20,18 @@ import {
 } from './receive.ts';
 import type { ValueSender } from './send.ts';
 
-/** What the two ends ask each other: whether what a descriptor names is still there. */
+/** Verifies with the peer that the object of a descriptor still exists. */
 export class DescriptorVerifier {
   readonly #peerName: string;
   readonly #state: PeerState;
   readonly #sender: ValueSender;
   readonly #receiver: ValueReceiver;
   readonly #pending = new PendingRequests();
-  /** Of each answer that came, and that the host must wait with: gives it back, as of the end. */
+  /** For each response that the host must wait with, a function that cancels it at the end. */
   readonly #waiting = new Set<() => void>();
   #end: ClosedError | PeerGoneError | IpcError | undefined;
 
-  /** @param peerName who is at the other end, in words */
+  /** @param peerName the peer in words */
   constructor(peerName: string, state: PeerState, sender: ValueSender, receiver: ValueReceiver) {
     this.#peerName = peerName;
     this.#state = state;
@@ -39,15 +39,15 @@ export class DescriptorVerifier {
     this.#receiver = receiver;
   }
 
-  /** Whether someone waits for an answer. */
+  /** Whether a request waits for its response. */
   get isAwaited(): boolean {
     return !this.#pending.isEmpty;
   }
 
   /**
-   * Asks the other end for what a descriptor of it names.
+   * Asks the peer for the object of one of its descriptors.
    *
-   * @throws IpcError for too many at a time; as {@link ValueSender.send}
+   * @throws IpcError if too many requests are pending; as {@link ValueSender.send}
    */
   request(request: VerificationRequest): void {
     const number = this.#pending.add(request);
@@ -60,19 +60,20 @@ export class DescriptorVerifier {
     }
   }
 
-  /** Answers a question: by what the descriptor names, or by why it is not to be had. */
+  /** Responds to a request with the object of the descriptor, or with the reason why not. */
   respond(scanned: ScannedValue, fds: readonly number[]): void {
     discardFds(fds);
     const [number, message] = parseRequest(scanned);
     const named = verifyExport(message);
-    // Where too much waits, as the other end does not read, it ends by this.
+    // If the send queue is full because the peer does not read, this ends the connection.
     this.#sender.send([number, named], undefined, FrameKind.answer)?.catch(() => {});
   }
 
   /**
-   * Gives an answer to the one who asked.
+   * Delivers a response to its caller.
    *
-   * @throws IpcError for anything but an answer to a question; then who asked waits for the end
+   * @throws IpcError for anything but the response to a pending request; that caller waits for the
+   * end
    */
   receiveResponse(scanned: ScannedValue, fds: readonly number[]): void {
     let request: VerificationRequest;
@@ -90,7 +91,7 @@ export class DescriptorVerifier {
     else this.#deliver(arrival, request);
   }
 
-  /** Why an answer is not opened; what the other end says is not believed. */
+  /** Returns why the object of a response is not opened. The peer's claims are not trusted. */
   #refusal(
     { descriptor }: VerificationRequest,
     named: IpcDescriptor | IpcError | string,
@@ -132,7 +133,7 @@ export class DescriptorVerifier {
     if (!isGiven) this.#waiting.add(cancel);
   }
 
-  /** Nobody answers any more. */
+  /** Rejects all requests, as no more responses come. */
   end(reason: ClosedError | PeerGoneError | IpcError): void {
     this.#end ??= reason;
     this.#pending.rejectAll(reason);
@@ -142,28 +143,28 @@ export class DescriptorVerifier {
   }
 }
 
-/** Text of another process that goes into an error: short, and without control characters. */
+/** Cleans up text of another process for an error message: short, without control characters. */
 const sanitize = (text: string): string => text.slice(0, 500).replace(/\p{Cc}+/gu, ' ');
 
-/** One who asked the other end for what a descriptor names. */
+/** A caller that asked the peer for the object of a descriptor. */
 export interface VerificationRequest extends Recipient {
   readonly descriptor: IpcDescriptor;
 }
 
-/** More than a program asks at a time: a hostile end must not have answers pile up here. */
+/** More than any program needs. It bounds what a hostile peer can make pile up here. */
 const MAX_PENDING_REQUESTS = 1024;
 
-/** The questions of this end that have no answer yet, by number. */
+/** The requests without a response, by number. */
 class PendingRequests {
   readonly #requests = new Map<number, VerificationRequest>();
   #next = 0;
 
-  /** Whether there are any. */
+  /** Whether there are none. */
   get isEmpty(): boolean {
     return this.#requests.size === 0;
   }
 
-  /** Notes a question; answers with its number. @throws IpcError for too many */
+  /** Adds a request and returns its number. @throws IpcError for too many */
   add(request: VerificationRequest): number {
     if (this.#requests.size >= MAX_PENDING_REQUESTS)
       throw new IpcError(`${MAX_PENDING_REQUESTS} descriptors wait to be confirmed already`);
@@ -173,7 +174,7 @@ class PendingRequests {
     return number;
   }
 
-  /** The one who asked, once. @throws IpcError for an answer that nobody asked for */
+  /** Removes a request. @throws IpcError for a response that nobody requested */
   take(number: number): VerificationRequest {
     const request = this.#requests.get(number);
     if (!request) throw new IpcError('an answer came that nobody asked for');
@@ -181,14 +182,14 @@ class PendingRequests {
     return request;
   }
 
-  /** Nobody answers any more. */
+  /** Rejects all requests. */
   rejectAll(reason: unknown): void {
     for (const { reject } of this.#requests.values()) reject(reason);
     this.#requests.clear();
   }
 }
 
-/** A question: its number, and the descriptor that it is about. @throws IpcError for anything else */
+/** Parses a request: its number and the descriptor. @throws IpcError for anything else */
 function parseRequest(question: ScannedValue): readonly [number: number, about: unknown] {
   if (question.encodedObjects.length > 0) throw new IpcError('a question came with GPU objects');
   const [number, about] = parsePair(question, 'a question');
@@ -197,8 +198,8 @@ function parseRequest(question: ScannedValue): readonly [number: number, about: 
 }
 
 /**
- * An answer: the number of the question, and the descriptor of the object that it carries, or why
- * there is no object. Nothing is opened.
+ * Parses a response: the number of the request, and the descriptor of the object that it carries or
+ * the reason why there is none. Opens nothing.
  *
  * @throws IpcError for anything else
  */
@@ -210,7 +211,7 @@ function parseResponse(
   if (!Number.isInteger(number)) throw malformedError('an answer');
   const [slot] = encodedObjects;
   if (!slot && typeof about === 'string') return [number as number, about];
-  // In its place stands the slot itself.
+  // The place of the object holds its encoded form.
   if (!slot || encodedObjects.length > 1 || about !== slot) throw malformedError('an answer');
   return [number as number, slot.descriptor];
 }
@@ -233,17 +234,20 @@ function parsePair(
 const malformedError = (what: MessageName): IpcError =>
   new IpcError(`the other end sent ${what} that is not one`);
 
-/** Fields that say how an object is used, or follow from others: not which object it is. */
+/** Fields that do not identify the object: how it is used, or what follows from other fields. */
 const NOT_IDENTITY: ReadonlySet<string> = new Set(['checksum', 'access', 'layout', 'readyEvent']);
 
-/** Where a descriptor names another object than the one asked about; undefined for the same one. */
+/**
+ * Describes how a descriptor's object differs from the requested one; undefined for the same
+ * object.
+ */
 function differenceFrom(asked: IpcDescriptor, found: IpcDescriptor): string | undefined {
   if (found.kind !== asked.kind) return `its kind is ${found.kind}, not ${asked.kind}`;
   const values = found as unknown as Readonly<Record<string, unknown>>;
   for (const [name, value] of Object.entries(asked)) {
     if (NOT_IDENTITY.has(name)) continue;
     const other = values[name];
-    // Lists of numbers as well.
+    // Compares lists of numbers as well.
     if (value === other || JSON.stringify(value) === JSON.stringify(other)) continue;
     return typeof value === 'number' && typeof other === 'number'
       ? `its ${name} is ${other}, not ${value}`
@@ -253,13 +257,13 @@ function differenceFrom(asked: IpcDescriptor, found: IpcDescriptor): string | un
 }
 
 /**
- * What is wrong with the object of an answer: it must be the bytes, the event or the pool that was
- * asked about, and be as large. Less access than was asked about is allowed, and more is not.
+ * Describes what is wrong with the object of a response. It must be the requested memory, event or
+ * pool, with the same size. Less access than requested is allowed, more is not.
  */
 function mismatch(asked: IpcDescriptor, found: IpcDescriptor): string | undefined {
   const difference = differenceFrom(asked, found);
   if (difference || asked.kind === 'event' || found.kind === 'event') return difference;
-  // The descriptor that was asked about says how an array lies in the bytes.
+  // The requested descriptor tells how an array lies in the bytes.
   if (found.layout) return 'it is an array, not bytes';
   return asked.access === 'read' && found.access !== 'read'
     ? `its access is ${found.access}, not read`
@@ -267,15 +271,15 @@ function mismatch(asked: IpcDescriptor, found: IpcDescriptor): string | undefine
 }
 
 /**
- * What a descriptor names, if this process made it and it is still the same; or why it is not to be
- * had, in words.
+ * Returns the object of a descriptor if this process made it and it is still the same. Otherwise
+ * returns the reason in words.
  */
 function verifyExport(message: unknown): Shareable | string {
   try {
     const descriptor = parseDescriptor(message);
     if (!isFromThisProcess(descriptor)) return 'it was made by another process';
     const object = openAlias(descriptor) as Shareable;
-    // A handle alone is no name: the driver may give the same one to what comes after.
+    // A handle alone does not identify an object: the driver may reuse it.
     return differenceFrom(descriptor, exportIpc(object).descriptor)
       ? 'what it names is another one now'
       : object;
