@@ -1,7 +1,7 @@
 /** What the answer to `peer.open` may be, from an end that answers as it likes. */
 
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import {
   CudaEvent,
@@ -101,209 +101,211 @@ class Answerer extends Stranger {
   }
 }
 
-test('an answer with another object rejects that open alone: nothing is opened, and its lease is returned', async () => {
-  emulate();
-  const pool = MemoryPool.create({ maxSize: 4 << 20, shareable: true });
-  const ofPool = exportIpc(pool);
-  const pooled = exportIpc(pool.allocate(4096));
-  using buffer = DeviceBuffer.allocate(4096);
-  using other = DeviceBuffer.allocate(4096);
-  using event = CudaEvent.create({ interprocess: true });
-  using array = toDeviceSync(new Float32Array(1024));
-  const asked = getIpcHandle(buffer);
-  using handle = getIpcHandle(array);
-  const ofArray = { ...handle.toJSON() };
-  const seal = (fields: object): IpcDescriptor => withChecksum(fields as never);
-  const { layout: _, ...bytesOfArray } = ofArray;
-  const cases: readonly (readonly [
-    what: string,
-    asked: IpcDescriptor,
-    answer: IpcDescriptor,
-    message: RegExp,
-    fds?: readonly number[],
-  ])[] = [
-    ['fewer bytes', asked, getIpcHandle(buffer.subarray(0, 64)), /byteLength is 64, not 4096/],
-    ['other bytes', asked, getIpcHandle(other), /its handle differs/],
-    [
-      'a part of an array',
-      ofArray,
-      seal({ ...bytesOfArray, byteLength: 64 }),
-      /byteLength is 64, not 4096/,
-    ],
-    ['an array', asked, seal({ ...asked, layout: ofArray.layout }), /an array, not bytes/],
-    ['an event', asked, getIpcHandle(event), /kind is event, not legacy/],
-    ['memory for an event', getIpcHandle(event), asked, /kind is legacy, not event/],
-    ['memory of a pool', asked, pooled.descriptor, /kind is pool, not legacy/, pooled.fds],
-    [
-      'a pool for memory of it',
-      pooled.descriptor,
-      ofPool.descriptor,
-      /its handle differs/,
-      ofPool.fds,
-    ],
-    ['what another process made', asked, seal({ ...asked, startTime: 7 }), /startTime is 7/],
-    ['a later allocation', asked, seal({ ...asked, bufferId: 2 ** 40 }), /bufferId is/],
-    [
-      'memory that may be written to',
-      seal({ ...asked, access: 'read' }),
-      asked,
-      /access is read-write, not read/,
-    ],
-  ];
-  await leavingNone(async () => {
-    using answerer = new Answerer();
-    for (const [what, question, answer, message, fds = []] of cases) {
-      const opening = answerer.peer.open(question);
-      answerer.answer(parcel(answer, fds.length), fds);
-      await assert.rejects(
-        opening,
-        (error: Error) =>
-          error.name === 'IpcError' &&
-          /answered with another object than the one/.test(error.message) &&
-          message.test(error.message),
-        what,
-      );
-    }
-    assert.deepEqual(await answerer.returned(), [...cases.keys()]);
-    // The connection goes on, and so does what is as it was asked about.
-    const opening = answerer.peer.open(ofArray);
-    answerer.answer(parcel(seal(bytesOfArray)));
-    const opened = (await opening) as DeviceArray;
-    assert.deepEqual(
-      [opened.dtype, opened.shape, opened.extents],
-      [float32, [1024], array.extents],
-    );
-    opened.close();
-  });
-  pool.close({ buffers: true });
-});
-
-test('an answer that is neither an object nor a reason ends the connection, and who asked gets that IpcError', async () => {
-  using buffer = DeviceBuffer.allocate(64);
-  const asked = getIpcHandle(buffer);
-  const object = parcel(asked);
-  const record = (...keys: readonly string[]): Buffer =>
-    Buffer.concat([
-      Buffer.of(Tag.object, keys.length),
-      ...keys.flatMap((key) => [text(key), Buffer.of(Tag.null)]),
-    ]);
-  const answers: Readonly<Record<string, Buffer>> = {
-    'what cannot be text': list(int32(0), record('toString', 'valueOf')),
-    nothing: list(int32(0), Buffer.of(Tag.undefined)),
-    'a number': list(int32(0), int32(1)),
-    'a list': list(int32(0), list(text('gone'))),
-    'an object in a list': list(int32(0), list(object)),
-    'an object in place of the number': list(object, text('gone')),
-    'two objects': list(object, object),
-    'an object and a reason': list(int32(0), text('gone'), object),
-    'an object alone': object,
-    'text alone': text('gone'),
-    'a number that is text': list(text('0'), text('gone')),
-    'a number with a fraction': list(
-      Buffer.concat([Buffer.of(Tag.float64), Buffer.from(Float64Array.of(0.5).buffer)]),
-      text('gone'),
-    ),
-    'a number that nobody has': list(int32(7), text('gone')),
-  };
-  for (const [what, answer] of Object.entries(answers))
+describe('Peer.open', () => {
+  test('a response with another object rejects only that open: nothing is opened, and the lease is released', async () => {
+    emulate();
+    const pool = MemoryPool.create({ maxSize: 4 << 20, shareable: true });
+    const ofPool = exportIpc(pool);
+    const pooled = exportIpc(pool.allocate(4096));
+    using buffer = DeviceBuffer.allocate(4096);
+    using other = DeviceBuffer.allocate(4096);
+    using event = CudaEvent.create({ interprocess: true });
+    using array = toDeviceSync(new Float32Array(1024));
+    const asked = getIpcHandle(buffer);
+    using handle = getIpcHandle(array);
+    const ofArray = { ...handle.toJSON() };
+    const seal = (fields: object): IpcDescriptor => withChecksum(fields as never);
+    const { layout: _, ...bytesOfArray } = ofArray;
+    const cases: readonly (readonly [
+      what: string,
+      asked: IpcDescriptor,
+      answer: IpcDescriptor,
+      message: RegExp,
+      fds?: readonly number[],
+    ])[] = [
+      ['fewer bytes', asked, getIpcHandle(buffer.subarray(0, 64)), /byteLength is 64, not 4096/],
+      ['other bytes', asked, getIpcHandle(other), /its handle differs/],
+      [
+        'a part of an array',
+        ofArray,
+        seal({ ...bytesOfArray, byteLength: 64 }),
+        /byteLength is 64, not 4096/,
+      ],
+      ['an array', asked, seal({ ...asked, layout: ofArray.layout }), /an array, not bytes/],
+      ['an event', asked, getIpcHandle(event), /kind is event, not legacy/],
+      ['memory for an event', getIpcHandle(event), asked, /kind is legacy, not event/],
+      ['memory of a pool', asked, pooled.descriptor, /kind is pool, not legacy/, pooled.fds],
+      [
+        'a pool for memory of it',
+        pooled.descriptor,
+        ofPool.descriptor,
+        /its handle differs/,
+        ofPool.fds,
+      ],
+      ['what another process made', asked, seal({ ...asked, startTime: 7 }), /startTime is 7/],
+      ['a later allocation', asked, seal({ ...asked, bufferId: 2 ** 40 }), /bufferId is/],
+      [
+        'memory that may be written to',
+        seal({ ...asked, access: 'read' }),
+        asked,
+        /access is read-write, not read/,
+      ],
+    ];
     await leavingNone(async () => {
       using answerer = new Answerer();
-      const opening = answerer.peer.open(asked, { timeoutMs: 10_000 });
-      answerer.answerWith(answer);
-      await assert.rejects(opening, { name: 'IpcError', message: /answer/ }, what);
-      const reason = await answerer.peer.ended;
-      assert.deepEqual([reason.name, answerer.peer.closed], ['IpcError', true], what);
+      for (const [what, question, answer, message, fds = []] of cases) {
+        const opening = answerer.peer.open(question);
+        answerer.answer(parcel(answer, fds.length), fds);
+        await assert.rejects(
+          opening,
+          (error: Error) =>
+            error.name === 'IpcError' &&
+            /answered with another object than the one/.test(error.message) &&
+            message.test(error.message),
+          what,
+        );
+      }
+      assert.deepEqual(await answerer.returned(), [...cases.keys()]);
+      // The connection goes on, and so does what is as it was asked about.
+      const opening = answerer.peer.open(ofArray);
+      answerer.answer(parcel(seal(bytesOfArray)));
+      const opened = (await opening) as DeviceArray;
+      assert.deepEqual(
+        [opened.dtype, opened.shape, opened.extents],
+        [float32, [1024], array.extents],
+      );
+      opened.close();
     });
-});
-
-test('what comes for an open that was given up is closed, and its lease returned', async () => {
-  using buffer = DeviceBuffer.allocate(64);
-  const asked = getIpcHandle(buffer);
-  using answerer = new Answerer();
-  const stop = new AbortController();
-  const opening = answerer.peer.open(asked, { signal: stop.signal });
-  stop.abort(new Error('enough'));
-  await assert.rejects(opening, /enough/);
-  answerer.answer(parcel(asked));
-  const returned = async (count: number): Promise<readonly number[]> => {
-    for (let turn = 0; turn < 100 && (await answerer.returned()).length < count; turn++);
-    return answerer.returned();
-  };
-  assert.deepEqual(await returned(1), [0]);
-  assert.equal(buffer.closed, false);
-  // The next one is answered.
-  const next = answerer.peer.open(asked);
-  answerer.answer(parcel(asked));
-  const opened = (await next) as DeviceBuffer;
-  assert.equal(opened.address, buffer.address);
-  opened.close();
-  assert.deepEqual(await returned(2), [0, 1]);
-});
-
-test('an open of a descriptor of another process than the one asked is refused at once', async () => {
-  using buffer = DeviceBuffer.allocate(64);
-  using answerer = new Answerer();
-  const other = withChecksum({ ...getIpcHandle(buffer), pid: process.pid + 1 });
-  await assert.rejects(answerer.peer.open(other, { timeoutMs: 10_000 }), {
-    name: 'IpcError',
-    message: `the descriptor is of process ${process.pid + 1}, which process ${process.pid} is not`,
+    pool.close({ buffers: true });
   });
-  // Nothing was asked.
-  assert.equal(answerer.receive(), undefined);
-});
 
-test('the reason of a refusal is shown as text of a bounded length', async () => {
-  using buffer = DeviceBuffer.allocate(64);
-  using answerer = new Answerer();
-  const opening = answerer.peer.open(getIpcHandle(buffer));
-  answerer.answer(text(`gone\u001b[2J${'x'.repeat(20_000)}`));
-  await assert.rejects(opening, (error: Error & { code?: string }) => {
-    assert.deepEqual([error.name, error.code], ['IpcError', 'exporter-gone']);
-    assert.match(error.message, /^process \d+ does not confirm this descriptor: gone/);
-    assert.ok(error.message.length < 1000, `${error.message.length}`);
-    assert.ok(!error.message.includes('\u001b'));
-    return true;
+  test('a response that is neither an object nor a reason ends the connection, and the caller gets that IpcError', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    const asked = getIpcHandle(buffer);
+    const object = parcel(asked);
+    const record = (...keys: readonly string[]): Buffer =>
+      Buffer.concat([
+        Buffer.of(Tag.object, keys.length),
+        ...keys.flatMap((key) => [text(key), Buffer.of(Tag.null)]),
+      ]);
+    const answers: Readonly<Record<string, Buffer>> = {
+      'what cannot be text': list(int32(0), record('toString', 'valueOf')),
+      nothing: list(int32(0), Buffer.of(Tag.undefined)),
+      'a number': list(int32(0), int32(1)),
+      'a list': list(int32(0), list(text('gone'))),
+      'an object in a list': list(int32(0), list(object)),
+      'an object in place of the number': list(object, text('gone')),
+      'two objects': list(object, object),
+      'an object and a reason': list(int32(0), text('gone'), object),
+      'an object alone': object,
+      'text alone': text('gone'),
+      'a number that is text': list(text('0'), text('gone')),
+      'a number with a fraction': list(
+        Buffer.concat([Buffer.of(Tag.float64), Buffer.from(Float64Array.of(0.5).buffer)]),
+        text('gone'),
+      ),
+      'a number that nobody has': list(int32(7), text('gone')),
+    };
+    for (const [what, answer] of Object.entries(answers))
+      await leavingNone(async () => {
+        using answerer = new Answerer();
+        const opening = answerer.peer.open(asked, { timeoutMs: 10_000 });
+        answerer.answerWith(answer);
+        await assert.rejects(opening, { name: 'IpcError', message: /answer/ }, what);
+        const reason = await answerer.peer.ended;
+        assert.deepEqual([reason.name, answerer.peer.closed], ['IpcError', true], what);
+      });
   });
-});
 
-test('an answer is taken once: a second one to the same question ends the connection', async () => {
-  using buffer = DeviceBuffer.allocate(64);
-  using answerer = new Answerer();
-  const opening = answerer.peer.open(getIpcHandle(buffer), { timeoutMs: 10_000 });
-  const answer = list(int32(0), text('gone'));
-  answerer.answerWith(answer);
-  await assert.rejects(opening, { name: 'IpcError', message: /does not confirm .*: gone$/ });
-  answerer.answerWith(answer);
-  const reason = await answerer.peer.receive({ timeoutMs: 10_000 }).catch(String);
-  assert.match(String(reason), /^IpcError: .*an answer came that nobody asked for$/);
-});
-
-test('what has the same handle as what is asked about, and is another one, is not given out', async () => {
-  using pair = peerPair();
-  using buffer = DeviceBuffer.allocate(4096);
-  const asked = getIpcHandle(buffer);
-  const { bufferId } = asked as { readonly bufferId?: number };
-  assert.ok(bufferId !== undefined);
-  // As of memory that was freed, whose handle the driver gave to this.
-  const earlier = withChecksum({ ...asked, bufferId: bufferId + 2 ** 20 } as never);
-  await assert.rejects(pair.a.open(earlier, { timeoutMs: 10_000 }), {
-    name: 'IpcError',
-    code: 'exporter-gone',
-    message: /does not confirm this descriptor: what it names is another one now$/,
+  test('an object that comes for an aborted open is closed, and its lease released', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    const asked = getIpcHandle(buffer);
+    using answerer = new Answerer();
+    const stop = new AbortController();
+    const opening = answerer.peer.open(asked, { signal: stop.signal });
+    stop.abort(new Error('enough'));
+    await assert.rejects(opening, /enough/);
+    answerer.answer(parcel(asked));
+    const returned = async (count: number): Promise<readonly number[]> => {
+      for (let turn = 0; turn < 100 && (await answerer.returned()).length < count; turn++);
+      return answerer.returned();
+    };
+    assert.deepEqual(await returned(1), [0]);
+    assert.equal(buffer.closed, false);
+    // The next one is answered.
+    const next = answerer.peer.open(asked);
+    answerer.answer(parcel(asked));
+    const opened = (await next) as DeviceBuffer;
+    assert.equal(opened.address, buffer.address);
+    opened.close();
+    assert.deepEqual(await returned(2), [0, 1]);
   });
-  (await pair.a.open(asked)).close();
-});
 
-test('a question that could not be sent is forgotten, however many there are', async () => {
-  using buffer = DeviceBuffer.allocate(64);
-  const asked = getIpcHandle(buffer);
-  using other = new Stranger();
-  const sends = Array.from({ length: 3000 }, () => other.peer.send('x'.repeat(2000)));
-  for (const send of sends) send.catch(() => {});
-  // More than may be open at a time.
-  for (let n = 0; n < 1025; n++)
-    await assert.rejects(other.peer.open(asked), {
+  test('a descriptor of a process other than the peer is refused at once', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    using answerer = new Answerer();
+    const other = withChecksum({ ...getIpcHandle(buffer), pid: process.pid + 1 });
+    await assert.rejects(answerer.peer.open(other, { timeoutMs: 10_000 }), {
       name: 'IpcError',
-      message: /wait to be sent already: await send\(\) before the next one$/,
+      message: `the descriptor is of process ${process.pid + 1}, which process ${process.pid} is not`,
     });
+    // Nothing was asked.
+    assert.equal(answerer.receive(), undefined);
+  });
+
+  test('the reason of a refusal is shown as text of limited length', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    using answerer = new Answerer();
+    const opening = answerer.peer.open(getIpcHandle(buffer));
+    answerer.answer(text(`gone\u001b[2J${'x'.repeat(20_000)}`));
+    await assert.rejects(opening, (error: Error & { code?: string }) => {
+      assert.deepEqual([error.name, error.code], ['IpcError', 'exporter-gone']);
+      assert.match(error.message, /^process \d+ does not confirm this descriptor: gone/);
+      assert.ok(error.message.length < 1000, `${error.message.length}`);
+      assert.ok(!error.message.includes('\u001b'));
+      return true;
+    });
+  });
+
+  test('a second response to the same request ends the connection', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    using answerer = new Answerer();
+    const opening = answerer.peer.open(getIpcHandle(buffer), { timeoutMs: 10_000 });
+    const answer = list(int32(0), text('gone'));
+    answerer.answerWith(answer);
+    await assert.rejects(opening, { name: 'IpcError', message: /does not confirm .*: gone$/ });
+    answerer.answerWith(answer);
+    const reason = await answerer.peer.receive({ timeoutMs: 10_000 }).catch(String);
+    assert.match(String(reason), /^IpcError: .*an answer came that nobody asked for$/);
+  });
+
+  test('a different object with the same handle is not sent', async () => {
+    using pair = peerPair();
+    using buffer = DeviceBuffer.allocate(4096);
+    const asked = getIpcHandle(buffer);
+    const { bufferId } = asked as { readonly bufferId?: number };
+    assert.ok(bufferId !== undefined);
+    // As of memory that was freed, whose handle the driver gave to this.
+    const earlier = withChecksum({ ...asked, bufferId: bufferId + 2 ** 20 } as never);
+    await assert.rejects(pair.a.open(earlier, { timeoutMs: 10_000 }), {
+      name: 'IpcError',
+      code: 'exporter-gone',
+      message: /does not confirm this descriptor: what it names is another one now$/,
+    });
+    (await pair.a.open(asked)).close();
+  });
+
+  test('requests that could not be sent are dropped, however many there are', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    const asked = getIpcHandle(buffer);
+    using other = new Stranger();
+    const sends = Array.from({ length: 3000 }, () => other.peer.send('x'.repeat(2000)));
+    for (const send of sends) send.catch(() => {});
+    // More than may be open at a time.
+    for (let n = 0; n < 1025; n++)
+      await assert.rejects(other.peer.open(asked), {
+        name: 'IpcError',
+        message: /wait to be sent already: await send\(\) before the next one$/,
+      });
+  });
 });

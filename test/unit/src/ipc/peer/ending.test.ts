@@ -76,7 +76,7 @@ function packets(other: Stranger): { kind: number; body: number[] }[] {
 }
 
 describe('Peer.close', () => {
-  test('gives back what lies unread in its socket', deadline, async () => {
+  test('releases objects that lie unread in its socket', deadline, async () => {
     using pair = peerPair();
     const sent = buffers(20);
     for (const buffer of sent) await pair.a.send(buffer);
@@ -88,7 +88,7 @@ describe('Peer.close', () => {
     assert.equal(leases.stats().leases.length, 0);
   });
 
-  test('gives back what comes after its queue was full', deadline, async () => {
+  test('releases objects that come after its queue was full', deadline, async () => {
     using pair = peerPair();
     const sent = buffers(3 * MAX_QUEUED_VALUES);
     const sends = sent.map((buffer) => pair.a.send(buffer));
@@ -100,7 +100,7 @@ describe('Peer.close', () => {
     assert.equal(leases.stats().leases.length, 0);
   });
 
-  test('finishes a value that is half sent, and drops those behind it', deadline, async () => {
+  test('completes a value that is half sent, and drops those behind it', deadline, async () => {
     using pair = peerPair();
     const large = new Uint8Array(4 << 20).fill(7);
     const begun = pair.a.send(large);
@@ -112,7 +112,7 @@ describe('Peer.close', () => {
     await assert.rejects(pair.b.receive(), { name: 'ClosedError' });
   });
 
-  test('tells what dropped values were to tell: what was closed here', deadline, async () => {
+  test('sends the control entries of dropped values: what was closed here', deadline, async () => {
     using pair = peerPair();
     const [lent] = buffers(1) as [DeviceBuffer];
     await pair.b.send(lent);
@@ -132,7 +132,7 @@ describe('Peer.close', () => {
     assert.equal(leases.stats().leases.length, 0);
   });
 
-  test('tells what dropped values were to tell, before that it is closed', deadline, async () => {
+  test('sends the control entries of dropped values before the close', deadline, async () => {
     using other = new Stranger();
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send(buffer);
@@ -164,7 +164,7 @@ describe('Peer.close', () => {
     await until(() => leases.stats().leases.length === 0);
   });
 
-  test('sends no revocation of what never went out', deadline, async () => {
+  test('sends no revocation of a lease that was never sent', deadline, async () => {
     using pair = peerPair();
     using late = DeviceBuffer.allocate(64);
     void (await fill(pair.a));
@@ -181,7 +181,7 @@ describe('Peer.close', () => {
     assert.equal(leases.stats().leases.length, 0);
   });
 
-  test('lets nothing out but what was begun, and control messages', deadline, async () => {
+  test('sends nothing but started messages and control messages', deadline, async () => {
     using other = new Stranger();
     void (await fill(other.peer));
     other.peer.close();
@@ -202,7 +202,7 @@ describe('Peer.close', () => {
   });
 
   test(
-    'keeps the socket while something is lent, and closes it with the last',
+    'keeps the socket while leases are in use, and closes it with the last',
     deadline,
     async () => {
       using other = new Stranger();
@@ -223,7 +223,7 @@ describe('Peer.close', () => {
     },
   );
 
-  test('gives back what comes after it, with its descriptors', deadline, async () => {
+  test('releases objects that come after it, with their descriptors', deadline, async () => {
     using other = new Stranger();
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send(buffer);
@@ -250,7 +250,7 @@ describe('Peer.close', () => {
     assert.deepEqual(packets(other), [{ ...news, body: [DONE] }]);
   });
 
-  test('does not wait for one that never reads and shares nothing', deadline, async () => {
+  test('does not wait for a peer that never reads and has no leases', deadline, async () => {
     const other = new Stranger();
     void (await fill(other.peer));
     other.peer.close();
@@ -261,7 +261,7 @@ describe('Peer.close', () => {
   });
 });
 
-test('a close gives up an answer that the host waits with', deadline, async (t) => {
+test('a close cancels a response that the host waits with', deadline, async (t) => {
   // No stream can wait for the other end's work: the host has to.
   t.mock.getter(TimelinePage.prototype, 'isMemoryFixed', () => false);
   using stream = Stream.create();
@@ -279,9 +279,9 @@ test('a close gives up an answer that the host waits with', deadline, async (t) 
   await stream.synchronize();
 });
 
-describe('what is closed and cannot be told', () => {
+describe('a close that cannot be sent', () => {
   test(
-    'closes with the last that is lent, once the time to read it is over',
+    'closes the socket with the last lease, once the time to read it is over',
     deadline,
     async (t) => {
       const other = new Stranger();
@@ -302,7 +302,7 @@ describe('what is closed and cannot be told', () => {
     },
   );
 
-  test('is asked to be kept again, and no link stays here once it went out', deadline, () => {
+  test('repeats forward requests, and keeps no link once they are sent', deadline, () => {
     const [link, ours] = socketPair();
     const forwardRequester = new ForwardRequester(ignore);
     forwardRequester.request(7, 1, 2, link, ours).acknowledged.catch(ignore);
@@ -331,7 +331,7 @@ describe('what is closed and cannot be told', () => {
     forwardRequester.end();
   });
 
-  test('is tried again by one timer, however much there is', deadline, async (t) => {
+  test('is retried by one timer, however much is pending', deadline, async (t) => {
     using pair = peerPair();
     const lent = buffers(20);
     const received: DeviceBuffer[] = [];
@@ -361,7 +361,7 @@ describe('what is closed and cannot be told', () => {
   });
 });
 
-describe('the other end', () => {
+describe('the peer', () => {
   test('releases every lease when it says that it has nothing', deadline, async () => {
     using other = new Stranger();
     using buffer = DeviceBuffer.allocate(64);
@@ -376,7 +376,7 @@ describe('the other end', () => {
   });
 
   test(
-    'keeps what it has when it closes without a note, as long as it lives',
+    'keeps its leases as long as it lives when it closes without a control message',
     deadline,
     async () => {
       const other = new Stranger();
@@ -390,52 +390,60 @@ describe('the other end', () => {
     },
   );
 
-  test('that nobody sees keeps what it has for as long as the options say', deadline, async (t) => {
-    const [near, far] = socketPair();
-    const peer = new Peer(
-      near,
-      { pid: 0, uid: 0 },
-      { process: PeerProcess.ofChild(0), orphanGraceMs: 12_345 },
-    );
-    using buffer = DeviceBuffer.allocate(64);
-    await peer.send(buffer);
-    const lent = leases.stats().leases.length;
-    t.mock.timers.enable({ apis: ['setTimeout'] });
-    peer.connection.fail(new IpcError('it broke'));
-    peer.close();
-    t.mock.timers.tick(12_344);
-    assert.equal(leases.stats().leases.length, lent);
-    t.mock.timers.tick(1);
-    assert.equal(leases.stats().leases.length, lent - 1);
-    t.mock.timers.reset();
-    closeFd(far);
-  });
+  test(
+    'keeps its leases for as long as the options say if its end cannot be observed',
+    deadline,
+    async (t) => {
+      const [near, far] = socketPair();
+      const peer = new Peer(
+        near,
+        { pid: 0, uid: 0 },
+        { process: PeerProcess.ofChild(0), orphanGraceMs: 12_345 },
+      );
+      using buffer = DeviceBuffer.allocate(64);
+      await peer.send(buffer);
+      const lent = leases.stats().leases.length;
+      t.mock.timers.enable({ apis: ['setTimeout'] });
+      peer.connection.fail(new IpcError('it broke'));
+      peer.close();
+      t.mock.timers.tick(12_344);
+      assert.equal(leases.stats().leases.length, lent);
+      t.mock.timers.tick(1);
+      assert.equal(leases.stats().leases.length, lent - 1);
+      t.mock.timers.reset();
+      closeFd(far);
+    },
+  );
 
-  test('keeps what its work may still use when the connection breaks', deadline, async (t) => {
-    const others = leases.stats().leases.length;
-    const other = new Stranger();
-    using buffer = DeviceBuffer.allocate(64);
-    await other.peer.send(buffer);
-    // No stream can wait for its work: the host has to.
-    t.mock.getter(TimelinePage.prototype, 'isMemoryFixed', () => false);
-    const page = createSealedMemfd('points', 4096);
-    other.send(Uint8Array.of(1), { ...news, sequence: 0 }, [page]);
-    closeFd(page);
-    const five = new Uint8Array(new Float64Array([5]).buffer);
-    // Lease 0 is released behind point 5 of word 0, which is not reached.
-    const released = Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 1, 0, ...five);
-    other.send(released, { ...news, sequence: 1 });
-    for (let turn = 0; turn < 10; turn++) await nextLoopIteration();
-    other.peer.connection.fail(new IpcError('nothing can be sent'));
-    other.peer.close();
-    // Longer than any poll sleeps.
-    await new Promise((resolve) => setTimeout(resolve, 200));
-    assert.equal(leases.stats().leases.length, others + 1);
-    closeFd(other.socket);
-    before = openDescriptors();
-  });
+  test(
+    'keeps the objects that its work may still use when the connection breaks',
+    deadline,
+    async (t) => {
+      const others = leases.stats().leases.length;
+      const other = new Stranger();
+      using buffer = DeviceBuffer.allocate(64);
+      await other.peer.send(buffer);
+      // No stream can wait for its work: the host has to.
+      t.mock.getter(TimelinePage.prototype, 'isMemoryFixed', () => false);
+      const page = createSealedMemfd('points', 4096);
+      other.send(Uint8Array.of(1), { ...news, sequence: 0 }, [page]);
+      closeFd(page);
+      const five = new Uint8Array(new Float64Array([5]).buffer);
+      // Lease 0 is released behind point 5 of word 0, which is not reached.
+      const released = Uint8Array.of(3, 1, ...new Uint8Array(8), 1, 1, 0, ...five);
+      other.send(released, { ...news, sequence: 1 });
+      for (let turn = 0; turn < 10; turn++) await nextLoopIteration();
+      other.peer.connection.fail(new IpcError('nothing can be sent'));
+      other.peer.close();
+      // Longer than any poll sleeps.
+      await new Promise((resolve) => setTimeout(resolve, 200));
+      assert.equal(leases.stats().leases.length, others + 1);
+      closeFd(other.socket);
+      before = openDescriptors();
+    },
+  );
 
-  test('is believed nothing more until the host has seen its work', deadline, async (t) => {
+  test('is not read further until the host has seen the end of its work', deadline, async (t) => {
     const others = leases.stats().leases.length;
     using other = new Stranger();
     using buffer = DeviceBuffer.allocate(64);
@@ -463,7 +471,7 @@ describe('the other end', () => {
     await until(() => leases.stats().leases.length === others);
   });
 
-  test('that is gone leaves no link of what it asked to be kept', deadline, () => {
+  test('leaves no link of its forward requests when it is gone', deadline, () => {
     let end = ignore;
     const process = {
       pid: 1,
@@ -481,7 +489,7 @@ describe('the other end', () => {
     session.end();
   });
 
-  test('may close while it is asked: that is a close, not a breach', deadline, async () => {
+  test('may close during a request: that is a close, not a protocol error', deadline, async () => {
     for (let n = 0; n < 20; n++) {
       using pair = peerPair();
       // A question that its maker cannot answer any more.
@@ -496,7 +504,7 @@ describe('the other end', () => {
 
 describe('the error of a call', () => {
   test(
-    'is its own, of the class of the reason, and has the line of its caller',
+    'is a new error of the class of the reason, with the line of its caller',
     deadline,
     async () => {
       using pair = peerPair();
@@ -528,7 +536,7 @@ describe('the error of a call', () => {
     },
   );
 
-  test('PeerGoneError is no ClosedError', () => {
+  test('PeerGoneError is not a ClosedError', () => {
     const error = new PeerGoneError('gone', { pid: 1, abandonedWaits: 0, exitCode: 3 });
     assert.equal(error instanceof ClosedError, false);
     assert.deepEqual([error.pid, error.exitCode, error.signal], [1, 3, undefined]);

@@ -1,7 +1,7 @@
 /** Other ends that do as they like. */
 
 import assert from 'node:assert/strict';
-import { afterEach, beforeEach, test } from 'node:test';
+import { afterEach, beforeEach, describe, test } from 'node:test';
 import fc from 'fast-check';
 import { recordCalls } from '../../../../../ffi/driver.ts';
 import { countPendingCloses } from '../../../../../ffi/linux/close-fd.ts';
@@ -243,399 +243,415 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
   ],
 };
 
-for (const [what, [message, send]] of Object.entries(broken)) {
-  test(`${what}: the connection ends with an IpcError, after what came before`, async () => {
-    using other = new Stranger();
-    // The packets that a case sends are of the first value.
-    send(other);
-    await assert.rejects(other.peer.receive(), ipcError(message));
-    assert.equal(other.peer.closed, true);
-    await assert.rejects(other.peer.receive(), ipcError(message));
-    await assert.rejects(other.peer.send(1), ipcError(message));
-    await assert.rejects(async () => {
-      for await (const value of other.peer) assert.fail(String(value));
-    }, ipcError(message));
-    assert.equal(other.receive(), 'end');
-  });
-}
-
-test('each thing is said once, and in its order, beside a value or by itself', () => {
-  const point = { index: 0, count: 1 };
-  const all = {
-    hasTimelinePage: true,
-    points: [point],
-    released: [{ lease: 0, isFinal: true, points: [point] }],
-    revoked: [1],
-    isClosing: true,
-    forwardRequests: [{ lease: 2, pid: 3, startTime: 4 }],
-    linkedObjects: [0],
-    closedPools: ['ab'.repeat(16)],
-    leases: { first: 5, count: 6 },
-    isDone: true,
-  };
-  const bytesOf = (fields: object): Buffer =>
-    ByteWriter.use((writer) => {
-      writeControlBlock(writer, { ...nothing, ...fields });
-      return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+describe('Peer with a hostile other end', () => {
+  for (const [what, [message, send]] of Object.entries(broken)) {
+    test(`${what}: the connection ends with an IpcError, after the values before it`, async () => {
+      using other = new Stranger();
+      // The packets that a case sends are of the first value.
+      send(other);
+      await assert.rejects(other.peer.receive(), ipcError(message));
+      assert.equal(other.peer.closed, true);
+      await assert.rejects(other.peer.receive(), ipcError(message));
+      await assert.rejects(other.peer.send(1), ipcError(message));
+      await assert.rejects(async () => {
+        for await (const value of other.peer) assert.fail(String(value));
+      }, ipcError(message));
+      assert.equal(other.receive(), 'end');
     });
-  const read = (...parts: Buffer[]) => readControlBlock(new ByteReader(Buffer.concat(parts)));
-  const parts = Object.entries(all).map(([name, value]) => bytesOf({ [name]: value }));
-  assert.deepEqual(read(...parts), { ...nothing, ...all });
-  assert.deepEqual(read(bytesOf(all)), { ...nothing, ...all });
-  for (const [at, part] of parts.entries())
-    for (const earlier of parts.slice(0, at + 1))
-      assert.throws(
-        () => read(part, earlier),
-        ipcError(/^unexpected control field \d+: fields come once and in order$/),
-      );
-});
-
-test('values before a broken one are received before the error', async () => {
-  using other = new Stranger();
-  other.send(one);
-  other.send(Uint8Array.of(200), { sequence: 1 });
-  await nextLoopIteration();
-  assert.equal(await other.peer.receive(), 1);
-  await assert.rejects(other.peer.receive(), ipcError(/unknown value tag/));
-});
-
-test('a lease that comes a second time, or late, ends the connection', async () => {
-  for (const late of [4, 3]) {
-    using other = new Stranger();
-    // Values that were dropped there leave a gap.
-    other.send(Uint8Array.of(...parcel, ...leasesFrom(4, 1)));
-    other.send(Uint8Array.of(...parcel, ...leasesFrom(late, 1)), { sequence: 1 });
-    await assert.rejects(other.peer.receive(), ipcError(/not a cuffi descriptor/));
-    await assert.rejects(
-      other.peer.receive(),
-      ipcError(new RegExp(`lease ${late} was sent after lease 4, or a second time`)),
-    );
   }
-});
 
-test('an end in the middle of a value is the end, and its descriptors are closed', async () => {
-  using other = new Stranger();
-  const fd = createMemfd('half', 0);
-  other.send(one);
-  other.send(half, { sequence: 1, byteLength: size }, [fd, fd]);
-  closeFd(fd);
-  closeFd(other.socket);
-  assert.equal(await other.peer.receive(), 1);
-  await assert.rejects(other.peer.receive(), closedError(/has closed the connection/));
-});
-
-test('an object that cannot be opened fails its value alone, and the next is received', async () => {
-  using other = new Stranger();
-  const fd = createMemfd('lost', 0);
-  // The third is its link.
-  const lost = Uint8Array.of(
-    Tag.gpuObject,
-    2,
-    1,
-    Tag.null,
-    7,
-    1,
-    ...float64(0),
-    ...leasesFrom(0, 1),
-  );
-  other.send(lost, {}, [fd, fd, fd]);
-  other.send(one, { sequence: 1 });
-  closeFd(fd);
-  await assert.rejects(other.peer.receive(), { name: 'IpcError' });
-  assert.equal(await other.peer.receive(), 1);
-});
-
-test('what was opened of a value that nobody gets is closed, and its lease given back', async () => {
-  using buffer = DeviceBuffer.allocate(64);
-  const bytes = Buffer.from(writeDescriptor(getIpcHandle(buffer)));
-  before = openDescriptors();
-  const open = [
-    Tag.gpuObject,
-    0,
-    (bytes.byteLength & 127) | 128,
-    bytes.byteLength >> 7,
-    ...bytes,
-  ] as const;
-  const name = [Tag.latin1, 1, 'x'.charCodeAt(0)] as const;
-  const values: readonly (readonly [number[], number, RegExp])[] = [
-    // The second object cannot be opened.
-    [[Tag.array, 2, ...open, ...parcel], 2, /not a cuffi descriptor/],
-    // The value cannot be built.
-    [[Tag.object, 2, ...name, ...open, ...name, Tag.null], 1, /name/],
-  ];
-  for (const [value, count, message] of values) {
-    using other = new Stranger();
-    other.send(Uint8Array.from([...value, ...leasesFrom(0, count)]));
-    await assert.rejects(other.peer.receive(), ipcError(message));
-    const told: number[] = [];
-    for (let turn = 0; turn < 20; turn++) {
-      await nextLoopIteration();
-      const message = other.receive();
-      if (typeof message !== 'object') continue;
-      message.fds.forEach(closeFd);
-      const tail = readControlBlock(new ByteReader(message.data.subarray(HEADER_BYTE_LENGTH)));
-      told.push(...tail.released.flatMap(({ lease, isFinal }) => (isFinal ? [lease] : [])));
-    }
-    assert.deepEqual(
-      told.sort(),
-      Array.from({ length: count }, (_, at) => at),
-    );
-    assert.equal(buffer.closed, false);
-  }
-});
-
-test('one that never reads what it is given back is disconnected, with the reason', async () => {
-  using other = new Stranger();
-  // 4096 objects that cannot be opened: each is given back.
-  const parcels = new Array<readonly number[]>(4096).fill(parcel).flat();
-  let last: unknown;
-  for (let sequence = 0; sequence < 100 && !/there reads/.test(String(last)); sequence++) {
-    const value = Uint8Array.of(
-      Tag.array,
-      0x80,
-      0x20,
-      ...parcels,
-      ...leasesFrom(4096 * sequence, 4096),
-    );
-    if (!other.peer.closed) other.send(value, { sequence });
-    last = await other.peer.receive().catch((error: unknown) => error);
-  }
-  assert.match(String(last), /^IpcError: .* nobody there reads them/);
-  assert.equal(other.peer.closed, true);
-});
-
-test('one that asks without end and never reads the answers is disconnected, with the reason', async () => {
-  using other = new Stranger();
-  let end: unknown;
-  void other.peer.ended.then((reason) => {
-    end = reason;
-  });
-  const question = Uint8Array.of(Tag.array, 2, ...one, Tag.null);
-  for (let sequence = 0; end === undefined && sequence < 10 * MAX_UNSENT_VALUES; sequence++) {
-    other.send(question, { kind: 3, sequence });
-    await nextLoopIteration();
-  }
-  assert.match(String(end), /^IpcError: .* wait to be sent already/);
-});
-
-test('one that floods is held up where nobody takes it, and the kernel keeps the rest', async () => {
-  using other = new Stranger();
-  let count = 0;
-  for (let idle = 0; idle < 20; idle++) {
-    while (other.send(one, { sequence: count })) {
-      count += 1;
-      idle = 0;
-    }
-    await nextLoopIteration();
-  }
-  assert.ok(count > MAX_QUEUED_VALUES, `${count}`);
-  assert.equal(other.peer.closed, false);
-  for (let n = 0; n < count; n++) assert.equal(await other.peer.receive(), 1);
-});
-
-test('whatever bytes come, the process lives and the error is an IpcError', async () => {
-  await fc.assert(
-    fc.asyncProperty(
-      fc.array(fc.uint8Array({ minLength: 1, maxLength: 60 }), { minLength: 1 }),
-      async (packets) => {
-        using other = new Stranger();
-        for (const packet of packets) sendMessage(other.socket, packet);
-        await assert.rejects(other.peer.receive(), ipcError(/./));
-      },
-    ),
-    trials(50, 10_000),
-  );
-});
-
-test('a changed message is refused or is a plain value, and its descriptors are closed', async () => {
-  const { kind, ...fields } = withChecksum<'event'>({
-    kind: 'event',
-    handle: Buffer.alloc(64, 7).toString('base64'),
-    device: Device.get().uuid,
-    machine: '01234567-89ab-cdef-0123-456789abcdef',
-    pid: 2 ** 30,
-    startTime: 1,
-    pidNamespace: 1,
-  });
-  const plain = (value: unknown): Buffer =>
-    ByteWriter.use((writer) => {
-      encodeValue(writer, value, emptySharingSession(), () => {});
-      return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
-    });
-  const descriptor = plain({ kind, ...fields });
-  // [parcel, 'text', 1.5]
-  const sample = Buffer.concat([
-    Buffer.of(
-      Tag.array,
-      3,
-      Tag.gpuObject,
-      1,
-      (descriptor.byteLength & 127) | 128,
-      descriptor.byteLength >> 7,
-    ),
-    descriptor,
-    plain('text'),
-    plain(1.5),
-  ]);
-  const fd = createMemfd('sent', 0);
-  await fc.assert(
-    fc.asyncProperty(
-      fc.array(fc.tuple(fc.nat(sample.byteLength - 1), fc.nat(255)), { maxLength: 3 }),
-      fc.nat(2),
-      async (changes, fdCount) => {
-        const bytes = Buffer.from(sample);
-        for (const [at, byte] of changes) bytes[at] = byte;
-        using other = new Stranger();
-        other.send(bytes, {}, new Array<number>(fdCount).fill(fd));
-        await other.peer.receive().catch((error: unknown) => {
-          assert.ok(error instanceof IpcError, String(error));
-        });
-      },
-    ),
-    trials(100, 10_000),
-  );
-  closeFd(fd);
-});
-
-test('what comes unasked is closed without waiting, however long its close takes', async () => {
-  using other = new Stranger();
-  const { fd, release } = await openLingering(20);
-  other.send(Uint8Array.of(Tag.null), {}, [fd]);
-  closeFd(fd);
-  await assert.rejects(other.peer.receive(), ipcError(/1 file descriptors with a value/));
-  for (let turn = 0; turn < 100 && countPendingCloses() === 0; turn++) await nextLoopIteration();
-  assert.equal(countPendingCloses(), 1);
-  await release();
-});
-
-test('what is given back behind too many waits is kept until the host has seen the last', async () => {
-  using buffer = DeviceBuffer.allocate(64);
-  before = openDescriptors();
-  const others = leases.stats().leases.length;
-  {
-    using other = new Stranger();
-    await other.peer.send(buffer);
-    const fd = createSealedMemfd('points', 4096);
-    const page = mapShared(fd, 4096);
-    sendPage(other, fd, 0);
-    using recorder = recordCalls();
-    const isLent = (): boolean => leases.stats().leases.length > others;
-    // Of 512 counters eight times each, and with the last it is given back.
-    for (let count = 1; count <= 8; count++) {
-      const points = Array.from({ length: 512 }, (_, index) => ({ index, count }));
-      const released = [{ lease: 0, isFinal: count === 8, points }];
+  test('each control field comes once and in order, with a value or alone', () => {
+    const point = { index: 0, count: 1 };
+    const all = {
+      hasTimelinePage: true,
+      points: [point],
+      released: [{ lease: 0, isFinal: true, points: [point] }],
+      revoked: [1],
+      isClosing: true,
+      forwardRequests: [{ lease: 2, pid: 3, startTime: 4 }],
+      linkedObjects: [0],
+      closedPools: ['ab'.repeat(16)],
+      leases: { first: 5, count: 6 },
+      isDone: true,
+    };
+    const bytesOf = (fields: object): Buffer =>
       ByteWriter.use((writer) => {
-        writeControlBlock(writer, { ...nothing, released });
-        const body = writer.written.subarray(HEADER_BYTE_LENGTH);
-        other.send(body, { ...news, sequence: count });
+        writeControlBlock(writer, { ...nothing, ...fields });
+        return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
       });
-    }
-    await assert.rejects(other.peer.receive({ timeoutMs: 50 }), { name: 'TimeoutError' });
-    const waits = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
-    assert.ok(waits.length <= 320, `${waits.length} waits`);
-    assert.equal(isLent(), true);
-    new BigUint64Array(page.view()).fill(8n);
-    for (let turn = 0; turn < 1000 && isLent(); turn++) await nextLoopIteration();
-    assert.equal(isLent(), false);
-    page.unmap();
-  }
-});
-
-test('whatever news come, the process lives, and what is lent stays until it is given back', async () => {
-  const sample = Uint8Array.of(3, 1, ...float64(0), 1, 1, 0, ...float64(1), 4, 1, ...float64(0), 5);
-  using buffer = DeviceBuffer.allocate(64);
-  before = openDescriptors();
-  await fc.assert(
-    fc.asyncProperty(
-      fc.array(fc.tuple(fc.nat(sample.byteLength - 1), fc.nat(255)), { maxLength: 3 }),
-      async (changes) => {
-        using other = new Stranger();
-        await other.peer.send(buffer);
-        const fd = createSealedMemfd('points', 4096);
-        sendPage(other, fd, 0);
-        const bytes = Buffer.from(sample);
-        for (const [at, byte] of changes) bytes[at] = byte;
-        other.send(bytes, { ...news, sequence: 1 });
-        await assert.rejects(
-          other.peer.receive({ timeoutMs: 5 }),
-          (error) => error instanceof CuffiError || (error as Error).name === 'TimeoutError',
+    const read = (...parts: Buffer[]) => readControlBlock(new ByteReader(Buffer.concat(parts)));
+    const parts = Object.entries(all).map(([name, value]) => bytesOf({ [name]: value }));
+    assert.deepEqual(read(...parts), { ...nothing, ...all });
+    assert.deepEqual(read(bytesOf(all)), { ...nothing, ...all });
+    for (const [at, part] of parts.entries())
+      for (const earlier of parts.slice(0, at + 1))
+        assert.throws(
+          () => read(part, earlier),
+          ipcError(/^unexpected control field \d+: fields come once and in order$/),
         );
-      },
-    ),
-    trials(50, 10_000),
-  );
-  // The ends of the last sockets are told in the next turns.
-  for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
-  // What nobody gave back is kept for as long as the process lives, which is this one.
-  assert.ok(openDescriptors() - before <= 1, `${openDescriptors()} after ${before}`);
-  before = openDescriptors();
-});
-
-test('one that breaks the protocol keeps what it was lent for as long as it lives', async () => {
-  using other = new Stranger();
-  using buffer = DeviceBuffer.allocate(64);
-  const lent = leases.stats().leases.length;
-  await other.peer.send(buffer);
-  other.send(one);
-  other.send(Uint8Array.of(0xff), { sequence: 1 });
-  assert.equal(await other.peer.receive(), 1);
-  await assert.rejects(other.peer.receive(), { name: 'IpcError' });
-  assert.ok((await other.peer.ended) instanceof IpcError);
-  for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
-  assert.equal(leases.stats().leases.length, lent + 1);
-  // The process that lives is this one, of which a descriptor is kept for that.
-  assert.ok(openDescriptors() - before <= 3, `${openDescriptors()} after ${before}`);
-});
-
-test('a connection that was full hears again, though no descriptor was left when it had room', async () => {
-  using other = new Stranger();
-  const count = MAX_QUEUED_VALUES + 6;
-  for (let sequence = 0; sequence < count; sequence++) other.send(one, { sequence });
-  for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
-  {
-    using _ = limitRoom(0);
-    for (let n = 0; n < MAX_QUEUED_VALUES; n++) assert.equal(await other.peer.receive(), 1);
-  }
-  for (let n = MAX_QUEUED_VALUES; n < count; n++) assert.equal(await other.peer.receive(), 1);
-  const receiving = other.peer.receive();
-  other.send(one, { sequence: count });
-  assert.equal(await receiving, 1);
-});
-
-test('what waits goes out when the other end reads, though no descriptor is left', async () => {
-  using other = new Stranger();
-  const sends = Array.from({ length: 60 }, () => other.peer.send('x'.repeat(FRAGMENT_BYTE_LENGTH)));
-  let isSent = false;
-  const all = Promise.all(sends).then(() => {
-    isSent = true;
   });
-  await nextLoopIteration();
-  assert.equal(isSent, false);
-  {
-    using _ = limitRoom(0);
-    while (!isSent) {
-      while (other.receive() !== undefined);
+
+  test('values before a broken one are received before the error', async () => {
+    using other = new Stranger();
+    other.send(one);
+    other.send(Uint8Array.of(200), { sequence: 1 });
+    await nextLoopIteration();
+    assert.equal(await other.peer.receive(), 1);
+    await assert.rejects(other.peer.receive(), ipcError(/unknown value tag/));
+  });
+
+  test('a lease number that comes a second time, or late, ends the connection', async () => {
+    for (const late of [4, 3]) {
+      using other = new Stranger();
+      // Values that were dropped there leave a gap.
+      other.send(Uint8Array.of(...parcel, ...leasesFrom(4, 1)));
+      other.send(Uint8Array.of(...parcel, ...leasesFrom(late, 1)), { sequence: 1 });
+      await assert.rejects(other.peer.receive(), ipcError(/not a cuffi descriptor/));
+      await assert.rejects(
+        other.peer.receive(),
+        ipcError(new RegExp(`lease ${late} was sent after lease 4, or a second time`)),
+      );
+    }
+  });
+
+  test('an end in the middle of a value is an orderly end, and its descriptors are closed', async () => {
+    using other = new Stranger();
+    const fd = createMemfd('half', 0);
+    other.send(one);
+    other.send(half, { sequence: 1, byteLength: size }, [fd, fd]);
+    closeFd(fd);
+    closeFd(other.socket);
+    assert.equal(await other.peer.receive(), 1);
+    await assert.rejects(other.peer.receive(), closedError(/has closed the connection/));
+  });
+
+  test('an object that cannot be opened fails only its value, and the next is received', async () => {
+    using other = new Stranger();
+    const fd = createMemfd('lost', 0);
+    // The third is its link.
+    const lost = Uint8Array.of(
+      Tag.gpuObject,
+      2,
+      1,
+      Tag.null,
+      7,
+      1,
+      ...float64(0),
+      ...leasesFrom(0, 1),
+    );
+    other.send(lost, {}, [fd, fd, fd]);
+    other.send(one, { sequence: 1 });
+    closeFd(fd);
+    await assert.rejects(other.peer.receive(), { name: 'IpcError' });
+    assert.equal(await other.peer.receive(), 1);
+  });
+
+  test('objects of a value that nobody gets are closed, and their leases released', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    const bytes = Buffer.from(writeDescriptor(getIpcHandle(buffer)));
+    before = openDescriptors();
+    const open = [
+      Tag.gpuObject,
+      0,
+      (bytes.byteLength & 127) | 128,
+      bytes.byteLength >> 7,
+      ...bytes,
+    ] as const;
+    const name = [Tag.latin1, 1, 'x'.charCodeAt(0)] as const;
+    const values: readonly (readonly [number[], number, RegExp])[] = [
+      // The second object cannot be opened.
+      [[Tag.array, 2, ...open, ...parcel], 2, /not a cuffi descriptor/],
+      // The value cannot be built.
+      [[Tag.object, 2, ...name, ...open, ...name, Tag.null], 1, /name/],
+    ];
+    for (const [value, count, message] of values) {
+      using other = new Stranger();
+      other.send(Uint8Array.from([...value, ...leasesFrom(0, count)]));
+      await assert.rejects(other.peer.receive(), ipcError(message));
+      const told: number[] = [];
+      for (let turn = 0; turn < 20; turn++) {
+        await nextLoopIteration();
+        const message = other.receive();
+        if (typeof message !== 'object') continue;
+        message.fds.forEach(closeFd);
+        const tail = readControlBlock(new ByteReader(message.data.subarray(HEADER_BYTE_LENGTH)));
+        told.push(...tail.released.flatMap(({ lease, isFinal }) => (isFinal ? [lease] : [])));
+      }
+      assert.deepEqual(
+        told.sort(),
+        Array.from({ length: count }, (_, at) => at),
+      );
+      assert.equal(buffer.closed, false);
+    }
+  });
+
+  test('a peer that never reads its releases is disconnected, with the reason', async () => {
+    using other = new Stranger();
+    // 4096 objects that cannot be opened: each is given back.
+    const parcels = new Array<readonly number[]>(4096).fill(parcel).flat();
+    let last: unknown;
+    for (let sequence = 0; sequence < 100 && !/there reads/.test(String(last)); sequence++) {
+      const value = Uint8Array.of(
+        Tag.array,
+        0x80,
+        0x20,
+        ...parcels,
+        ...leasesFrom(4096 * sequence, 4096),
+      );
+      if (!other.peer.closed) other.send(value, { sequence });
+      last = await other.peer.receive().catch((error: unknown) => error);
+    }
+    assert.match(String(last), /^IpcError: .* nobody there reads them/);
+    assert.equal(other.peer.closed, true);
+  });
+
+  test('a peer that sends requests without end and never reads the responses is disconnected, with the reason', async () => {
+    using other = new Stranger();
+    let end: unknown;
+    void other.peer.ended.then((reason) => {
+      end = reason;
+    });
+    const question = Uint8Array.of(Tag.array, 2, ...one, Tag.null);
+    for (let sequence = 0; end === undefined && sequence < 10 * MAX_UNSENT_VALUES; sequence++) {
+      other.send(question, { kind: 3, sequence });
       await nextLoopIteration();
     }
-  }
-  await all;
-  other.send(one);
-  assert.equal(await other.peer.receive(), 1);
-});
+    assert.match(String(end), /^IpcError: .* wait to be sent already/);
+  });
 
-test('descriptors for which there is no room end the connection, which says so, and no other', async () => {
-  using other = new Stranger();
-  using innocent = new Stranger();
-  const link = createMemfd('link', 0);
-  {
-    using _ = limitRoom(1);
-    other.send(Uint8Array.from(parcel), {}, [link, link]);
-    await assert.rejects(
-      other.peer.receive(),
-      ipcError(/EMFILE.*no descriptor is left for those of a message/),
+  test('a peer that floods is stopped when nobody takes its values, and the kernel keeps the rest', async () => {
+    using other = new Stranger();
+    let count = 0;
+    for (let idle = 0; idle < 20; idle++) {
+      while (other.send(one, { sequence: count })) {
+        count += 1;
+        idle = 0;
+      }
+      await nextLoopIteration();
+    }
+    assert.ok(count > MAX_QUEUED_VALUES, `${count}`);
+    assert.equal(other.peer.closed, false);
+    for (let n = 0; n < count; n++) assert.equal(await other.peer.receive(), 1);
+  });
+
+  test('arbitrary bytes never crash the process, and the error is an IpcError', async () => {
+    await fc.assert(
+      fc.asyncProperty(
+        fc.array(fc.uint8Array({ minLength: 1, maxLength: 60 }), { minLength: 1 }),
+        async (packets) => {
+          using other = new Stranger();
+          for (const packet of packets) sendMessage(other.socket, packet);
+          await assert.rejects(other.peer.receive(), ipcError(/./));
+        },
+      ),
+      trials(50, 10_000),
     );
-    innocent.send(one);
-    assert.equal(await innocent.peer.receive(), 1);
-  }
-  closeFd(link);
+  });
+
+  test('a changed message is refused or is a plain value, and its descriptors are closed', async () => {
+    const { kind, ...fields } = withChecksum<'event'>({
+      kind: 'event',
+      handle: Buffer.alloc(64, 7).toString('base64'),
+      device: Device.get().uuid,
+      machine: '01234567-89ab-cdef-0123-456789abcdef',
+      pid: 2 ** 30,
+      startTime: 1,
+      pidNamespace: 1,
+    });
+    const plain = (value: unknown): Buffer =>
+      ByteWriter.use((writer) => {
+        encodeValue(writer, value, emptySharingSession(), () => {});
+        return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+      });
+    const descriptor = plain({ kind, ...fields });
+    // [parcel, 'text', 1.5]
+    const sample = Buffer.concat([
+      Buffer.of(
+        Tag.array,
+        3,
+        Tag.gpuObject,
+        1,
+        (descriptor.byteLength & 127) | 128,
+        descriptor.byteLength >> 7,
+      ),
+      descriptor,
+      plain('text'),
+      plain(1.5),
+    ]);
+    const fd = createMemfd('sent', 0);
+    await fc.assert(
+      fc.asyncProperty(
+        fc.array(fc.tuple(fc.nat(sample.byteLength - 1), fc.nat(255)), { maxLength: 3 }),
+        fc.nat(2),
+        async (changes, fdCount) => {
+          const bytes = Buffer.from(sample);
+          for (const [at, byte] of changes) bytes[at] = byte;
+          using other = new Stranger();
+          other.send(bytes, {}, new Array<number>(fdCount).fill(fd));
+          await other.peer.receive().catch((error: unknown) => {
+            assert.ok(error instanceof IpcError, String(error));
+          });
+        },
+      ),
+      trials(100, 10_000),
+    );
+    closeFd(fd);
+  });
+
+  test('an unrequested object is closed without waiting, however long its close takes', async () => {
+    using other = new Stranger();
+    const { fd, release } = await openLingering(20);
+    other.send(Uint8Array.of(Tag.null), {}, [fd]);
+    closeFd(fd);
+    await assert.rejects(other.peer.receive(), ipcError(/1 file descriptors with a value/));
+    for (let turn = 0; turn < 100 && countPendingCloses() === 0; turn++) await nextLoopIteration();
+    assert.equal(countPendingCloses(), 1);
+    await release();
+  });
+
+  test('a lease released behind too many waits lasts until the host has seen the last', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    before = openDescriptors();
+    const others = leases.stats().leases.length;
+    {
+      using other = new Stranger();
+      await other.peer.send(buffer);
+      const fd = createSealedMemfd('points', 4096);
+      const page = mapShared(fd, 4096);
+      sendPage(other, fd, 0);
+      using recorder = recordCalls();
+      const isLent = (): boolean => leases.stats().leases.length > others;
+      // Of 512 counters eight times each, and with the last it is given back.
+      for (let count = 1; count <= 8; count++) {
+        const points = Array.from({ length: 512 }, (_, index) => ({ index, count }));
+        const released = [{ lease: 0, isFinal: count === 8, points }];
+        ByteWriter.use((writer) => {
+          writeControlBlock(writer, { ...nothing, released });
+          const body = writer.written.subarray(HEADER_BYTE_LENGTH);
+          other.send(body, { ...news, sequence: count });
+        });
+      }
+      await assert.rejects(other.peer.receive({ timeoutMs: 50 }), { name: 'TimeoutError' });
+      const waits = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
+      assert.ok(waits.length <= 320, `${waits.length} waits`);
+      assert.equal(isLent(), true);
+      new BigUint64Array(page.view()).fill(8n);
+      for (let turn = 0; turn < 1000 && isLent(); turn++) await nextLoopIteration();
+      assert.equal(isLent(), false);
+      page.unmap();
+    }
+  });
+
+  test('arbitrary control messages never crash the process, and leases last until they are released', async () => {
+    const sample = Uint8Array.of(
+      3,
+      1,
+      ...float64(0),
+      1,
+      1,
+      0,
+      ...float64(1),
+      4,
+      1,
+      ...float64(0),
+      5,
+    );
+    using buffer = DeviceBuffer.allocate(64);
+    before = openDescriptors();
+    await fc.assert(
+      fc.asyncProperty(
+        fc.array(fc.tuple(fc.nat(sample.byteLength - 1), fc.nat(255)), { maxLength: 3 }),
+        async (changes) => {
+          using other = new Stranger();
+          await other.peer.send(buffer);
+          const fd = createSealedMemfd('points', 4096);
+          sendPage(other, fd, 0);
+          const bytes = Buffer.from(sample);
+          for (const [at, byte] of changes) bytes[at] = byte;
+          other.send(bytes, { ...news, sequence: 1 });
+          await assert.rejects(
+            other.peer.receive({ timeoutMs: 5 }),
+            (error) => error instanceof CuffiError || (error as Error).name === 'TimeoutError',
+          );
+        },
+      ),
+      trials(50, 10_000),
+    );
+    // The ends of the last sockets are told in the next turns.
+    for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
+    // What nobody gave back is kept for as long as the process lives, which is this one.
+    assert.ok(openDescriptors() - before <= 1, `${openDescriptors()} after ${before}`);
+    before = openDescriptors();
+  });
+
+  test('a peer that breaks the protocol keeps its leases as long as it lives', async () => {
+    using other = new Stranger();
+    using buffer = DeviceBuffer.allocate(64);
+    const lent = leases.stats().leases.length;
+    await other.peer.send(buffer);
+    other.send(one);
+    other.send(Uint8Array.of(0xff), { sequence: 1 });
+    assert.equal(await other.peer.receive(), 1);
+    await assert.rejects(other.peer.receive(), { name: 'IpcError' });
+    assert.ok((await other.peer.ended) instanceof IpcError);
+    for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
+    assert.equal(leases.stats().leases.length, lent + 1);
+    // The process that lives is this one, of which a descriptor is kept for that.
+    assert.ok(openDescriptors() - before <= 3, `${openDescriptors()} after ${before}`);
+  });
+
+  test('a connection that was full reads again, though no descriptor was left when it had room', async () => {
+    using other = new Stranger();
+    const count = MAX_QUEUED_VALUES + 6;
+    for (let sequence = 0; sequence < count; sequence++) other.send(one, { sequence });
+    for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
+    {
+      using _ = limitRoom(0);
+      for (let n = 0; n < MAX_QUEUED_VALUES; n++) assert.equal(await other.peer.receive(), 1);
+    }
+    for (let n = MAX_QUEUED_VALUES; n < count; n++) assert.equal(await other.peer.receive(), 1);
+    const receiving = other.peer.receive();
+    other.send(one, { sequence: count });
+    assert.equal(await receiving, 1);
+  });
+
+  test('queued messages are sent when the peer reads, though no descriptor is left', async () => {
+    using other = new Stranger();
+    const sends = Array.from({ length: 60 }, () =>
+      other.peer.send('x'.repeat(FRAGMENT_BYTE_LENGTH)),
+    );
+    let isSent = false;
+    const all = Promise.all(sends).then(() => {
+      isSent = true;
+    });
+    await nextLoopIteration();
+    assert.equal(isSent, false);
+    {
+      using _ = limitRoom(0);
+      while (!isSent) {
+        while (other.receive() !== undefined);
+        await nextLoopIteration();
+      }
+    }
+    await all;
+    other.send(one);
+    assert.equal(await other.peer.receive(), 1);
+  });
+
+  test('descriptors for which there is no room end that connection with the reason, and no other', async () => {
+    using other = new Stranger();
+    using innocent = new Stranger();
+    const link = createMemfd('link', 0);
+    {
+      using _ = limitRoom(1);
+      other.send(Uint8Array.from(parcel), {}, [link, link]);
+      await assert.rejects(
+        other.peer.receive(),
+        ipcError(/EMFILE.*no descriptor is left for those of a message/),
+      );
+      innocent.send(one);
+      assert.equal(await innocent.peer.receive(), 1);
+    }
+    closeFd(link);
+  });
 });

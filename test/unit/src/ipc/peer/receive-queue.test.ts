@@ -18,7 +18,7 @@ const arrival = {
   points: [],
 };
 
-describe('Inbox', () => {
+describe('ReceiveQueue', () => {
   const limits = {
     values: { count: MAX_QUEUED_VALUES, size: { byteLength: 1, fdCount: 0 } },
     bytes: { count: 4, size: { byteLength: MAX_QUEUED_BYTE_LENGTH / 4, fdCount: 0 } },
@@ -46,7 +46,7 @@ describe('Inbox', () => {
     });
 });
 
-test('objects and descriptors of values that nobody took count: the sender is held up', async (t) => {
+test('objects and descriptors of values that nobody took count: the sender is stopped', async (t) => {
   emulate();
   const put = t.mock.method(ReceiveQueue.prototype, 'add');
   using event = CudaEvent.create({ interprocess: true });

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import fc from 'fast-check';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import { IpcError } from '../../../../../src/errors.ts';
@@ -71,266 +71,277 @@ const { value: anyValue } = fc.letrec((tie) => ({
   ),
 }));
 
-test('what is encoded is decoded: the same values of the same types', () => {
-  fc.assert(
-    fc.property(anyValue, (value) => {
-      assert.deepStrictEqual(roundTrip(value), value);
-    }),
-    trials(300, 10_000),
-  );
-});
-
-test('arrives as what it means: a Buffer as bytes, a hole as undefined, no inherited names', () => {
-  assert.deepStrictEqual(roundTrip(Buffer.from('abc')), new Uint8Array([97, 98, 99]));
-  assert.deepStrictEqual(
-    roundTrip(new Float64Array([1, 2, 3]).subarray(1, 2)),
-    new Float64Array([2]),
-  );
-  assert.deepStrictEqual(roundTrip(new Uint8Array(new SharedArrayBuffer(2))), new Uint8Array(2));
-  assert.deepStrictEqual(roundTrip(new Array(2)), [undefined, undefined]);
-  assert.deepStrictEqual(roundTrip(Object.assign(Object.create(null), { a: 1 })), { a: 1 });
-  assert.deepStrictEqual(roundTrip({ constructor: 1, toString: 2 }), {
-    constructor: 1,
-    toString: 2,
-  });
-});
-
-test('what cannot be sent is refused with its path', () => {
-  class Model {}
-  const cases: readonly (readonly [unknown, RegExp])[] = [
-    [() => 1, /^value is a function, which cannot be sent$/],
-    [{ a: [1, Symbol('x')] }, /^value\.a\[1\] is a symbol/],
-    [{ model: { layers: [0, 1, 2, new Model()] } }, /^value\.model\.layers\[3\] is a Model/],
-    [{ 'not a name': { ü: new Map() } }, /^value\["not a name"\]\.ü is a Map/],
-    [[new Date()], /^value\[0\] is a Date/],
-    [{ error: new Error('x') }, /^value\.error is an Error/],
-    [{ late: Promise.resolve() }, /^value\.late is a Promise, .*: await it first$/],
-    [{ shared: new SharedArrayBuffer(4) }, /^value\.shared is a SharedArrayBuffer/],
-    [JSON.parse('{"a":{"__proto__":1}}'), /^value\.a\.__proto__ has a name/],
-  ];
-  for (const [value, message] of cases)
-    assert.throws(() => encode(value), { name: 'TypeError', message });
-});
-
-test('what names memory is refused with what to send in its place', () => {
-  emulate();
-  using array = toDeviceSync(new Float32Array(4));
-  using buffer = DeviceBuffer.allocate(64);
-  using stream = Stream.create();
-  using ofArray = getIpcHandle(array);
-  using ofBuffer = getIpcHandle(buffer, { stream });
-  using parcel = exportIpc(buffer, { stream });
-  const { context } = buffer;
-  using base = new MemoryPointer({ context, pointer: buffer.address, byteLength: 64 });
-  const ofManager = new IpcHandle({ base, handle: new Uint8Array(64) });
-  for (const [value, message] of [
-    [ofArray, /is an IpcArrayHandle, .*: send the array itself, or toJSON\(\) of this as data/],
-    [{ ofBuffer }, /^value\.ofBuffer is an IpcBufferHandle, .*: send the buffer itself, or toJSON/],
-    [[parcel], /^value\[0\] is a ReadyExport, .*: send the memory itself, with \{ stream \}$/],
-    [ofManager, /^value is an IpcHandle, .*: send the buffer itself$/],
-  ] as const)
-    assert.throws(() => encode(value), { name: 'TypeError', message });
-  assert.deepEqual(roundTrip(ofArray.toJSON()), ofArray.toJSON());
-});
-
-test('what is too deep, too large or in itself is refused', () => {
-  const cycle: Record<string, unknown> = {};
-  cycle['self'] = [cycle];
-  assert.throws(() => encode(cycle), {
-    name: 'RangeError',
-    message: /^value\.self\[0\]\.self.* in itself$/,
-  });
-  const nested = (depth: number): unknown => {
-    let value: unknown = 1;
-    for (let n = 0; n < depth; n++) value = [value];
-    return value;
-  };
-  // As `send` says.
-  assert.deepEqual(roundTrip(nested(64)), nested(64));
-  assert.throws(() => encode(nested(65)), { name: 'RangeError', message: /deeper than 64 levels/ });
-  assert.throws(() => encode(new Uint8Array(MAX_VALUE_BYTE_LENGTH)), RangeError);
-  assert.throws(() => encode('x'.repeat(MAX_VALUE_BYTE_LENGTH)), RangeError);
-  assert.throws(() => encode(new Array(MAX_VALUE_PARTS)), {
-    name: 'RangeError',
-    message: /typed arrays/,
-  });
-  const largest = new Uint8Array(MAX_VALUE_BYTE_LENGTH - 6).fill(3);
-  assert.deepEqual(roundTrip(largest), largest);
-});
-
-test('a value may send another one while it is read', () => {
-  const value = {
-    a: 1,
-    get b() {
-      return (roundTrip({ inner: 'x' }) as { inner: string }).inner;
-    },
-    c: 3,
-  };
-  assert.deepEqual(roundTrip(value), { a: 1, b: 'x', c: 3 });
-});
-
-test('a value that is sent while another is read goes out first, with what that has in common', () => {
-  emulate();
-  const session = emptySharingSession();
-  using pool = MemoryPool.create({ shareable: true });
-  using x = pool.allocate(64);
-  using y = pool.allocate(64);
-  const sent: { readonly fdCount: number; readonly value: unknown }[] = [];
-  const send = (value: unknown): void =>
-    ByteWriter.use((writer) =>
-      encodeValue(writer, value, session, ({ fds, objects }) => {
-        const leases = objects.length > 0 ? leasesFrom(0, objects.length) : [];
-        const bytes = Buffer.from([...writer.written.subarray(HEADER_BYTE_LENGTH), ...leases]);
-        sent.push({ fdCount: fds.length, value: decode(bytes, fds.length) });
+describe('encodeValue', () => {
+  test('decoding returns the same values of the same types', () => {
+    fc.assert(
+      fc.property(anyValue, (value) => {
+        assert.deepStrictEqual(roundTrip(value), value);
       }),
+      trials(300, 10_000),
     );
-  send({
-    x,
-    get between() {
-      send({ name: 'inner', y });
-      return 'between';
-    },
-    again: x,
   });
-  // The descriptor of the pool goes with the first that arrives.
-  assert.deepEqual(sent, [
-    { fdCount: 1, value: { name: 'inner', y: undefined } },
-    { fdCount: 0, value: { x: undefined, between: 'between', again: undefined } },
-  ]);
-  // What fails takes back what it alone was to bring, and nothing of what has gone out.
-  const other = MemoryPool.create({ shareable: true });
-  const z = other.allocate(64);
-  const failing = {
-    z,
-    get sends() {
-      send(z);
-      throw new Error('no value');
-    },
-  };
-  assert.throws(() => send(failing), /no value/);
-  send(z);
-  assert.deepEqual(
-    sent.slice(2).map(({ fdCount }) => fdCount),
-    [1, 0],
-  );
-  z.close();
-  other.close();
-});
 
-test('binary data is sent as what the engine knows it to be', () => {
-  class Odd extends Uint8Array {
-    override get byteLength(): number {
-      return 3;
-    }
-    override get [Symbol.toStringTag](): 'Uint8Array' {
-      return 'Float32Array' as 'Uint8Array';
-    }
-  }
-  const odd = Odd.of(1, 2, 3, 4, 5);
-  assert.deepStrictEqual(roundTrip({ odd }), { odd: Uint8Array.of(1, 2, 3, 4, 5) });
-  assert.throws(() => encode({ constructor: { name: 5 }, map: new Map() }), /value\.map is a Map/);
-  const nameless = Object.create({ constructor: { name: 5 } }) as object;
-  assert.throws(() => encode({ nameless }), {
-    name: 'TypeError',
-    message: /^value\.nameless is an object, which cannot be sent/,
+  test('a Buffer arrives as bytes, a hole as undefined, and inherited names not at all', () => {
+    assert.deepStrictEqual(roundTrip(Buffer.from('abc')), new Uint8Array([97, 98, 99]));
+    assert.deepStrictEqual(
+      roundTrip(new Float64Array([1, 2, 3]).subarray(1, 2)),
+      new Float64Array([2]),
+    );
+    assert.deepStrictEqual(roundTrip(new Uint8Array(new SharedArrayBuffer(2))), new Uint8Array(2));
+    assert.deepStrictEqual(roundTrip(new Array(2)), [undefined, undefined]);
+    assert.deepStrictEqual(roundTrip(Object.assign(Object.create(null), { a: 1 })), { a: 1 });
+    assert.deepStrictEqual(roundTrip({ constructor: 1, toString: 2 }), {
+      constructor: 1,
+      toString: 2,
+    });
   });
-});
 
-test('every change on the way is an IpcError, or another plain value', () => {
-  const sample = encode({
-    text: 'hello',
-    wide: 'wörld',
-    numbers: [1, -2.5, 3n, 1n << 90n],
-    data: new Float32Array([1, 2]),
-    nested: { list: [null, undefined, true, false] },
+  test('a part that cannot be sent is refused with its path', () => {
+    class Model {}
+    const cases: readonly (readonly [unknown, RegExp])[] = [
+      [() => 1, /^value is a function, which cannot be sent$/],
+      [{ a: [1, Symbol('x')] }, /^value\.a\[1\] is a symbol/],
+      [{ model: { layers: [0, 1, 2, new Model()] } }, /^value\.model\.layers\[3\] is a Model/],
+      [{ 'not a name': { ü: new Map() } }, /^value\["not a name"\]\.ü is a Map/],
+      [[new Date()], /^value\[0\] is a Date/],
+      [{ error: new Error('x') }, /^value\.error is an Error/],
+      [{ late: Promise.resolve() }, /^value\.late is a Promise, .*: await it first$/],
+      [{ shared: new SharedArrayBuffer(4) }, /^value\.shared is a SharedArrayBuffer/],
+      [JSON.parse('{"a":{"__proto__":1}}'), /^value\.a\.__proto__ has a name/],
+    ];
+    for (const [value, message] of cases)
+      assert.throws(() => encode(value), { name: 'TypeError', message });
   });
-  fc.assert(
-    fc.property(
-      fc.array(fc.tuple(fc.nat(sample.length - 1), fc.nat(255)), { minLength: 1, maxLength: 4 }),
-      fc.nat(sample.length),
-      (changes, end) => {
-        const bytes = Uint8Array.from(sample);
-        for (const [at, byte] of changes) bytes[at] = byte;
-        for (const input of [bytes, bytes.subarray(0, end)]) {
-          try {
-            decode(input);
-          } catch (error) {
-            assert.ok(error instanceof IpcError, String(error));
-          }
-        }
+
+  test('a handle of memory is refused with what to send instead', () => {
+    emulate();
+    using array = toDeviceSync(new Float32Array(4));
+    using buffer = DeviceBuffer.allocate(64);
+    using stream = Stream.create();
+    using ofArray = getIpcHandle(array);
+    using ofBuffer = getIpcHandle(buffer, { stream });
+    using parcel = exportIpc(buffer, { stream });
+    const { context } = buffer;
+    using base = new MemoryPointer({ context, pointer: buffer.address, byteLength: 64 });
+    const ofManager = new IpcHandle({ base, handle: new Uint8Array(64) });
+    for (const [value, message] of [
+      [ofArray, /is an IpcArrayHandle, .*: send the array itself, or toJSON\(\) of this as data/],
+      [
+        { ofBuffer },
+        /^value\.ofBuffer is an IpcBufferHandle, .*: send the buffer itself, or toJSON/,
+      ],
+      [[parcel], /^value\[0\] is a ReadyExport, .*: send the memory itself, with \{ stream \}$/],
+      [ofManager, /^value is an IpcHandle, .*: send the buffer itself$/],
+    ] as const)
+      assert.throws(() => encode(value), { name: 'TypeError', message });
+    assert.deepEqual(roundTrip(ofArray.toJSON()), ofArray.toJSON());
+  });
+
+  test('a value that is too deep, too large or contains itself is refused', () => {
+    const cycle: Record<string, unknown> = {};
+    cycle['self'] = [cycle];
+    assert.throws(() => encode(cycle), {
+      name: 'RangeError',
+      message: /^value\.self\[0\]\.self.* in itself$/,
+    });
+    const nested = (depth: number): unknown => {
+      let value: unknown = 1;
+      for (let n = 0; n < depth; n++) value = [value];
+      return value;
+    };
+    // As `send` says.
+    assert.deepEqual(roundTrip(nested(64)), nested(64));
+    assert.throws(() => encode(nested(65)), {
+      name: 'RangeError',
+      message: /deeper than 64 levels/,
+    });
+    assert.throws(() => encode(new Uint8Array(MAX_VALUE_BYTE_LENGTH)), RangeError);
+    assert.throws(() => encode('x'.repeat(MAX_VALUE_BYTE_LENGTH)), RangeError);
+    assert.throws(() => encode(new Array(MAX_VALUE_PARTS)), {
+      name: 'RangeError',
+      message: /typed arrays/,
+    });
+    const largest = new Uint8Array(MAX_VALUE_BYTE_LENGTH - 6).fill(3);
+    assert.deepEqual(roundTrip(largest), largest);
+  });
+
+  test('a value may send another one while it is encoded', () => {
+    const value = {
+      a: 1,
+      get b() {
+        return (roundTrip({ inner: 'x' }) as { inner: string }).inner;
       },
-    ),
-    trials(300, 10_000),
-  );
-  fc.assert(
-    fc.property(fc.uint8Array(), (bytes) => {
-      try {
-        decode(bytes);
-      } catch (error) {
-        assert.ok(error instanceof IpcError, String(error));
+      c: 3,
+    };
+    assert.deepEqual(roundTrip(value), { a: 1, b: 'x', c: 3 });
+  });
+
+  test('a value that is sent while another is encoded goes out first, with the pool they share', () => {
+    emulate();
+    const session = emptySharingSession();
+    using pool = MemoryPool.create({ shareable: true });
+    using x = pool.allocate(64);
+    using y = pool.allocate(64);
+    const sent: { readonly fdCount: number; readonly value: unknown }[] = [];
+    const send = (value: unknown): void =>
+      ByteWriter.use((writer) =>
+        encodeValue(writer, value, session, ({ fds, objects }) => {
+          const leases = objects.length > 0 ? leasesFrom(0, objects.length) : [];
+          const bytes = Buffer.from([...writer.written.subarray(HEADER_BYTE_LENGTH), ...leases]);
+          sent.push({ fdCount: fds.length, value: decode(bytes, fds.length) });
+        }),
+      );
+    send({
+      x,
+      get between() {
+        send({ name: 'inner', y });
+        return 'between';
+      },
+      again: x,
+    });
+    // The descriptor of the pool goes with the first that arrives.
+    assert.deepEqual(sent, [
+      { fdCount: 1, value: { name: 'inner', y: undefined } },
+      { fdCount: 0, value: { x: undefined, between: 'between', again: undefined } },
+    ]);
+    // What fails takes back what it alone was to bring, and nothing of what has gone out.
+    const other = MemoryPool.create({ shareable: true });
+    const z = other.allocate(64);
+    const failing = {
+      z,
+      get sends() {
+        send(z);
+        throw new Error('no value');
+      },
+    };
+    assert.throws(() => send(failing), /no value/);
+    send(z);
+    assert.deepEqual(
+      sent.slice(2).map(({ fdCount }) => fdCount),
+      [1, 0],
+    );
+    z.close();
+    other.close();
+  });
+
+  test('binary data is sent as the type that the engine knows', () => {
+    class Odd extends Uint8Array {
+      override get byteLength(): number {
+        return 3;
       }
-    }),
-    trials(300, 10_000),
-  );
-  assert.equal(({} as { admin?: boolean }).admin, undefined);
-});
-
-test('refuses what no encoder writes', () => {
-  const length = (value: number): number[] =>
-    value > 127 ? [(value & 127) | 128, ...length(value >>> 7)] : [value];
-  const key = (name: string): number[] => [Tag.latin1, name.length, ...Buffer.from(name)];
-  const cases: readonly (readonly [readonly number[], RegExp])[] = [
-    [[], /in the middle/],
-    [[99], /unknown value tag/],
-    [[Tag.null, 200], /unknown control field 200/],
-    [[Tag.null, 1], /parts of a control message/],
-    [[Tag.array, ...length(2 ** 27)], /needs more than the/],
-    [[Tag.latin1, 255, 255, 255, 255, 15], /too large/],
-    [[Tag.object, 1, Tag.null, Tag.null, Tag.null], /not a string/],
-    [[Tag.object, 1, ...key('__proto__'), Tag.null], /"__proto__" is not allowed/],
-    [[Tag.object, 2, ...key('a'), Tag.null, ...key('a'), Tag.null], /"a" is not allowed/],
-    [[Tag.utf16, 1, 65], /half a character/],
-    [[Tag.bigint, 0, 1, 'g'.charCodeAt(0)], /other than hexadecimal digits/],
-    [[Tag.binary, 99, 0], /unknown type/],
-    [[Tag.binary, 9, 3, 0, 0, 0], /Float32Array cannot have 3 bytes/],
-    [new Array<number>(MAX_VALUE_DEPTH + 1).fill(Tag.array).flatMap((tag) => [tag, 1]), /deeper/],
-    [[Tag.gpuObject, 1, 1, Tag.null], /0 leases with a value that has 1 GPU/],
-    [[Tag.null, ...leasesFrom(0, 1)], /1 leases with a value that has 0 GPU/],
-    [
-      [Tag.gpuObject, 1, 1, Tag.null, ...leasesFrom(0, 1)],
-      /0 file descriptors with a value that has 1/,
-    ],
-    [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(-1, 1)], /-1 is not an integer/],
-    [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(2 ** 53 - 1, 1)], /is not a valid range/],
-    [[Tag.null, ...leasesFrom(0, 0)], /0 leases from 0 on is not a valid range/],
-    [[Tag.gpuObject, 0, ...length(5000), ...new Array<number>(5000).fill(0)], /too long/],
-  ];
-  for (const [bytes, message] of cases)
-    assert.throws(() => decode(Uint8Array.from(bytes)), { name: 'IpcError', message });
-  assert.throws(() => decode(encode(1), 1), {
-    name: 'IpcError',
-    message: /1 file descriptors with a value/,
+      override get [Symbol.toStringTag](): 'Uint8Array' {
+        return 'Float32Array' as 'Uint8Array';
+      }
+    }
+    const odd = Odd.of(1, 2, 3, 4, 5);
+    assert.deepStrictEqual(roundTrip({ odd }), { odd: Uint8Array.of(1, 2, 3, 4, 5) });
+    assert.throws(
+      () => encode({ constructor: { name: 5 }, map: new Map() }),
+      /value\.map is a Map/,
+    );
+    const nameless = Object.create({ constructor: { name: 5 } }) as object;
+    assert.throws(() => encode({ nameless }), {
+      name: 'TypeError',
+      message: /^value\.nameless is an object, which cannot be sent/,
+    });
   });
-  const many = Buffer.alloc(MAX_VALUE_PARTS + 10, Tag.null);
-  many.set([Tag.array, ...length(MAX_VALUE_PARTS + 6)]);
-  assert.throws(() => decode(many), { name: 'IpcError', message: /more than 1048576 parts/ });
-});
 
-test('a pool goes out again where the value with it did not', async (t) => {
-  emulate();
-  const pool = MemoryPool.create({ maxSize: 4 << 20, shareable: true });
-  using other = new Stranger();
-  const post = t.mock.method(FramedSocket.prototype, 'post', () => {
-    throw new IpcError('no descriptor is left');
+  test('every change on the way results in an IpcError or another plain value', () => {
+    const sample = encode({
+      text: 'hello',
+      wide: 'wörld',
+      numbers: [1, -2.5, 3n, 1n << 90n],
+      data: new Float32Array([1, 2]),
+      nested: { list: [null, undefined, true, false] },
+    });
+    fc.assert(
+      fc.property(
+        fc.array(fc.tuple(fc.nat(sample.length - 1), fc.nat(255)), { minLength: 1, maxLength: 4 }),
+        fc.nat(sample.length),
+        (changes, end) => {
+          const bytes = Uint8Array.from(sample);
+          for (const [at, byte] of changes) bytes[at] = byte;
+          for (const input of [bytes, bytes.subarray(0, end)]) {
+            try {
+              decode(input);
+            } catch (error) {
+              assert.ok(error instanceof IpcError, String(error));
+            }
+          }
+        },
+      ),
+      trials(300, 10_000),
+    );
+    fc.assert(
+      fc.property(fc.uint8Array(), (bytes) => {
+        try {
+          decode(bytes);
+        } catch (error) {
+          assert.ok(error instanceof IpcError, String(error));
+        }
+      }),
+      trials(300, 10_000),
+    );
+    assert.equal(({} as { admin?: boolean }).admin, undefined);
   });
-  await assert.rejects(other.peer.send(pool), /no descriptor is left/);
-  post.mock.restore();
-  await other.peer.send(pool);
-  const message = other.receive() as { readonly fds: readonly number[] };
-  assert.equal(message.fds.length, 1);
-  message.fds.forEach(closeFd);
-  other.send(Uint8Array.of(10), { kind: FrameKind.news });
-  await nextLoopIteration();
-  other.peer.close();
-  pool.close();
+
+  test('bytes that no encoder writes are refused', () => {
+    const length = (value: number): number[] =>
+      value > 127 ? [(value & 127) | 128, ...length(value >>> 7)] : [value];
+    const key = (name: string): number[] => [Tag.latin1, name.length, ...Buffer.from(name)];
+    const cases: readonly (readonly [readonly number[], RegExp])[] = [
+      [[], /in the middle/],
+      [[99], /unknown value tag/],
+      [[Tag.null, 200], /unknown control field 200/],
+      [[Tag.null, 1], /parts of a control message/],
+      [[Tag.array, ...length(2 ** 27)], /needs more than the/],
+      [[Tag.latin1, 255, 255, 255, 255, 15], /too large/],
+      [[Tag.object, 1, Tag.null, Tag.null, Tag.null], /not a string/],
+      [[Tag.object, 1, ...key('__proto__'), Tag.null], /"__proto__" is not allowed/],
+      [[Tag.object, 2, ...key('a'), Tag.null, ...key('a'), Tag.null], /"a" is not allowed/],
+      [[Tag.utf16, 1, 65], /half a character/],
+      [[Tag.bigint, 0, 1, 'g'.charCodeAt(0)], /other than hexadecimal digits/],
+      [[Tag.binary, 99, 0], /unknown type/],
+      [[Tag.binary, 9, 3, 0, 0, 0], /Float32Array cannot have 3 bytes/],
+      [new Array<number>(MAX_VALUE_DEPTH + 1).fill(Tag.array).flatMap((tag) => [tag, 1]), /deeper/],
+      [[Tag.gpuObject, 1, 1, Tag.null], /0 leases with a value that has 1 GPU/],
+      [[Tag.null, ...leasesFrom(0, 1)], /1 leases with a value that has 0 GPU/],
+      [
+        [Tag.gpuObject, 1, 1, Tag.null, ...leasesFrom(0, 1)],
+        /0 file descriptors with a value that has 1/,
+      ],
+      [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(-1, 1)], /-1 is not an integer/],
+      [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(2 ** 53 - 1, 1)], /is not a valid range/],
+      [[Tag.null, ...leasesFrom(0, 0)], /0 leases from 0 on is not a valid range/],
+      [[Tag.gpuObject, 0, ...length(5000), ...new Array<number>(5000).fill(0)], /too long/],
+    ];
+    for (const [bytes, message] of cases)
+      assert.throws(() => decode(Uint8Array.from(bytes)), { name: 'IpcError', message });
+    assert.throws(() => decode(encode(1), 1), {
+      name: 'IpcError',
+      message: /1 file descriptors with a value/,
+    });
+    const many = Buffer.alloc(MAX_VALUE_PARTS + 10, Tag.null);
+    many.set([Tag.array, ...length(MAX_VALUE_PARTS + 6)]);
+    assert.throws(() => decode(many), { name: 'IpcError', message: /more than 1048576 parts/ });
+  });
+
+  test('a pool is sent again if the value with it was not', async (t) => {
+    emulate();
+    const pool = MemoryPool.create({ maxSize: 4 << 20, shareable: true });
+    using other = new Stranger();
+    const post = t.mock.method(FramedSocket.prototype, 'post', () => {
+      throw new IpcError('no descriptor is left');
+    });
+    await assert.rejects(other.peer.send(pool), /no descriptor is left/);
+    post.mock.restore();
+    await other.peer.send(pool);
+    const message = other.receive() as { readonly fds: readonly number[] };
+    assert.equal(message.fds.length, 1);
+    message.fds.forEach(closeFd);
+    other.send(Uint8Array.of(10), { kind: FrameKind.news });
+    await nextLoopIteration();
+    other.peer.close();
+    pool.close();
+  });
 });
