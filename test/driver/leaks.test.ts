@@ -26,7 +26,7 @@ import {
 } from '../../src/index.ts';
 import { emulated } from '../support/driver.ts';
 import { keepingBooks, withFaults } from '../support/faults.ts';
-import { dose } from '../support/iterations.ts';
+import { iterations } from '../support/iterations.ts';
 import {
   collectUntil,
   type ProcessState,
@@ -265,13 +265,13 @@ describe('allocations', () => {
       };
 
       for (let round = 1; ; round += 1) {
-        await repeat(cycle, dose(32, 10_000) / allocations);
+        await repeat(cycle, iterations(32, 10_000) / allocations);
         const after = await settled(read, (state) => isAsBefore(state, before));
         if (isAsBefore(after, before) || round === ROUNDS) break;
         before = after;
       }
       await requireAsBefore();
-      for (let round = 0; round < dose(1, 100); round += 1) {
+      for (let round = 0; round < iterations(1, 100); round += 1) {
         for (const [call, nth] of refusals) {
           faults.fail(call, nth, CUresult.CUDA_ERROR_OUT_OF_MEMORY);
           assert.throws(() => cycle(round), { call, code: 'CUDA_ERROR_OUT_OF_MEMORY' });

@@ -31,7 +31,7 @@ import {
 } from '../../src/index.ts';
 import { getIpcHandle } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
-import { dose } from '../support/iterations.ts';
+import { iterations } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
 
@@ -269,7 +269,7 @@ describe('the memory manager', () => {
     };
     cycle();
     const before = processState();
-    for (let times = 0; times < dose(50, 10_000); times += 1) cycle();
+    for (let times = 0; times < iterations(50, 10_000); times += 1) cycle();
     await context.flush();
     assert.deepEqual(processState(), before);
     assert.equal(manager.allocations.size, 0);

@@ -3,7 +3,7 @@ import { describe, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { Context, DeviceBuffer, MemoryPool, Stream } from '../../src/index.ts';
 import { getIpcHandle } from '../../src/ipc/index.ts';
-import { dose } from '../support/iterations.ts';
+import { iterations } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { collectGarbage } from '../support/process-state.ts';
 
@@ -269,8 +269,8 @@ describe('MemoryPool', () => {
       return process.memoryUsage();
     };
     // V8's heap and the driver's queues reach their sizes first.
-    const before = await usageAfter(dose(5000, 100_000));
-    const after = await usageAfter(dose(20_000, 1_000_000));
+    const before = await usageAfter(iterations(5000, 100_000));
+    const after = await usageAfter(iterations(20_000, 1_000_000));
     // What is forgotten each time weighs more than 50 bytes, on the heap or beside it. Beside it V8
     // keeps pages as it likes, up to three times its young generation.
     assert.ok(after.heapUsed - before.heapUsed < MIB, `heap: ${after.heapUsed - before.heapUsed}`);

@@ -28,7 +28,7 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
   '08-pinned-memory.ts': [/^Float32Array\(3\) \[ 1, 2, 3 \]$/m, /^after close: 0$/m],
   '09-pin-arrays.ts': [/^copied back: true$/m],
   '10-mapped-memory.ts': [/^the CPU reads 7$/m, /^the device reads 8$/m],
-  '11-managed-memory.ts': [/^the device reads 1\.5$/m, /^out of memory: .+ were asked for/m],
+  '11-managed-memory.ts': [/^the device reads 1\.5$/m, /^out of memory: .+ were requested/m],
   '12-memory-pool.ts': [
     /^Set\(1\) \{ 7 \}$/m,
     /^the same memory again: true$/m,
@@ -65,7 +65,7 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
   ],
   '20-share-a-pool.ts': [
     /^the pool is another process's: true$/m,
-    /^this pool was made by process \d+, which alone can allocate from it/m,
+    /^only process \d+, which made this pool, can allocate from it/m,
     /^the child reads Set\(1\) \{ 1 \}\nof the pool: true, mapped: true\nthe child reads Set\(1\) \{ 2 \}$/m,
     /^the parent reads Set\(1\) \{ 10 \} Set\(1\) \{ 11 \}$/m,
   ],

@@ -23,11 +23,11 @@ import {
   ready,
   spawnPeer,
 } from '../../src/ipc/index.ts';
-import { dose } from '../support/iterations.ts';
+import { iterations } from '../support/iterations.ts';
 import { processState } from '../support/process-state.ts';
 import { programFile } from '../support/program.ts';
 import type { Request } from './fixtures/connected.ts';
-import { User } from './fixtures/index.ts';
+import { WorkerProcess } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
 import { type Python, startPython } from './fixtures/python.ts';
 
@@ -63,8 +63,8 @@ describe('arrays between processes', () => {
     'a handle goes by process.send: opened there, closed here, it is the same array',
     deadline,
     async () => {
-      await using first = await User.ready();
-      await using second = await User.ready();
+      await using first = await WorkerProcess.ready();
+      await using second = await WorkerProcess.ready();
       const message = await first.do<IpcBufferDescriptor>('shareArray', { key: 'x', columns: 6 });
       using handle = IpcArrayHandle.from(message);
       const array = handle.open() as DeviceArray<typeof float32>;
@@ -103,7 +103,7 @@ describe('arrays between processes', () => {
     'what a stream makes is awaited without blocking, and not for ever where its process is killed',
     deadline,
     async () => {
-      await using user = await User.ready();
+      await using user = await WorkerProcess.ready();
       await user.do('shareArray', { key: 'x', columns: 100 });
       await user.do('hold');
       const message = await user.do<IpcBufferDescriptor>('shareFilled', { key: 'x' });
@@ -176,7 +176,7 @@ describe('arrays between processes', () => {
       recorder.stop();
       await round();
       const before = [processState(), await ask({ do: 'state' })];
-      for (let i = 0; i < dose(20, 1000); i += 1) await round();
+      for (let i = 0; i < iterations(20, 1000); i += 1) await round();
       assert.deepEqual([processState(), await ask({ do: 'state' })], before);
       using empty = deviceArray([0, 4], float32);
       await assert.rejects(child.send({ list: [empty] }), { message: /without items/ });
@@ -188,8 +188,8 @@ describe('arrays between processes', () => {
     skip: !MemoryPool.supported(0, { shareable: true }) && 'no shareable pools',
   }, async () => {
     using mailbox = new Mailbox();
-    await using first = await User.ready();
-    await using second = await User.ready();
+    await using first = await WorkerProcess.ready();
+    await using second = await WorkerProcess.ready();
     const pool = MemoryPool.create({ maxSize: 64 << 20, shareable: true });
     const memory = VirtualMemory.reserve(8 << 20, { shareable: true });
     memory.grow(2 << 20);
@@ -241,7 +241,7 @@ describe('arrays between processes', () => {
     'an array of another process opens by its bytes, with offset and strides',
     deadline,
     async () => {
-      await using user = new User();
+      await using user = new WorkerProcess();
       const { handle, byteOffset } = await user.do<IpcBufferDescriptor>('allocate', {
         key: 'x',
         byteLength: 4096,
@@ -283,7 +283,7 @@ describe('arrays between processes', () => {
     'what is no array of another process is refused, and nothing stays mapped',
     deadline,
     async () => {
-      await using user = new User();
+      await using user = new WorkerProcess();
       const allocation = { key: 'x', byteLength: 1 << 20, value: 1 };
       const { handle } = await user.do<IpcBufferDescriptor>('allocate', allocation);
       const good = { handle, shape: [1 << 18], dtype: float32 };

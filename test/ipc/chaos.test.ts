@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import { after, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { listen } from '../../src/ipc/index.ts';
-import { dose } from '../support/iterations.ts';
+import { iterations } from '../support/iterations.ts';
 import { openDescriptors } from '../support/process-state.ts';
 import { killed, startProgram } from '../support/program.ts';
 import { act, type Errand, type Left, left, prepare, Random, type Told } from './fixtures/chaos.ts';
@@ -26,7 +26,7 @@ class Second {
   async start(): Promise<void> {
     this.#child = startProgram(chaos, ['chaos'], {
       stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
-      timeout: dose(60_000, 900_000),
+      timeout: iterations(60_000, 900_000),
     });
     await once(this.#child, 'message');
     // What is made at the first use stays.
@@ -155,7 +155,7 @@ async function run(seed: number): Promise<void> {
   await second.kill();
 }
 
-const seeds = [20_261_122, ...Array.from({ length: dose(1, 199) }, () => randomInt(2 ** 31))];
+const seeds = [20_261_122, ...Array.from({ length: iterations(1, 199) }, () => randomInt(2 ** 31))];
 
 describe('connections in random use', () => {
   after(() => second.kill());

@@ -14,7 +14,7 @@ import {
 } from '../../src/index.ts';
 import { type ChildPeer, ipcSupport, leases, spawnPeer } from '../../src/ipc/index.ts';
 import { nextLoopIteration } from '../../src/poller.ts';
-import { dose } from '../support/iterations.ts';
+import { iterations } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
@@ -86,7 +86,7 @@ describe('opening and closing many times', () => {
       for (let n = 0; n < 3; n += 1) await round();
       await context.flush();
       const before = await states();
-      for (let n = 0; n < dose(20, 1000); n += 1) await round();
+      for (let n = 0; n < iterations(20, 1000); n += 1) await round();
       await context.flush();
       assert.deepEqual(await states(), before);
       child.close();
@@ -114,7 +114,7 @@ describe('opening and closing many times', () => {
     for (let n = 0; n < 3; n += 1) await round();
     const before = await states();
     // More than a connection keeps at a time.
-    for (let n = 0; n < dose(20, 1100); n += 1) await round();
+    for (let n = 0; n < iterations(20, 1100); n += 1) await round();
     assert.deepEqual(await states(), before);
     child.close();
   });
@@ -132,7 +132,7 @@ describe('opening and closing many times', () => {
     using apart = Stream.create({ nonBlocking: true });
     using latch = new Latch();
     latch.hold(stream);
-    const rounds = dose(200, 10_000);
+    const rounds = iterations(200, 10_000);
     const take = async (kind: KindName): Promise<void> => {
       const child = start();
       await child.send({ do: 'flood', kind, count: rounds } satisfies Request);

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { afterEach, describe, test } from 'node:test';
-import { dose } from '../support/iterations.ts';
+import { iterations } from '../support/iterations.ts';
 import { killed, startProgram } from '../support/program.ts';
 import {
   type ends,
@@ -16,7 +16,7 @@ import {
   ways,
 } from './fixtures/waiter.ts';
 
-const deadline = { timeout: 60_000 + dose(0, 600_000) };
+const deadline = { timeout: 60_000 + iterations(0, 600_000) };
 const waiter = new URL('./fixtures/waiter.ts', import.meta.url);
 let names = 0;
 
@@ -66,7 +66,7 @@ const before = [0, 1, 2];
 describe('a peer that is killed', () => {
   for (const relation of relations)
     test(`is heard of by a process that ${relation}, in whatever it waits`, deadline, async () => {
-      for (let n = 0; n < dose(3, 100); n++) {
+      for (let n = 0; n < iterations(3, 100); n++) {
         const way = ways[(n + relations.indexOf(relation)) % ways.length] as Way;
         const isBusy = Math.floor(n / ways.length) % 2 === 1;
         const { name, signal, values } = await heard({ relation, way, isBusy });
@@ -81,7 +81,7 @@ describe('a peer that is killed', () => {
 describe('a peer that closes, and ends at once', () => {
   for (const relation of relations)
     test(`is an orderly end for a process that ${relation}`, deadline, async () => {
-      for (let n = 0; n < dose(2, 50); n++)
+      for (let n = 0; n < iterations(2, 50); n++)
         for (const ends of ['closes', 'exits'] as const) {
           const loop = await heard({ relation, way: 'loop', ends });
           assert.deepEqual([loop.name, loop.values], [undefined, before]);
@@ -94,11 +94,11 @@ describe('a peer that closes, and ends at once', () => {
 describe('a peer that exits with code 0, and with work that a stream waits for', () => {
   for (const relation of relations)
     test(`is a PeerGoneError for a process that ${relation}`, deadline, async () => {
-      for (let n = 0; n < dose(1, 50); n++) {
+      for (let n = 0; n < iterations(1, 50); n++) {
         const reason = await heard({ relation, way: 'loop', ends: 'leaves work' });
         const { name, message, abandonedWaits, values } = reason;
         assert.deepEqual([name, abandonedWaits, values], ['PeerGoneError', 1, before]);
-        // Nobody but its parent is told how a process has ended.
+        // Only its parent learns how a process ended.
         const isParent = relation === 'spawns';
         assert.deepEqual([reason.exitCode, reason.signal], [isParent ? 0 : undefined, undefined]);
         const how = isParent ? 'has exited with code 0' : 'has ended';

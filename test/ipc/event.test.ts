@@ -4,7 +4,7 @@ import { recordCalls } from '../../ffi/driver.ts';
 import { Context, CudaEvent, Stream } from '../../src/index.ts';
 import { getIpcHandle, openIpcEvent } from '../../src/ipc/index.ts';
 import { Latch } from '../support/latch.ts';
-import { User } from './fixtures/index.ts';
+import { WorkerProcess } from './fixtures/index.ts';
 
 const deadline = { timeout: 60_000 };
 
@@ -13,7 +13,7 @@ describe('events between processes', () => {
     'an event recorded in one process is seen and waited for in the other',
     deadline,
     async () => {
-      await using user = new User();
+      await using user = new WorkerProcess();
       using event = CudaEvent.create({ interprocess: true });
       await user.do('openEvent', { key: 'e', message: getIpcHandle(event) });
       assert.equal(await user.do('isDone', { key: 'e' }), true);
@@ -33,7 +33,7 @@ describe('events between processes', () => {
   );
 
   test('the importer records too, and its exporter sees it', deadline, async () => {
-    await using user = new User();
+    await using user = new WorkerProcess();
     using event = CudaEvent.create({ interprocess: true });
     await user.do('openEvent', { key: 'e', message: getIpcHandle(event) });
     await user.do('hold');
@@ -48,7 +48,7 @@ describe('events between processes', () => {
     'an event of the other process is opened here, and passed on as what it came as',
     deadline,
     async () => {
-      await using user = new User();
+      await using user = new WorkerProcess();
       const message = await user.do('createEvent', { key: 'e' });
       using event = openIpcEvent(message);
       assert.equal(event.imported, true);

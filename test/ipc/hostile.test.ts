@@ -14,7 +14,7 @@ import type { IpcDescriptor } from '../../src/ipc/descriptor.ts';
 import { withChecksum } from '../../src/ipc/descriptor-bytes.ts';
 import { type ChildPeer, exportIpc, leases, spawnPeer } from '../../src/ipc/index.ts';
 import { onHardware } from '../support/driver.ts';
-import { dose, seed } from '../support/iterations.ts';
+import { iterations, seed } from '../support/iterations.ts';
 import { comesBackTo, processState } from '../support/process-state.ts';
 import { programFile } from '../support/program.ts';
 import type { Opening, Outcome } from './fixtures/opener.ts';
@@ -130,7 +130,7 @@ async function openMutated(
 
 describe('hostile payloads', () => {
   test('changed payloads of the driver are refused, or open inside what was exported, or are lost alone', {
-    timeout: 60_000 + dose(0, 1_200_000),
+    timeout: 60_000 + iterations(0, 1_200_000),
   }, async (t) => {
     const shareable = MemoryPool.supported(0, { shareable: true });
     using pool = shareable ? MemoryPool.create({ maxSize: 64 << 20, shareable: true }) : null;
@@ -144,9 +144,9 @@ describe('hostile payloads', () => {
     await openMutated(t, 'legacy', plain, 0, pool);
     await leases.drain();
     const before = processState();
-    await openMutated(t, 'legacy', plain, dose(6, 70), pool);
-    if (pooled) await openMutated(t, 'pool', pooled, dose(6, 70), pool);
-    await openMutated(t, 'event', event, dose(6, 60), pool);
+    await openMutated(t, 'legacy', plain, iterations(6, 70), pool);
+    if (pooled) await openMutated(t, 'pool', pooled, iterations(6, 70), pool);
+    await openMutated(t, 'event', event, iterations(6, 60), pool);
     await comesBackTo(before);
     pooled?.close();
     plain.close();

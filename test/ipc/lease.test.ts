@@ -28,7 +28,7 @@ import {
 import { MAX_FORWARDS_IN_PROGRESS } from '../../src/ipc/lease/forward.ts';
 import { nextLoopIteration } from '../../src/poller.ts';
 import { onHardware } from '../support/driver.ts';
-import { dose, until } from '../support/iterations.ts';
+import { iterations, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { valuesOf } from '../support/layouts.ts';
 import {
@@ -40,7 +40,7 @@ import {
 import { programFile } from '../support/program.ts';
 import type { Kind, Step } from './fixtures/consumer.ts';
 
-const deadline = { timeout: 60_000 + dose(0, 1_800_000) };
+const deadline = { timeout: 60_000 + iterations(0, 1_800_000) };
 const program = programFile(new URL('./fixtures/consumer.ts', import.meta.url)).path;
 /** The emulated driver then does as some machines' do. */
 process.env['CUFFI_EMULATED_SAME_HANDLES'] = '1';
@@ -206,7 +206,7 @@ describe('leases', () => {
       ['in use', ['keep', 'hold', 'use']],
       ['releasing', ['keep', 'hold', 'use', 'release']],
     ];
-    const times = dose(1, 100);
+    const times = iterations(1, 100);
     let next = 0;
     let longest = 0;
     // The first child makes what stays: threads and descriptors of the runtime.
@@ -366,7 +366,7 @@ describe('leases', () => {
       const before = await steady();
       let next = 0;
       for (const step of Object.keys(beforeOwnerEnds))
-        for (let time = 0; time < dose(1, 100); time++) {
+        for (let time = 0; time < iterations(1, 100); time++) {
           const kind = kinds[next++ % kinds.length] as Kind;
           await run(step, kind);
           await comesBackTo(before, `${step}, ${kind}`);
@@ -571,12 +571,12 @@ describe('leases', () => {
   test('all that comes is passed on, however much is waiting', deadline, async () => {
     const [between, last] = [start(), start()];
     const name = `@cuffi-relay-${process.pid}`;
-    const count = dose(200, 5000);
+    const count = iterations(200, 5000);
     using buffer = DeviceBuffer.allocate(4096);
     await ask(last, { do: 'sink', value: name, count });
     await between.send({ do: 'relay', value: name, count } satisfies Step);
     for (let n = 0; n < count; n++) await between.send(buffer.subarray(n % 100, 4096));
-    assert.equal(await between.receive({ timeoutMs: 30_000 + dose(0, 300_000) }), 'all');
+    assert.equal(await between.receive({ timeoutMs: 30_000 + iterations(0, 300_000) }), 'all');
     await until(() => leases.stats().leases.length === 0);
   });
 
@@ -597,7 +597,7 @@ describe('leases', () => {
   });
 
   test(
-    'where no more is kept for others the next value waits, and no other connection does',
+    'at the limit of forwarded leases the next value waits, and other connections do not',
     deadline,
     async () => {
       const [between, last, other] = [start(), start(), start()];
@@ -642,10 +642,10 @@ describe('leases', () => {
         await ask(child, { do: 'hold' });
         using buffer = await made(child, 'legacy', stream);
         buffer.fill(3, { stream });
-        for (let n = 0; n < dose(50, 5000); n++) await ask(child, { do: 'stats' });
+        for (let n = 0; n < iterations(50, 5000); n++) await ask(child, { do: 'stats' });
         if (isClosed) child.close();
         for (let turn = 0; turn < 50; turn++) await nextLoopIteration();
-        await delay(dose(100, 5000));
+        await delay(iterations(100, 5000));
         assert.equal(stream.done, false);
         assert.equal(child.process.exitCode, null);
         await kill(child);
@@ -679,7 +679,7 @@ describe('leases', () => {
     const child = start();
     using buffer = DeviceBuffer.allocate(4096);
     const round = () => ask(child, { do: 'copy', buffer });
-    const rounds = dose(300, 100_000);
+    const rounds = iterations(300, 100_000);
     for (let n = 0; n < 100; n++) await round();
     const states = async () =>
       [await settled(), await ask<ProcessState>(child, { do: 'state' })] as const;

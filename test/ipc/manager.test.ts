@@ -9,7 +9,7 @@ import {
   setMemoryManager,
 } from '../../src/index.ts';
 import { getIpcHandle, openIpcBuffer } from '../../src/ipc/index.ts';
-import { type Read, User } from './fixtures/index.ts';
+import { type Read, WorkerProcess } from './fixtures/index.ts';
 
 /** Gives out parts of one allocation, each at a distance from the last. */
 class Parts extends DriverMemoryManager {
@@ -29,7 +29,7 @@ describe('the memory manager between processes', () => {
     timeout: 60_000,
   }, async () => {
     setMemoryManager(Parts);
-    await using user = new User();
+    await using user = new WorkerProcess();
     using neighbour = DeviceBuffer.allocate(1000);
     using buffer = DeviceBuffer.allocate(1000);
     neighbour.fill(1);

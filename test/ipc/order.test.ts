@@ -14,12 +14,12 @@ import {
 } from '../../src/index.ts';
 import { type ChildPeer, leases, spawnPeer } from '../../src/ipc/index.ts';
 import { without } from '../support/driver.ts';
-import { dose } from '../support/iterations.ts';
+import { iterations } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { programFile } from '../support/program.ts';
 import type { Step } from './fixtures/consumer.ts';
 
-const options = { timeout: 60_000 + dose(0, 600_000) };
+const options = { timeout: 60_000 + iterations(0, 600_000) };
 let child: ChildPeer;
 
 async function ask<T>(step: Step, stream?: Stream): Promise<T> {
@@ -113,7 +113,7 @@ describe('the order of work between processes', () => {
       using stream = Stream.create({ nonBlocking: true });
       const memory = buffers();
       for (const buffer of memory.all) await ask({ do: 'keep', buffer });
-      const rounds = dose(6, 1000);
+      const rounds = iterations(6, 1000);
       for (let round = 0; round < rounds; round++) {
         const buffer = memory.all[round % memory.all.length] as DeviceBuffer;
         assert.equal(await producerIsLate(buffer, stream), false, `round ${round}, ready`);

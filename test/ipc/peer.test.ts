@@ -19,7 +19,7 @@ import {
 } from '../../src/index.ts';
 import { type ChildPeer, spawnPeer } from '../../src/ipc/index.ts';
 import { MAX_QUEUED_VALUES } from '../../src/ipc/wire/limits.ts';
-import { dose, until } from '../support/iterations.ts';
+import { iterations, until } from '../support/iterations.ts';
 import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
 import { programFile } from '../support/program.ts';
@@ -122,7 +122,7 @@ describe('Peer', () => {
     };
     for (let i = 0; i <= 20; i++) await round(i);
     const before = [await settled(), await ask(child, { do: 'state' })];
-    const rounds = dose(330, 33_000);
+    const rounds = iterations(330, 33_000);
     for (let i = 0; i < rounds; i++) await round(i);
     await settled();
     await ask(child, { do: 'drop' });
@@ -339,10 +339,7 @@ describe('Peer', () => {
           { name: 'IpcError', message: /^value\.list\[1\]: this memory pool is not shareable/ },
         ],
         [closed, { name: 'ClosedError', message: /^value\.list\[1\]: / }],
-        [
-          event,
-          { name: 'IpcError', message: /^value\.list\[1\]: this event is not for other processes/ },
-        ],
+        [event, { name: 'IpcError', message: /^value\.list\[1\]: this event is not interprocess/ }],
         [
           pool,
           { name: 'IpcError', message: /^value\.list\[1\]: this memory pool is not shareable/ },

@@ -3,11 +3,11 @@ import { describe, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { Context, Device, DeviceBuffer, MemoryPool, Stream } from '../../src/index.ts';
 import { getIpcHandle, ImportedPool } from '../../src/ipc/index.ts';
-import { dose } from '../support/iterations.ts';
+import { iterations } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
-import { type Read, User } from './fixtures/index.ts';
+import { type Read, WorkerProcess } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
 
 const MIB = 1 << 20;
@@ -35,7 +35,7 @@ describe('pools between processes', () => {
     options,
     async () => {
       using mailbox = new Mailbox();
-      await using user = await User.ready();
+      await using user = await WorkerProcess.ready();
       using pool = MemoryPool.create({ maxSize: 64 * MIB, shareable: true });
       using first = pool.allocate(MIB);
       using second = pool.allocate(1000);
@@ -70,7 +70,7 @@ describe('pools between processes', () => {
     options,
     async () => {
       using mailbox = new Mailbox();
-      await using user = await User.ready();
+      await using user = await WorkerProcess.ready();
       await user.do('createPool', { key: 'pool' });
       await user.do('allocateIn', { pool: 'pool', key: 'x', byteLength: MIB, value: 5 });
       const receive = async (): Promise<DeviceBuffer> => {
@@ -117,7 +117,7 @@ describe('pools between processes', () => {
     options,
     async () => {
       using mailbox = new Mailbox();
-      await using user = await User.ready();
+      await using user = await WorkerProcess.ready();
       await user.do('createPool', { key: 'pool' });
       await user.do('allocateIn', { pool: 'pool', key: 'x', byteLength: MIB, value: 5 });
       await user.do('send', { key: 'pool', pid: process.pid });
@@ -153,9 +153,9 @@ describe('pools between processes', () => {
     'what came from a process that has ended stays, and nothing more of it is opened',
     options,
     async () => {
-      for (let kill = 0; kill < dose(1, 100); kill += 1) {
+      for (let kill = 0; kill < iterations(1, 100); kill += 1) {
         using mailbox = new Mailbox();
-        await using user = await User.ready();
+        await using user = await WorkerProcess.ready();
         await user.do('createPool', { key: 'pool' });
         for (const [key, value] of [
           ['x', 5],
@@ -179,8 +179,8 @@ describe('pools between processes', () => {
     options,
     async () => {
       using mailbox = new Mailbox();
-      await using b = await User.ready();
-      await using c = await User.ready();
+      await using b = await WorkerProcess.ready();
+      await using c = await WorkerProcess.ready();
       using pool = MemoryPool.create({ maxSize: 64 * MIB, shareable: true });
       using mine = pool.allocate(MIB);
       mine.fill(1);
@@ -206,8 +206,8 @@ describe('pools between processes', () => {
     options,
     async () => {
       using mailbox = new Mailbox();
-      await using one = await User.ready();
-      await using two = await User.ready();
+      await using one = await WorkerProcess.ready();
+      await using two = await WorkerProcess.ready();
       const workers = [one, two];
       const context = Context.primary();
       const round = async (tasks: number): Promise<void> => {
@@ -215,7 +215,7 @@ describe('pools between processes', () => {
           MemoryPool.create({ maxSize: 32 * MIB, shareable: true }),
         );
         for (let task = 0; task < tasks; task += 1) {
-          const worker = workers[task % 2] as User;
+          const worker = workers[task % 2] as WorkerProcess;
           using buffer = (pools[task % 3] as MemoryPool).allocate(1000 + task);
           buffer.fill(task);
           await context.synchronize();
@@ -238,7 +238,7 @@ describe('pools between processes', () => {
       await round(6);
       const states = async () => [processState(), await one.do('state'), await two.do('state')];
       const before = await states();
-      for (let n = 0; n < dose(1, 50); n += 1) await round(20);
+      for (let n = 0; n < iterations(1, 50); n += 1) await round(20);
       assert.deepEqual(await states(), before);
     },
   );
@@ -250,7 +250,7 @@ describe('pools between processes', () => {
     const limit = 'CUFFI_POOL_SHARE_LIMIT';
     t.after(() => delete process.env[limit]);
     using mailbox = new Mailbox();
-    await using user = await User.ready();
+    await using user = await WorkerProcess.ready();
     using pool = MemoryPool.create({ maxSize: 11 * GIB, shareable: true });
     const large = pool.allocate(5.25 * GIB);
     using most = pool.allocate(5 * GIB);

@@ -6,11 +6,11 @@ import { Context, Device, DeviceBuffer, VirtualMemory } from '../../src/index.ts
 import type { IpcDescriptor } from '../../src/ipc/descriptor.ts';
 import { withChecksum } from '../../src/ipc/descriptor-bytes.ts';
 import { exportIpc, openIpc, spawnPeer } from '../../src/ipc/index.ts';
-import { dose } from '../support/iterations.ts';
+import { iterations } from '../support/iterations.ts';
 import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
 import { programFile } from '../support/program.ts';
-import { type Read, User } from './fixtures/index.ts';
+import { type Read, WorkerProcess } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
 
 const MIB = 1 << 20;
@@ -32,7 +32,7 @@ describe('virtual memory between processes', () => {
     options,
     async () => {
       using mailbox = new Mailbox();
-      await using user = await User.ready();
+      await using user = await WorkerProcess.ready();
       using memory = VirtualMemory.reserve(8 * MIB, { shareable: true });
       memory.grow(2 * MIB);
       const buffer = memory.grow(5 * MIB);
@@ -65,7 +65,7 @@ describe('virtual memory between processes', () => {
 
   test('what is shared for reading is only read, by cuffi and by the driver', options, async () => {
     using mailbox = new Mailbox();
-    await using user = await User.ready();
+    await using user = await WorkerProcess.ready();
     await user.do('reserve', { key: 'x', byteLength: 3 * MIB, value: 5 });
     await user.do('send', { key: 'x', pid: process.pid, readOnly: true });
     const buffer = mailbox.receiveBuffer();
@@ -100,14 +100,14 @@ describe('virtual memory between processes', () => {
     options,
     async () => {
       using mailbox = new Mailbox();
-      await using user = await User.ready();
-      await using third = await User.ready();
+      await using user = await WorkerProcess.ready();
+      await using third = await WorkerProcess.ready();
       using memory = VirtualMemory.reserve(5 * MIB, { shareable: true });
       memory.grow(2 * MIB);
       const buffer = memory.grow(4 * MIB);
       buffer.fill(1);
       await Context.primary().synchronize();
-      const write = (who: User, key: string): Promise<unknown> =>
+      const write = (who: WorkerProcess, key: string): Promise<unknown> =>
         who.do('writePast', { key, value: 2 });
       // The same pieces go both ways, and neither is taken for the other.
       for (const [key, isForReading] of [
@@ -173,10 +173,10 @@ describe('virtual memory between processes', () => {
     async () => {
       using mailbox = new Mailbox();
       const context = Context.primary();
-      await using third = await User.ready();
+      await using third = await WorkerProcess.ready();
       const states = async () => [processState(), await third.do('state')];
       const round = async (): Promise<void> => {
-        await using maker = await User.ready();
+        await using maker = await WorkerProcess.ready();
         await maker.do('reserve', { key: 'x', byteLength: 3 * MIB, value: 5 });
         await maker.do('send', { key: 'x', pid: process.pid });
         await maker.do('send', { key: 'x', pid: process.pid, begin: 10, end: 20 });
@@ -200,7 +200,7 @@ describe('virtual memory between processes', () => {
       };
       await round();
       const before = await states();
-      for (let n = 0; n < dose(1, 100); n += 1) await round();
+      for (let n = 0; n < iterations(1, 100); n += 1) await round();
       assert.deepEqual(await states(), before);
     },
   );

@@ -20,15 +20,15 @@ import {
 } from '../../src/ipc/index.ts';
 import { nextLoopIteration } from '../../src/poller.ts';
 import { emulated } from '../support/driver.ts';
-import { dose, until } from '../support/iterations.ts';
+import { iterations, until } from '../support/iterations.ts';
 import { valuesOf } from '../support/layouts.ts';
 import { startProgram, startWorker } from '../support/program.ts';
-import { User } from './fixtures/index.ts';
+import { WorkerProcess } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
 import type { Request } from './fixtures/worker.ts';
 
 const deadline = { timeout: 60_000 };
-const iterations = dose(3, 50);
+const rounds = iterations(3, 50);
 const workers: Worker[] = [];
 
 function start(): Worker {
@@ -65,7 +65,7 @@ describe('worker threads', () => {
   });
 
   test('a descriptor goes to a worker thread by MessagePort, and back', deadline, async () => {
-    await using user = await User.ready();
+    await using user = await WorkerProcess.ready();
     const made = await user.do('allocate', { key: 'x', byteLength: 1000, value: 5 });
     const worker = start();
     const { descriptor, values } = await ask<Found>(worker, {
@@ -86,7 +86,7 @@ describe('worker threads', () => {
   test('a worker thread may be terminated while values come to it', deadline, async () => {
     const name = `@cuffi-test-${process.pid}-worker`;
     using listener = listen(name);
-    for (let n = 0; n < iterations; n++) {
+    for (let n = 0; n < rounds; n++) {
       const worker = start();
       const connected = ask(worker, { do: 'take', name });
       using peer = await listener.accept();
@@ -133,7 +133,7 @@ describe('worker threads', () => {
         const name = `@cuffi-test-${process.pid}-main`;
         using listener = listen(name);
         const program = new URL('./fixtures/ending.ts', import.meta.url);
-        for (let n = 0; n < iterations; n++) {
+        for (let n = 0; n < rounds; n++) {
           const exit = once(startProgram(program, [name, how]), 'exit');
           using peer = await listener.accept();
           let isOver = false;
@@ -156,7 +156,7 @@ describe('worker threads', () => {
       : !MemoryPool.supported(0, { shareable: true }) && 'no shareable pools',
   }, async () => {
     using mailbox = new Mailbox();
-    await using user = await User.ready();
+    await using user = await WorkerProcess.ready();
     await user.do('createPool', { key: 'pool' });
     await user.do('allocateIn', { pool: 'pool', key: 'x', byteLength: 1 << 20, value: 5 });
     await user.do('send', { key: 'x', pid: process.pid });

@@ -111,7 +111,7 @@ export function callHere(name: FunctionName, args: readonly Argument[]): Answer 
 }
 
 /** Another process that makes the calls it is asked for; none is made by itself. */
-export class Peer extends Program implements Side {
+export class DriverProcess extends Program implements Side {
   constructor(env: NodeJS.ProcessEnv = {}) {
     super(new URL('./driver-process.ts', import.meta.url), [], { env: { ...process.env, ...env } });
   }
@@ -130,7 +130,7 @@ export class Peer extends Program implements Side {
   }
 
   /** A copy of a descriptor of this peer, in another one: answers its number there. */
-  async sendFd(fd: number, to: Peer): Promise<number> {
+  async sendFd(fd: number, to: DriverProcess): Promise<number> {
     const name = `@cuffi-peer-${to.pid}-${fd}`;
     await to.ask({ listen: name });
     await this.ask({ sendFd: fd, to: name });

@@ -4,7 +4,7 @@ import { basename } from 'node:path';
 
 const isSoak = process.env['CUFFI_DOSE'] === 'soak';
 
-export const dose = (small: number, full: number): number => (isSoak ? full : small);
+export const iterations = (small: number, full: number): number => (isSoak ? full : small);
 
 /**
  * Where the numbers of a test begin that are there by chance: in `npm test` always the same place; in
@@ -24,7 +24,7 @@ export const trials = (
   small: number,
   full: number,
 ): { readonly numRuns: number; readonly seed: number } => ({
-  numRuns: dose(small, full),
+  numRuns: iterations(small, full),
   seed: seed(),
 });
 

@@ -22,7 +22,7 @@ import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { isAvailable } from '../../src/driver.ts';
 import { differences, type Expected, expectedFrom, type Report } from './expected.ts';
-import { dose } from './iterations.ts';
+import { iterations } from './iterations.ts';
 import { compile } from './kernels.ts';
 import { COMPILED } from './program.ts';
 
@@ -57,7 +57,7 @@ if (!isAvailable()) fail(`CUFFI_DRIVER=${driver} finds no GPU here`);
 
 const concurrency = given['test-concurrency'];
 /** Far more than any file takes on a busy machine, or on a GPU, where the facts take longest. */
-const minutes = dose(driver === 'emulated' ? 5 : 15, 120);
+const minutes = iterations(driver === 'emulated' ? 5 : 15, 120);
 const seconds = Number(given['test-timeout'] ?? minutes * 60_000) / 1000;
 const namePatterns = given['test-name-pattern'];
 const stop = new AbortController();

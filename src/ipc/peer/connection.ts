@@ -201,7 +201,7 @@ export class Connection implements FramedSocketHandler {
 
   /** As {@link FramedSocketHandler}. */
   onMessage(arrived: Message): boolean {
-    if (arrived.kind === FrameKind.news) {
+    if (arrived.kind === FrameKind.control) {
       const { isClosing, isDone } = this.#controlReceiver.receiveControl(arrived);
       if (isClosing || isDone) this.#onPeerClosed();
       if (isDone) this.#state.onPeerDone();
@@ -255,9 +255,9 @@ export class Connection implements FramedSocketHandler {
       if (isSingleFrame && isOpen) contents.copyBytes();
       return isServed;
     }
-    if (kind === FrameKind.question) this.#verifier.respond(scanned, fds);
+    if (kind === FrameKind.request) this.#verifier.respond(scanned, fds);
     else this.#verifier.receiveResponse(scanned, fds);
-    return kind === FrameKind.answer;
+    return kind === FrameKind.response;
   }
 
   /** As {@link FramedSocketHandler}. */

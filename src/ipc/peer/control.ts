@@ -69,7 +69,7 @@ export class ControlReceiver {
     }
   }
 
-  /** Forgets the decoded descriptors, as no more values are taken. */
+  /** Drops the decoded descriptors: this process takes no further values. */
   clearCache(): void {
     this.#descriptorCache.clear();
   }
@@ -172,7 +172,7 @@ export class ControlSender {
   #send(tail: ControlBlock, fds: readonly number[]): void {
     ByteWriter.use((writer) => {
       writeControlBlock(writer, tail);
-      this.#socket.post(FrameKind.news, writer.written, fds)?.catch(() => {});
+      this.#socket.post(FrameKind.control, writer.written, fds)?.catch(() => {});
     });
   }
 }

@@ -54,7 +54,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   /** The user of the other process. */
   readonly uid: number;
   /**
-   * Resolves with the reason why no more values come. It is a {@link ClosedError} if either end was
+   * Resolves with the reason why further values cannot come. It is a {@link ClosedError} if either end was
    * closed or the other process exited without error. It is a {@link PeerGoneError} if that process
    * was killed or failed, and an {@link IpcError} if the protocol was broken. Values that came
    * before can still be received.
@@ -153,7 +153,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * allocation.
    *
    * @throws IpcError, whose `code` is `exporter-gone` if the object no longer exists. Also if the
-   * other end answers with another object, which is not opened; ClosedError and PeerGoneError as
+   * other end returns another object, which is not opened; ClosedError and PeerGoneError as
    * {@link receive}
    * @example
    * const buffer = await peer.open(descriptor);

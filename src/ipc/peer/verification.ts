@@ -53,7 +53,7 @@ export class DescriptorVerifier {
     const number = this.#pending.add(request);
     try {
       const question = [number, { ...request.descriptor }];
-      this.#sender.send(question, undefined, FrameKind.question)?.catch(() => {});
+      this.#sender.send(question, undefined, FrameKind.request)?.catch(() => {});
     } catch (error) {
       this.#pending.take(number);
       throw error;
@@ -66,7 +66,7 @@ export class DescriptorVerifier {
     const [number, message] = parseRequest(scanned);
     const named = verifyExport(message);
     // If the send queue is full because the peer does not read, this ends the connection.
-    this.#sender.send([number, named], undefined, FrameKind.answer)?.catch(() => {});
+    this.#sender.send([number, named], undefined, FrameKind.response)?.catch(() => {});
   }
 
   /**
@@ -133,7 +133,7 @@ export class DescriptorVerifier {
     if (!isGiven) this.#waiting.add(cancel);
   }
 
-  /** Rejects all requests, as no more responses come. */
+  /** Rejects all requests, because responses stop. */
   end(reason: ClosedError | PeerGoneError | IpcError): void {
     this.#end ??= reason;
     this.#pending.rejectAll(reason);
@@ -159,7 +159,7 @@ class PendingRequests {
   readonly #requests = new Map<number, VerificationRequest>();
   #next = 0;
 
-  /** Whether there are none. */
+  /** Whether no request is open. */
   get isEmpty(): boolean {
     return this.#requests.size === 0;
   }
@@ -199,7 +199,7 @@ function parseRequest(question: ScannedValue): readonly [number: number, about: 
 
 /**
  * Parses a response: the number of the request, and the descriptor of the object that it carries or
- * the reason why there is none. Opens nothing.
+ * the reason why the request is refused. Opens nothing.
  *
  * @throws IpcError for anything else
  */

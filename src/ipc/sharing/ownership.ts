@@ -55,7 +55,7 @@ export function releaseWithLease(
   };
 }
 
-/** What an imported buffer is made of. */
+/** @internal What an imported buffer is made of. */
 interface ImportedBufferInit
   extends Pick<
     BufferInit,
@@ -69,7 +69,7 @@ interface ImportedBufferInit
   readonly fds: () => readonly number[];
 }
 
-/** Returns the buffer for the range of a descriptor in a mapping, and sets its import source. */
+/** @internal Returns the buffer for the range of a descriptor in a mapping, and sets its import source. */
 export function importedBuffer(init: ImportedBufferInit): DeviceBuffer {
   const { descriptor, fds } = init;
   const buffer = new DeviceBuffer({

@@ -14,7 +14,7 @@ import {
 } from './limits.ts';
 
 /** What a frame belongs to. */
-export const FrameKind = { value: 1, news: 2, question: 3, answer: 4 } as const;
+export const FrameKind = { value: 1, control: 2, request: 3, response: 4 } as const;
 export type FrameKind = (typeof FrameKind)[keyof typeof FrameKind];
 
 /** The header of each frame, little-endian. */
@@ -85,7 +85,7 @@ export class FrameAssembler {
       throw new IpcError(
         `received byte ${offset} of message ${sequence} instead of byte ${this.#received} of message ${this.#sequence}`,
       );
-    if (kind === FrameKind.news && part !== byteLength)
+    if (kind === FrameKind.control && part !== byteLength)
       throw new IpcError(
         `a control message of ${byteLength} bytes came in a frame of ${part} bytes`,
       );
@@ -154,7 +154,7 @@ const MAGIC = 0x7563;
 const VERSION = 2;
 
 const isKind = (kind: number): kind is FrameKind =>
-  kind >= FrameKind.value && kind <= FrameKind.answer;
+  kind >= FrameKind.value && kind <= FrameKind.response;
 
 // Reads byte by byte: a DataView for each frame would cost more than the reads.
 const byte = (bytes: Uint8Array, at: number): number => bytes[at] as number;

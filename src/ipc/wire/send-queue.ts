@@ -99,7 +99,7 @@ export class SendQueue {
   /** Drops the values, requests and responses of which nothing was sent. Control messages stay. */
   rejectUnstarted(error: unknown): void {
     const unstarted = this.#queued.filter(
-      ({ kind, offset }) => kind !== FrameKind.news && offset === 0,
+      ({ kind, offset }) => kind !== FrameKind.control && offset === 0,
     );
     this.#drop(unstarted, error);
     if (!unstarted.every(({ fds }) => fds.length === 0)) this.#isShortOfFds = false;

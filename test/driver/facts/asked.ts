@@ -11,8 +11,8 @@ import {
   type Answer,
   type Argument,
   type Bytes,
+  DriverProcess,
   enterContext,
-  Peer,
   type Side,
 } from '../../support/calls.ts';
 import { emulated, onHardware } from '../../support/driver.ts';
@@ -60,7 +60,7 @@ const ENV = { CUFFI_EMULATED_MEMORY: '8G' };
 
 /** A process that can be asked. */
 interface Process {
-  readonly peer: Peer;
+  readonly peer: DriverProcess;
   readonly startedAt: number;
 }
 
@@ -71,7 +71,7 @@ const idle: Process[] = [];
 
 async function startProcess(): Promise<Process> {
   const process = idle.pop();
-  if (process === undefined) return { peer: new Peer(ENV), startedAt: Date.now() };
+  if (process === undefined) return { peer: new DriverProcess(ENV), startedAt: Date.now() };
   await process.peer.ask({ renew: true });
   return process;
 }
@@ -89,7 +89,7 @@ export async function endIdle(): Promise<void> {
 /** A process that is asked, with a current context of device 0. */
 export class Asked implements Side, AsyncDisposable {
   readonly #process: Process;
-  readonly #peer: Peer;
+  readonly #peer: DriverProcess;
   readonly #note: Note;
   #latch: { readonly word: LatchWord; readonly devicePointer: number } | undefined;
   #isEnded = false;

@@ -1,6 +1,6 @@
 /** Which calls need a current context: each made with good arguments while none is current. */
 import type { FunctionName } from '../../../ffi/functions.ts';
-import { type Argument, enterContext, Peer, type Side } from '../../support/calls.ts';
+import { type Argument, DriverProcess, enterContext, type Side } from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 
 const NON_BLOCKING = 1;
@@ -8,7 +8,7 @@ const PORTABLE_DEVICEMAP = 3;
 const INTERPROCESS_NO_TIMING = 6;
 
 export const contextFacts: FactGroup = async (note) => {
-  await using exporter = new Peer();
+  await using exporter = new DriverProcess();
   await enterContext(exporter);
   const foreign = (await exporter.call('cuMemAlloc_v2', 'OUT0', 4 << 20)).out0;
   const foreignMemory = {
@@ -19,7 +19,7 @@ export const contextFacts: FactGroup = async (note) => {
     base64: (await exporter.call('cuIpcGetEventHandle', 'BLOCK', foreignEvent)).block,
   };
 
-  await using peer = new Peer();
+  await using peer = new DriverProcess();
   note('any call before cuInit', (await peer.call('cuDeviceGetCount', 'OUT0')).status);
   const context = await enterContext(peer);
   const latch = await peer.latch();

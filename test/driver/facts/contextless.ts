@@ -1,16 +1,22 @@
 /** Which calls about kinds of memory need a current context: made while none is current. */
 import type { FunctionName } from '../../../ffi/functions.ts';
-import { type Argument, enterContext, Peer, pointed, struct } from '../../support/calls.ts';
+import {
+  type Argument,
+  DriverProcess,
+  enterContext,
+  pointed,
+  struct,
+} from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 import { access, FD, location, MIB, physicalProperties, poolProperties, UNIT } from './kinds.ts';
 
 export const contextlessFacts: FactGroup = async (note) => {
-  await using exporter = new Peer();
+  await using exporter = new DriverProcess();
   await enterContext(exporter);
-  await using peer = new Peer();
+  await using peer = new DriverProcess();
   const context = await enterContext(peer);
   const madeIn =
-    (side: Peer) =>
+    (side: DriverProcess) =>
     async (name: FunctionName, ...args: Argument[]): Promise<number> => {
       const { status, out0 } = await side.call(name, ...args);
       if (status !== 0) throw new Error(`${name}: ${status}`);

@@ -1,14 +1,14 @@
 /** Events: flags, queries, times, and between two processes. */
 import type { FunctionName } from '../../../ffi/functions.ts';
-import { type Answer, type Argument, enterContext, Peer } from '../../support/calls.ts';
+import { type Answer, type Argument, DriverProcess, enterContext } from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 
 const DISABLE_TIMING = 2;
 const INTERPROCESS = 4;
 
 export const eventFacts: FactGroup = async (note) => {
-  await using a = new Peer();
-  await using b = new Peer();
+  await using a = new DriverProcess();
+  await using b = new DriverProcess();
   await enterContext(a);
   await enterContext(b);
   const inA = async (name: FunctionName, ...args: Argument[]): Promise<number> =>
@@ -87,7 +87,7 @@ export const eventFacts: FactGroup = async (note) => {
   await a.kill();
   note('opening an event of a dead process', await inB('cuIpcOpenEventHandle', 'OUT0', late));
 
-  await using c = new Peer();
+  await using c = new DriverProcess();
   await enterContext(c);
   let live = 0;
   let last = 0;

@@ -1,6 +1,6 @@
 /** Asks which calls wait for a stream that is held up. */
 import type { FunctionName } from '../../../ffi/functions.ts';
-import { type Answer, type Argument, enterContext, Peer } from '../../support/calls.ts';
+import { type Answer, type Argument, DriverProcess, enterContext } from '../../support/calls.ts';
 import { LatchWord } from '../../support/latch.ts';
 import type { Note } from './facts.ts';
 
@@ -10,7 +10,7 @@ const PATIENCE_MS = 500;
 
 /** A peer with a stream, and the way to make a call while that stream is held up. */
 export interface Held {
-  readonly peer: Peer;
+  readonly peer: DriverProcess;
   readonly stream: number;
   /** Makes calls that must succeed; returns the first out-value. */
   readonly made: (name: FunctionName, ...args: Argument[]) => Promise<number>;
@@ -33,7 +33,7 @@ export async function withHeldStream(
   note: Note,
   use: (held: Held) => Promise<void>,
 ): Promise<void> {
-  await using peer = new Peer();
+  await using peer = new DriverProcess();
   await enterContext(peer);
   const { fd, devicePointer } = await peer.latch();
   using word = LatchWord.of(peer.pid, fd);

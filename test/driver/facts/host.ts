@@ -1,5 +1,5 @@
 /** Host memory that the device reaches, host functions, and copies of two and three dimensions. */
-import { enterContext, Peer, struct } from '../../support/calls.ts';
+import { DriverProcess, enterContext, struct } from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 import { withHeldStream } from './holding.ts';
 import { attributeIn, INVENTED, MIB, outOf, statusIn, yesNo } from './kinds.ts';
@@ -7,7 +7,7 @@ import { attributeIn, INVENTED, MIB, outOf, statusIn, yesNo } from './kinds.ts';
 const [, DEVICE, UNIFIED] = [1, 2, 4] as const;
 
 export const hostFacts: FactGroup = async (note) => {
-  await using peer = new Peer();
+  await using peer = new DriverProcess();
   await enterContext(peer);
   const status = statusIn(peer);
   const out = outOf(peer);

@@ -1,6 +1,12 @@
 /** Legacy IPC of memory: two processes. */
 import type { FunctionName } from '../../../ffi/functions.ts';
-import { type Answer, type Argument, enterContext, Peer, type Side } from '../../support/calls.ts';
+import {
+  type Answer,
+  type Argument,
+  DriverProcess,
+  enterContext,
+  type Side,
+} from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 
 const LAZY_PEER_ACCESS = 1;
@@ -25,8 +31,8 @@ const freeOf = async (side: Side): Promise<number> =>
   (await side.call('cuMemGetInfo_v2', 'OUT0', 'OUT1')).out0;
 
 export const ipcFacts: FactGroup = async (note) => {
-  await using a = new Peer();
-  await using b = new Peer();
+  await using a = new DriverProcess();
+  await using b = new DriverProcess();
   await enterContext(a);
   await enterContext(b);
   const inA = statusOf(a);

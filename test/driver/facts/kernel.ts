@@ -3,7 +3,13 @@
  * answer.
  */
 import type { FunctionName } from '../../../ffi/functions.ts';
-import { type Argument, type Bytes, enterContext, Peer, struct } from '../../support/calls.ts';
+import {
+  type Argument,
+  type Bytes,
+  DriverProcess,
+  enterContext,
+  struct,
+} from '../../support/calls.ts';
 import type { FactGroup, Note } from './facts.ts';
 import { poolProperties } from './kinds.ts';
 
@@ -35,10 +41,10 @@ const launchIn = (hStream: number, shape: Readonly<Record<string, number>> = {})
 
 /** Calls in a process: their statuses noted, and their out-values answered. */
 class Asked {
-  readonly #peer: Peer;
+  readonly #peer: DriverProcess;
   readonly #note: Note;
 
-  constructor(peer: Peer, note: Note) {
+  constructor(peer: DriverProcess, note: Note) {
     this.#peer = peer;
     this.#note = note;
   }
@@ -57,7 +63,7 @@ class Asked {
 }
 
 export const kernelFacts: FactGroup = async (note) => {
-  await using peer = new Peer();
+  await using peer = new DriverProcess();
   const context = await enterContext(peer);
   const { made, ask } = bound(new Asked(peer, note));
   const load = (image: Bytes): readonly Argument[] => ['OUT0', image, 0, 0, 0];
@@ -146,7 +152,7 @@ export const kernelFacts: FactGroup = async (note) => {
 
 /** Graphs: what ends a capture, and which calls need a current context. */
 export const graphFacts: FactGroup = async (note) => {
-  await using peer = new Peer();
+  await using peer = new DriverProcess();
   const context = await enterContext(peer);
   const { made, ask } = bound(new Asked(peer, note));
   const module = await made('cuModuleLoadDataEx', 'OUT0', code('7.4', 'sm_70'), 0, 0, 0);

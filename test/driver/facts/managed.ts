@@ -1,5 +1,5 @@
 /** Managed memory. Never more than a few megabytes: asking for more than is free ends badly. */
-import { enterContext, Peer } from '../../support/calls.ts';
+import { DriverProcess, enterContext } from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 import { withHeldStream } from './holding.ts';
 import { attributeIn, outOf, statusIn, UNIT } from './kinds.ts';
@@ -8,7 +8,7 @@ const CPU = -1;
 const GLOBAL = 1;
 
 export const managedFacts: FactGroup = async (note) => {
-  await using peer = new Peer();
+  await using peer = new DriverProcess();
   await enterContext(peer);
   const status = statusIn(peer);
   const out = outOf(peer);

@@ -1,12 +1,12 @@
 /** Allocation, ranges, attributes, copies and freeing of plain device memory. */
 import type { FunctionName } from '../../../ffi/functions.ts';
-import { type Argument, enterContext, Peer } from '../../support/calls.ts';
+import { type Argument, DriverProcess, enterContext } from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 
 const INVENTED = 0x1234_5600;
 
 export const memoryFacts: FactGroup = async (note) => {
-  await using peer = new Peer();
+  await using peer = new DriverProcess();
   await enterContext(peer);
   const { call } = peer;
   const status = async (name: FunctionName, ...args: Argument[]): Promise<number> =>

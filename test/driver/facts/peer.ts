@@ -1,10 +1,10 @@
 /** Devices that reach each other: of one device alone, and (where there are two) of both. */
-import { enterContext, Peer } from '../../support/calls.ts';
+import { DriverProcess, enterContext } from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 import { MIB, outOf, statusIn } from './kinds.ts';
 
 export const peerFacts: FactGroup = async (note) => {
-  await using peer = new Peer();
+  await using peer = new DriverProcess();
   const context = await enterContext(peer);
   const status = statusIn(peer);
   note('peer: a device and itself', await outOf(peer)('cuDeviceCanAccessPeer', 'OUT0', 0, 0));

@@ -1,5 +1,5 @@
 /** How large one allocation of a pool may be that another process imports: beyond, that one ends. */
-import { enterContext, Peer } from '../../support/calls.ts';
+import { DriverProcess, enterContext } from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 import { FD, MIB, outOf, poolProperties, statusIn } from './kinds.ts';
 
@@ -10,7 +10,7 @@ const env = { CUFFI_EMULATED_MEMORY: '32G' };
 const KNOWN_GOOD = 5 * GIB;
 
 export const poolBoundFacts: FactGroup = async (note) => {
-  await using owner = new Peer(env);
+  await using owner = new DriverProcess(env);
   await enterContext(owner);
   const inOwner = statusIn(owner);
   const stream = await outOf(owner)('cuStreamCreateWithPriority', 'OUT0', 1, 0);
@@ -24,7 +24,7 @@ export const poolBoundFacts: FactGroup = async (note) => {
     if (allocated.status !== 0) return `not allocated: ${allocated.status}`;
     await inOwner('cuStreamSynchronize', stream);
     const { block } = await owner.call('cuMemPoolExportPointer', 'BLOCK', allocated.out0);
-    await using importer = new Peer(env);
+    await using importer = new DriverProcess(env);
     try {
       await enterContext(importer);
       const fd = await owner.sendFd(exported.int0, importer);

@@ -1,5 +1,5 @@
 /** Memory pools shared by two processes. */
-import { enterContext, Peer } from '../../support/calls.ts';
+import { DriverProcess, enterContext } from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 import {
   attributeIn,
@@ -16,8 +16,8 @@ import {
 const USED = 7;
 
 export const poolIpcFacts: FactGroup = async (note) => {
-  await using a = new Peer();
-  await using b = new Peer();
+  await using a = new DriverProcess();
+  await using b = new DriverProcess();
   await enterContext(a);
   await enterContext(b);
   const inA = statusIn(a);

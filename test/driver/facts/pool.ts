@@ -1,5 +1,5 @@
 /** Memory pools: made, asked, and allocated from in the order of streams. */
-import { enterContext, Peer, pointed } from '../../support/calls.ts';
+import { DriverProcess, enterContext, pointed } from '../../support/calls.ts';
 import type { FactGroup, Note } from './facts.ts';
 import { withHeldStream } from './holding.ts';
 import {
@@ -24,7 +24,7 @@ export const poolFacts: FactGroup = async (note) => {
 };
 
 async function made(note: Note): Promise<void> {
-  await using peer = new Peer();
+  await using peer = new DriverProcess();
   await enterContext(peer);
   const status = statusIn(peer);
   const create = (values: object): Promise<number> =>
@@ -81,7 +81,7 @@ async function made(note: Note): Promise<void> {
 }
 
 async function allocated(note: Note): Promise<void> {
-  await using peer = new Peer();
+  await using peer = new DriverProcess();
   const context = await enterContext(peer);
   const status = statusIn(peer);
   const out = outOf(peer);

@@ -1,5 +1,5 @@
 /** What a reset of the primary context does to what was made before. */
-import { enterContext, Peer } from '../../support/calls.ts';
+import { DriverProcess, enterContext } from '../../support/calls.ts';
 import type { FactGroup, FactValue, Note } from './facts.ts';
 import {
   access,
@@ -23,16 +23,17 @@ interface Kind {
   readonly isOnDevice?: boolean;
   /** Whether the questions are asked without a current context. Default false. */
   readonly isOutside?: boolean;
-  readonly make: (peer: Peer) => Promise<readonly number[]>;
+  readonly make: (peer: DriverProcess) => Promise<readonly number[]>;
   /** Asked in their order, in one process as long as none ends it. */
   readonly questions: Readonly<Record<string, Question>>;
 }
 
-type Question = (peer: Peer, made: readonly number[]) => Promise<FactValue>;
+type Question = (peer: DriverProcess, made: readonly number[]) => Promise<FactValue>;
 
-const freeIn = (peer: Peer): Promise<number> => outOf(peer)('cuMemGetInfo_v2', 'OUT0', 'OUT1');
+const freeIn = (peer: DriverProcess): Promise<number> =>
+  outOf(peer)('cuMemGetInfo_v2', 'OUT0', 'OUT1');
 
-async function reset(peer: Peer): Promise<number> {
+async function reset(peer: DriverProcess): Promise<number> {
   const status = statusIn(peer);
   await status('cuCtxPopCurrent_v2', 'OUT0');
   await status('cuDevicePrimaryCtxRelease_v2', 0);
@@ -41,7 +42,7 @@ async function reset(peer: Peer): Promise<number> {
 
 /** Asks the questions that are left, and takes them out; one that ends the process is the last. */
 async function askIn(
-  peer: Peer,
+  peer: DriverProcess,
   kind: Kind,
   left: Map<string, Question>,
   note: Note,
@@ -82,7 +83,7 @@ const poolQuestions: Kind['questions'] = {
   destroyed: (peer, [pool = 0]) => statusIn(peer)('cuMemPoolDestroy', pool),
 };
 
-async function makeVirtual(peer: Peer): Promise<readonly number[]> {
+async function makeVirtual(peer: DriverProcess): Promise<readonly number[]> {
   const out = outOf(peer);
   const address = await out('cuMemAddressReserve', 'OUT0', SIZE, 0, 0, 0);
   const handle = await out('cuMemCreate', 'OUT0', SIZE, physicalProperties(), 0);
@@ -98,7 +99,7 @@ const virtualQuestions: Kind['questions'] = {
   'its addresses freed': (peer, [address = 0]) => statusIn(peer)('cuMemAddressFree', address, SIZE),
 };
 
-async function makePool(peer: Peer, byteLength: number): Promise<readonly number[]> {
+async function makePool(peer: DriverProcess, byteLength: number): Promise<readonly number[]> {
   const out = outOf(peer);
   const pool = await out('cuMemPoolCreate', 'OUT0', poolProperties({ maxSize: 2 * SIZE }));
   if (byteLength === 0) return [pool];
@@ -107,7 +108,7 @@ async function makePool(peer: Peer, byteLength: number): Promise<readonly number
   return [pool, memory];
 }
 
-const kinds = (exporter: Peer): readonly Kind[] => [
+const kinds = (exporter: DriverProcess): readonly Kind[] => [
   {
     name: 'device memory',
     isOnDevice: true,
@@ -188,12 +189,12 @@ const kinds = (exporter: Peer): readonly Kind[] => [
 ];
 
 export const resetFacts: FactGroup = async (note) => {
-  await using exporter = new Peer();
+  await using exporter = new DriverProcess();
   await enterContext(exporter);
   for (const kind of kinds(exporter)) {
     const left = new Map(Object.entries(kind.questions));
     while (left.size > 0) {
-      await using peer = new Peer();
+      await using peer = new DriverProcess();
       await askIn(peer, kind, left, note);
     }
   }

@@ -1,5 +1,5 @@
 /** Virtual memory: reserved, made, mapped, given access to, shared. */
-import { enterContext, Peer } from '../../support/calls.ts';
+import { DriverProcess, enterContext } from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 import { withHeldStream } from './holding.ts';
 import {
@@ -17,8 +17,8 @@ import {
 } from './kinds.ts';
 
 export const virtualFacts: FactGroup = async (note) => {
-  await using a = new Peer();
-  await using b = new Peer();
+  await using a = new DriverProcess();
+  await using b = new DriverProcess();
   for (const peer of [a, b]) await enterContext(peer);
   const status = statusIn(a);
   const out = outOf(a);

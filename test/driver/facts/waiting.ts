@@ -1,10 +1,10 @@
 /** Which calls make the process wait for a stream that is held up. */
-import { enterContext, Peer } from '../../support/calls.ts';
+import { DriverProcess, enterContext } from '../../support/calls.ts';
 import type { FactGroup } from './facts.ts';
 import { withHeldStream } from './holding.ts';
 
 export const waitingFacts: FactGroup = async (note) => {
-  await using exporter = new Peer();
+  await using exporter = new DriverProcess();
   await enterContext(exporter);
   const foreign = (await exporter.call('cuMemAlloc_v2', 'OUT0', 4 << 20)).out0;
   const handle = { base64: (await exporter.call('cuIpcGetMemHandle', 'BLOCK', foreign)).block };

@@ -30,7 +30,7 @@ import { Tag } from '../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../src/poller.ts';
 import { Latch } from '../../support/latch.ts';
 import { emulate } from './emulate.ts';
-import { peerPair, Stranger } from './ipc/peer/support.ts';
+import { peerPair, RawPeer } from './ipc/peer/support.ts';
 
 const folder = mkdtempSync(join(tmpdir(), 'cuffi-deadline-'));
 after(() => rmSync(folder, { recursive: true }));
@@ -268,7 +268,7 @@ const cases: Readonly<Record<string, Case>> = {
   'peer.open that nobody confirms': {
     isTimed: true,
     make: async (use) => {
-      using stranger = new Stranger();
+      using stranger = new RawPeer();
       using buffer = DeviceBuffer.allocate(64);
       await use({
         begin: (options) => stranger.peer.open(getIpcHandle(buffer), options),
@@ -389,8 +389,8 @@ describe('withDeadline', () => {
 
 describe('a call that fails at once does not fail again at its timeout or abort', () => {
   /** Where the other end is gone, and a value is left to be received. */
-  async function endedPeer(): Promise<Stranger> {
-    const stranger = new Stranger();
+  async function endedPeer(): Promise<RawPeer> {
+    const stranger = new RawPeer();
     stranger.send(Uint8Array.of(Tag.int32, 1, 0, 0, 0));
     closeFd(stranger.socket);
     await stranger.peer.ended;
@@ -420,7 +420,7 @@ describe('a call that fails at once does not fail again at its timeout or abort'
   });
 
   test('peer.open() while too many descriptors wait for confirmation', async () => {
-    using stranger = new Stranger();
+    using stranger = new RawPeer();
     using buffer = DeviceBuffer.allocate(64);
     const descriptor = getIpcHandle(buffer);
     const waiting: Promise<unknown>[] = [];

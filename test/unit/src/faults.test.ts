@@ -47,7 +47,7 @@ import {
 import { internalStream } from '../../../src/memory/internal-stream.ts';
 import { nextLoopIteration } from '../../../src/poller.ts';
 import { failing, keepingBooks, opening, withFaults } from '../../support/faults.ts';
-import { dose } from '../../support/iterations.ts';
+import { iterations } from '../../support/iterations.ts';
 import { Latch } from '../../support/latch.ts';
 import { descriptorNumbers, openedSince, watchMappings } from '../../support/process-state.ts';
 import { emulate, ForeignContext } from './emulate.ts';
@@ -411,7 +411,7 @@ const anywhere: readonly CUresult[] = [
   CUresult.CUDA_ERROR_UNKNOWN,
 ];
 
-/** What says that a context is there no more. */
+/** The statuses of a context that no longer exists. */
 const gone: ReadonlySet<CUresult> = new Set([
   CUresult.CUDA_ERROR_INVALID_CONTEXT,
   CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED,
@@ -430,7 +430,7 @@ function statusesOf(name: FunctionName, at: number, hasHeldWork: boolean): reado
   const first = plausible[at % plausible.length] as CUresult;
   // What is made is most often refused for lack of room.
   const some = needsRoom(name) ? [...new Set([OUT_OF_MEMORY, first])] : [first];
-  return dose(0, 1) === 1 ? plausible : some;
+  return iterations(0, 1) === 1 ? plausible : some;
 }
 
 const withoutEvents = (open: ReadonlySet<string>): string[] =>
@@ -544,7 +544,7 @@ test('a context that cannot be opened is asked for again, by the next use', () =
   }
 });
 
-test('a reset that fails is told, and the context works again', () => {
+test('a reset that fails throws, and the context works again', () => {
   for (const name of ['cuDevicePrimaryCtxRelease_v2', 'cuDevicePrimaryCtxReset_v2'] as const) {
     selectDriver(failing(emulate(), name, 1, 999));
     const context = Context.primary();

@@ -9,7 +9,7 @@ type Calls = Omit<Emulated, 'cu'> & Driver;
 type Answer = { readonly result?: unknown; readonly error?: string };
 
 /** A child process with an emulated driver; kill it in `finally`. */
-export class Peer {
+export class EmulatorProcess {
   readonly #child: ChildProcess;
 
   constructor() {
@@ -47,8 +47,8 @@ export class Peer {
 }
 
 /** Runs `use` with a peer that does not outlive it. */
-export async function withPeer(use: (peer: Peer) => Promise<void>): Promise<void> {
-  const peer = new Peer();
+export async function withPeer(use: (peer: EmulatorProcess) => Promise<void>): Promise<void> {
+  const peer = new EmulatorProcess();
   try {
     await use(peer);
   } finally {

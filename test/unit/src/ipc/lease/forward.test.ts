@@ -28,7 +28,7 @@ import { descriptorsReturnTo, openDescriptors } from '../../../../support/proces
 import { startProcess } from '../../../../support/program.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 import { emulate } from '../../emulate.ts';
-import { Stranger } from '../peer/support.ts';
+import { RawPeer } from '../peer/support.ts';
 
 /** Requests to a simulated owner, which acknowledges them or not through the link. */
 describe('ForwardRequester', () => {
@@ -180,12 +180,7 @@ describe('ForwardedLease', () => {
     ]);
 
   /** Sends such a message with links, which are closed here. */
-  function request(
-    other: Stranger,
-    body: Uint8Array,
-    links: readonly number[],
-    sequence = 0,
-  ): void {
+  function request(other: RawPeer, body: Uint8Array, links: readonly number[], sequence = 0): void {
     other.send(body, { kind: 2, sequence }, links);
   }
 
@@ -194,8 +189,8 @@ describe('ForwardedLease', () => {
   let between = 0;
 
   /** A peer that holds a buffer of this process, by lease 0. */
-  async function holder(grace?: PeerOptions): Promise<Stranger> {
-    const other = new Stranger(grace);
+  async function holder(grace?: PeerOptions): Promise<RawPeer> {
+    const other = new RawPeer(grace);
     await other.peer.send(buffer);
     between = leases.stats().leases.length;
     return other;
@@ -511,7 +506,7 @@ describe('forwardObjects', () => {
   test('a send closes its ends of the links, and releases requests for objects that were not sent', async () => {
     const [buffer, other] = [allocate(), allocate()];
     const owners = [fakeOwner(7, buffer), fakeOwner(7, other, 999)] as const;
-    using to = new Stranger();
+    using to = new RawPeer();
     await to.peer.send(buffer);
     // A timeline page may come before it.
     const came: number[] = [];
@@ -546,7 +541,7 @@ describe('forwardObjects', () => {
       return { acknowledged, release() {} };
     };
     setOwnerConnection(buffer, { process: to(7), requestForward });
-    using other = new Stranger();
+    using other = new RawPeer();
     /** The number of received values. A timeline page may come before. */
     const values = (): number => {
       let count = 0;

@@ -25,9 +25,9 @@ import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
-import { leasesFrom, peerPair, Stranger } from './support.ts';
+import { leasesFrom, peerPair, RawPeer } from './support.ts';
 
-/** Runs `use`, and waits until this process has no more descriptors open than before. */
+/** Runs `use`, and waits until this process has at most as many descriptors open as before. */
 async function leavingNone(use: () => Promise<void>): Promise<void> {
   const before = openDescriptors();
   await use();
@@ -63,7 +63,7 @@ function tailOf(question: Uint8Array, fdCount: number): ControlBlock {
 }
 
 /** One whose answers are made here. */
-class Answerer extends Stranger {
+class Answerer extends RawPeer {
   #sequence = 0;
   #number = 0;
   #leases = 0;
@@ -80,7 +80,7 @@ class Answerer extends Stranger {
     const leases = objects > 0 ? leasesFrom(this.#leases, objects) : [];
     this.#leases += objects;
     const body = Buffer.concat([value, Buffer.from(leases)]);
-    this.send(body, { kind: FrameKind.answer, sequence: this.#sequence }, fds);
+    this.send(body, { kind: FrameKind.response, sequence: this.#sequence }, fds);
     this.#sequence += 1;
   }
 
@@ -90,7 +90,7 @@ class Answerer extends Stranger {
     for (let message = this.receive(); typeof message === 'object'; message = this.receive()) {
       message.fds.forEach(closeFd);
       const bytes = message.data.subarray(HEADER_BYTE_LENGTH);
-      const isNews = message.data[3] === FrameKind.news;
+      const isNews = message.data[3] === FrameKind.control;
       // Questions say as well what was returned before.
       const { released } = isNews
         ? readControlMessage(bytes, message.fds.length)
@@ -298,7 +298,7 @@ describe('Peer.open', () => {
   test('requests that could not be sent are dropped, however many there are', async () => {
     using buffer = DeviceBuffer.allocate(64);
     const asked = getIpcHandle(buffer);
-    using other = new Stranger();
+    using other = new RawPeer();
     const sends = Array.from({ length: 3000 }, () => other.peer.send('x'.repeat(2000)));
     for (const send of sends) send.catch(() => {});
     // More than may be open at a time.

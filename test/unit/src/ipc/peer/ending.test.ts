@@ -30,7 +30,7 @@ import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
-import { leasesFrom, peerPair, Stranger } from './support.ts';
+import { leasesFrom, peerPair, RawPeer } from './support.ts';
 
 const deadline = { timeout: 30_000 };
 let before = 0;
@@ -51,7 +51,7 @@ interface Pending {
 /** Control messages: that an end is closed, and that it has nothing of the other end's. */
 const CLOSING = 5;
 const DONE = 10;
-const news = { kind: FrameKind.news } as const;
+const news = { kind: FrameKind.control } as const;
 
 const buffers = (count: number): DeviceBuffer[] =>
   Array.from({ length: count }, () => DeviceBuffer.allocate(64));
@@ -65,7 +65,7 @@ async function fill(peer: Peer): Promise<Promise<void>[]> {
   return sends;
 }
 /** All that has come to a bare socket: the kind of each packet, and its bytes. */
-function packets(other: Stranger): { kind: number; body: number[] }[] {
+function packets(other: RawPeer): { kind: number; body: number[] }[] {
   const all = [];
   for (let message = other.receive(); typeof message === 'object'; message = other.receive()) {
     message.fds.forEach(closeFd);
@@ -133,7 +133,7 @@ describe('Peer.close', () => {
   });
 
   test('sends the control entries of dropped values before the close', deadline, async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send(buffer);
     const bytes = writeDescriptor(getIpcHandle(buffer));
@@ -154,7 +154,7 @@ describe('Peer.close', () => {
       for (const { kind, body } of packets(other)) {
         idle = 0;
         // The page of counters may go before the first points.
-        if (kind === FrameKind.news && body[0] !== 1) told.push(body);
+        if (kind === FrameKind.control && body[0] !== 1) told.push(body);
       }
       await nextLoopIteration();
     }
@@ -182,7 +182,7 @@ describe('Peer.close', () => {
   });
 
   test('sends nothing but started messages and control messages', deadline, async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     void (await fill(other.peer));
     other.peer.close();
     const kinds = new Set<number>();
@@ -192,11 +192,11 @@ describe('Peer.close', () => {
         idle = 0;
         kinds.add(kind);
         // What went out before is the values' own.
-        if (kind === FrameKind.news) last = [...last, ...body];
+        if (kind === FrameKind.control) last = [...last, ...body];
       }
       await nextLoopIteration();
     }
-    assert.deepEqual(kinds, new Set([FrameKind.value, FrameKind.news]));
+    assert.deepEqual(kinds, new Set([FrameKind.value, FrameKind.control]));
     assert.deepEqual(last, [CLOSING, DONE]);
     assert.equal(other.receive(), 'end');
   });
@@ -205,7 +205,7 @@ describe('Peer.close', () => {
     'keeps the socket while leases are in use, and closes it with the last',
     deadline,
     async () => {
-      using other = new Stranger();
+      using other = new RawPeer();
       using buffer = DeviceBuffer.allocate(64);
       await other.peer.send(buffer);
       other.peer.close();
@@ -224,7 +224,7 @@ describe('Peer.close', () => {
   );
 
   test('releases objects that come after it, with their descriptors', deadline, async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send(buffer);
     other.peer.close();
@@ -251,7 +251,7 @@ describe('Peer.close', () => {
   });
 
   test('does not wait for a peer that never reads and has no leases', deadline, async () => {
-    const other = new Stranger();
+    const other = new RawPeer();
     void (await fill(other.peer));
     other.peer.close();
     const held = openDescriptors();
@@ -284,7 +284,7 @@ describe('a close that cannot be sent', () => {
     'closes the socket with the last lease, once the time to read it is over',
     deadline,
     async (t) => {
-      const other = new Stranger();
+      const other = new RawPeer();
       using buffer = DeviceBuffer.allocate(64);
       await other.peer.send(buffer);
       void (await fill(other.peer));
@@ -363,7 +363,7 @@ describe('a close that cannot be sent', () => {
 
 describe('the peer', () => {
   test('releases every lease when it says that it has nothing', deadline, async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send([buffer, buffer]);
     assert.equal(leases.stats().leases.length, 2);
@@ -379,7 +379,7 @@ describe('the peer', () => {
     'keeps its leases as long as it lives when it closes without a control message',
     deadline,
     async () => {
-      const other = new Stranger();
+      const other = new RawPeer();
       using buffer = DeviceBuffer.allocate(64);
       await other.peer.send(buffer);
       closeFd(other.socket);
@@ -420,7 +420,7 @@ describe('the peer', () => {
     deadline,
     async (t) => {
       const others = leases.stats().leases.length;
-      const other = new Stranger();
+      const other = new RawPeer();
       using buffer = DeviceBuffer.allocate(64);
       await other.peer.send(buffer);
       // No stream can wait for its work: the host has to.
@@ -445,7 +445,7 @@ describe('the peer', () => {
 
   test('is not read further until the host has seen the end of its work', deadline, async (t) => {
     const others = leases.stats().leases.length;
-    using other = new Stranger();
+    using other = new RawPeer();
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send(buffer);
     // No stream can wait for its work: the host has to.

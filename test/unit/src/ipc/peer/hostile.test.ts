@@ -31,7 +31,7 @@ import { trials } from '../../../../support/iterations.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { limitRoom, rawSend } from '../../../ffi/fixtures/descriptors.ts';
 import { openLingering } from '../../../ffi/fixtures/lingering.ts';
-import { leasesFrom, Stranger } from './support.ts';
+import { leasesFrom, RawPeer } from './support.ts';
 
 let before = 0;
 beforeEach(() => {
@@ -50,24 +50,24 @@ const nothing = readControlBlock(new ByteReader(new Uint8Array(0)));
 const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
 /** An object that no process has. */
 const parcel = [Tag.gpuObject, 0, 1, Tag.null] as const;
-function sendWithLink(other: Stranger, body: readonly number[], header = {}): void {
+function sendWithLink(other: RawPeer, body: readonly number[], header = {}): void {
   const fd = createMemfd('link', 0);
   other.send(Uint8Array.from(body), header, [fd]);
   closeFd(fd);
 }
-function sendPage(other: Stranger, fd: number, sequence: number): void {
+function sendPage(other: RawPeer, fd: number, sequence: number): void {
   other.send(Uint8Array.of(1), { ...news, sequence }, [fd]);
   closeFd(fd);
 }
 
 /** What no cuffi sends. */
-const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => void]>> = {
+const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void]>> = {
   'bytes of something else': [
     /not a cuffi frame/,
     (o) => sendMessage(o.socket, Buffer.alloc(64, 'G')),
   ],
   'a packet without content': [/has no content/, (o) => o.send(new Uint8Array(0))],
-  'a message that is too long': [/cut off/, (o) => rawSend(o.socket, 65_537)],
+  'a message that is too long': [/were truncated/, (o) => rawSend(o.socket, 65_537)],
   'another version': [
     /version 7 of the protocol/,
     (o) => sendMessage(o.socket, Uint8Array.of(0x63, 0x75, 7, 1, ...new Array<number>(20).fill(0))),
@@ -169,7 +169,10 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
     /without a value/,
     (o) => o.send(Uint8Array.of(2, 1, 0, ...float64(1)), news),
   ],
-  'a page that is none': [/not sealed memory/, (o) => sendPage(o, createMemfd('points', 4096), 0)],
+  'a page that is not a timeline page': [
+    /not sealed memory/,
+    (o) => sendPage(o, createMemfd('points', 4096), 0),
+  ],
   'a page without its descriptor': [
     /0 file descriptors with a control message/,
     (o) => o.send(Uint8Array.of(1), news),
@@ -184,7 +187,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
       for (const sequence of [0, 1]) sendPage(o, createSealedMemfd('points', 4096), sequence);
     },
   ],
-  'a link for an object that is none': [
+  'a link for an object that does not exist': [
     /a link for an object that/,
     (o) => sendWithLink(o, [Tag.null, 7, 1, ...float64(0)]),
   ],
@@ -212,7 +215,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
     /nobody asked for/,
     (o) => o.send(Uint8Array.of(Tag.array, 2, ...one, Tag.latin1, 0), { kind: 4 }),
   ],
-  'a question that is none': [/a question that is not one/, (o) => o.send(one, { kind: 3 })],
+  'an invalid question': [/a question that is not one/, (o) => o.send(one, { kind: 3 })],
   'a question with an object': [
     /came with GPU objects/,
     (o) => o.send(Uint8Array.of(Tag.array, 2, ...one, ...parcel, ...leasesFrom(0, 1)), { kind: 3 }),
@@ -246,7 +249,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: Stranger) => voi
 describe('Peer with a hostile other end', () => {
   for (const [what, [message, send]] of Object.entries(broken)) {
     test(`${what}: the connection ends with an IpcError, after the values before it`, async () => {
-      using other = new Stranger();
+      using other = new RawPeer();
       // The packets that a case sends are of the first value.
       send(other);
       await assert.rejects(other.peer.receive(), ipcError(message));
@@ -292,7 +295,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('values before a broken one are received before the error', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     other.send(one);
     other.send(Uint8Array.of(200), { sequence: 1 });
     await nextLoopIteration();
@@ -302,7 +305,7 @@ describe('Peer with a hostile other end', () => {
 
   test('a lease number that comes a second time, or late, ends the connection', async () => {
     for (const late of [4, 3]) {
-      using other = new Stranger();
+      using other = new RawPeer();
       // Values that were dropped there leave a gap.
       other.send(Uint8Array.of(...parcel, ...leasesFrom(4, 1)));
       other.send(Uint8Array.of(...parcel, ...leasesFrom(late, 1)), { sequence: 1 });
@@ -315,7 +318,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('an end in the middle of a value is an orderly end, and its descriptors are closed', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     const fd = createMemfd('half', 0);
     other.send(one);
     other.send(half, { sequence: 1, byteLength: size }, [fd, fd]);
@@ -326,7 +329,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('an object that cannot be opened fails only its value, and the next is received', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     const fd = createMemfd('lost', 0);
     // The third is its link.
     const lost = Uint8Array.of(
@@ -365,7 +368,7 @@ describe('Peer with a hostile other end', () => {
       [[Tag.object, 2, ...name, ...open, ...name, Tag.null], 1, /name/],
     ];
     for (const [value, count, message] of values) {
-      using other = new Stranger();
+      using other = new RawPeer();
       other.send(Uint8Array.from([...value, ...leasesFrom(0, count)]));
       await assert.rejects(other.peer.receive(), ipcError(message));
       const told: number[] = [];
@@ -386,7 +389,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('a peer that never reads its releases is disconnected, with the reason', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     // 4096 objects that cannot be opened: each is given back.
     const parcels = new Array<readonly number[]>(4096).fill(parcel).flat();
     let last: unknown;
@@ -406,7 +409,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('a peer that sends requests without end and never reads the responses is disconnected, with the reason', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     let end: unknown;
     void other.peer.ended.then((reason) => {
       end = reason;
@@ -420,7 +423,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('a peer that floods is stopped when nobody takes its values, and the kernel keeps the rest', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     let count = 0;
     for (let idle = 0; idle < 20; idle++) {
       while (other.send(one, { sequence: count })) {
@@ -439,7 +442,7 @@ describe('Peer with a hostile other end', () => {
       fc.asyncProperty(
         fc.array(fc.uint8Array({ minLength: 1, maxLength: 60 }), { minLength: 1 }),
         async (packets) => {
-          using other = new Stranger();
+          using other = new RawPeer();
           for (const packet of packets) sendMessage(other.socket, packet);
           await assert.rejects(other.peer.receive(), ipcError(/./));
         },
@@ -486,7 +489,7 @@ describe('Peer with a hostile other end', () => {
         async (changes, fdCount) => {
           const bytes = Buffer.from(sample);
           for (const [at, byte] of changes) bytes[at] = byte;
-          using other = new Stranger();
+          using other = new RawPeer();
           other.send(bytes, {}, new Array<number>(fdCount).fill(fd));
           await other.peer.receive().catch((error: unknown) => {
             assert.ok(error instanceof IpcError, String(error));
@@ -499,7 +502,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('an unrequested object is closed without waiting, however long its close takes', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     const { fd, release } = await openLingering(20);
     other.send(Uint8Array.of(Tag.null), {}, [fd]);
     closeFd(fd);
@@ -514,7 +517,7 @@ describe('Peer with a hostile other end', () => {
     before = openDescriptors();
     const others = leases.stats().leases.length;
     {
-      using other = new Stranger();
+      using other = new RawPeer();
       await other.peer.send(buffer);
       const fd = createSealedMemfd('points', 4096);
       const page = mapShared(fd, 4096);
@@ -562,7 +565,7 @@ describe('Peer with a hostile other end', () => {
       fc.asyncProperty(
         fc.array(fc.tuple(fc.nat(sample.byteLength - 1), fc.nat(255)), { maxLength: 3 }),
         async (changes) => {
-          using other = new Stranger();
+          using other = new RawPeer();
           await other.peer.send(buffer);
           const fd = createSealedMemfd('points', 4096);
           sendPage(other, fd, 0);
@@ -585,7 +588,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('a peer that breaks the protocol keeps its leases as long as it lives', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     using buffer = DeviceBuffer.allocate(64);
     const lent = leases.stats().leases.length;
     await other.peer.send(buffer);
@@ -601,7 +604,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('a connection that was full reads again, though no descriptor was left when it had room', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     const count = MAX_QUEUED_VALUES + 6;
     for (let sequence = 0; sequence < count; sequence++) other.send(one, { sequence });
     for (let turn = 0; turn < 20; turn++) await nextLoopIteration();
@@ -616,7 +619,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('queued messages are sent when the peer reads, though no descriptor is left', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     const sends = Array.from({ length: 60 }, () =>
       other.peer.send('x'.repeat(FRAGMENT_BYTE_LENGTH)),
     );
@@ -639,8 +642,8 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('descriptors for which there is no room end that connection with the reason, and no other', async () => {
-    using other = new Stranger();
-    using innocent = new Stranger();
+    using other = new RawPeer();
+    using innocent = new RawPeer();
     const link = createMemfd('link', 0);
     {
       using _ = limitRoom(1);

@@ -720,7 +720,7 @@ describe('listen and connect', () => {
       assert.throws(parentPeer, { name: 'IpcError', message: /not started by spawnPeer/ });
       assert.equal(process.env['CUFFI_PARENT'], undefined);
     }
-    // A descriptor of that number that is another socket, and one of that inode that is none.
+    // A descriptor of that number that is another socket, and a descriptor of that inode that is not a socket.
     const [near, far] = socketPair();
     const file = createMemfd('file', 0);
     for (const told of [`${near}:1`, `${file}:${fstatSync(file).ino}`]) {

@@ -236,13 +236,13 @@ describe('Peer', () => {
     const [near, far] = socketPair();
     const outbox = new SendQueue();
     const packet = Buffer.alloc(HEADER_BYTE_LENGTH + 50_000, 1);
-    while (!outbox.post(near, FrameKind.news, packet, [])?.catch(() => {}));
+    while (!outbox.post(near, FrameKind.control, packet, [])?.catch(() => {}));
     const dropped: string[] = [];
-    for (const kind of ['value', 'question', 'answer'] as const)
+    for (const kind of ['value', 'request', 'response'] as const)
       outbox.post(near, FrameKind[kind], packet, [], () => dropped.push(kind))?.catch(() => {});
     outbox.rejectAll(new Error('over'));
-    // The newest first: each puts back what it was to tell before what is told after it.
-    assert.deepEqual(dropped, ['answer', 'question', 'value']);
+    // The newest first: each restores its control entries before later ones.
+    assert.deepEqual(dropped, ['response', 'request', 'value']);
     [near, far].forEach(closeFd);
   });
 

@@ -44,7 +44,7 @@ export function peerPair(
 }
 
 /** A peer whose other end does as it likes. */
-export class Stranger implements Disposable {
+export class RawPeer implements Disposable {
   readonly peer: Peer;
   readonly socket: number;
 
@@ -54,7 +54,7 @@ export class Stranger implements Disposable {
     this.socket = second;
   }
 
-  /** Sends a packet of the first value, but for what is said; answers whether there was room. */
+  /** Sends a packet of the first value, with the given changes; returns whether there was room. */
   send(body: Uint8Array, header: Partial<FrameHeader> = {}, fds: readonly number[] = []): boolean {
     const packet = Buffer.alloc(HEADER_BYTE_LENGTH + body.byteLength);
     packet.set(body, HEADER_BYTE_LENGTH);
@@ -85,7 +85,7 @@ const length = (value: number): number[] =>
   value > 127 ? [(value & 127) | 128, ...length(value >>> 7)] : [value];
 
 /** Another process at the other end, which lends, takes and gives back, and keeps count of it. */
-export class OtherProcess extends Stranger {
+export class OtherProcess extends RawPeer {
   /** Leases of what the peer has from here. */
   readonly lent = new Set<number>();
   /** Leases of what is here from the peer. */
@@ -135,7 +135,7 @@ export class OtherProcess extends Stranger {
     for (let next = this.receive(); typeof next === 'object'; next = this.receive()) {
       next.fds.forEach(closeFd);
       const body = next.data.subarray(HEADER_BYTE_LENGTH);
-      const isNews = next.data[3] === FrameKind.news;
+      const isNews = next.data[3] === FrameKind.control;
       const { released, leases } = (isNews ? readControlMessage : tailOf)(body, next.fds.length);
       for (const { lease, isFinal } of released) if (isFinal) this.lent.delete(lease);
       for (let n = 0; n < (leases?.count ?? 0); n++)
@@ -182,7 +182,7 @@ export class OtherProcess extends Stranger {
   }
 
   #tell(body: Uint8Array, fds: readonly number[] = []): void {
-    this.#post(FrameKind.news, body, fds);
+    this.#post(FrameKind.control, body, fds);
   }
 
   #post(kind: FrameKind, body: Uint8Array, fds: readonly number[]): void {

@@ -28,7 +28,7 @@ import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { emulate } from '../../emulate.ts';
-import { leasesFrom, Stranger } from './support.ts';
+import { leasesFrom, RawPeer } from './support.ts';
 
 const noSession = emptySharingSession();
 
@@ -329,7 +329,7 @@ describe('encodeValue', () => {
   test('a pool is sent again if the value with it was not', async (t) => {
     emulate();
     const pool = MemoryPool.create({ maxSize: 4 << 20, shareable: true });
-    using other = new Stranger();
+    using other = new RawPeer();
     const post = t.mock.method(FramedSocket.prototype, 'post', () => {
       throw new IpcError('no descriptor is left');
     });
@@ -339,7 +339,7 @@ describe('encodeValue', () => {
     const message = other.receive() as { readonly fds: readonly number[] };
     assert.equal(message.fds.length, 1);
     message.fds.forEach(closeFd);
-    other.send(Uint8Array.of(10), { kind: FrameKind.news });
+    other.send(Uint8Array.of(10), { kind: FrameKind.control });
     await nextLoopIteration();
     other.peer.close();
     pool.close();

@@ -20,7 +20,7 @@ import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { emulate } from '../../emulate.ts';
-import { leasesFrom, Stranger } from '../peer/support.ts';
+import { leasesFrom, RawPeer } from '../peer/support.ts';
 
 const refused = {
   name: 'IpcError',
@@ -177,7 +177,7 @@ describe('openAlias', () => {
     const bytes = writeDescriptor(exportIpc(buffer).descriptor as IpcDescriptor);
     const { byteLength } = bytes;
     const parcel = [Tag.gpuObject, 0, (byteLength & 0x7f) | 0x80, byteLength >>> 7, ...bytes];
-    using stranger = new Stranger({ process: PeerProcess.ofChild(0) } as never);
+    using stranger = new RawPeer({ process: PeerProcess.ofChild(0) } as never);
     stranger.send(Uint8Array.of(...parcel, ...leasesFrom(0, 1)));
     await assert.rejects(stranger.peer.receive(), refused);
     await stranger.peer.send(buffer);

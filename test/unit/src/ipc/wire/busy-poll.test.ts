@@ -4,7 +4,7 @@ import { connect, listen, parentPeer, spawnPeer } from '../../../../../src/ipc/i
 import { busyPoll, type PollResult } from '../../../../../src/ipc/wire/busy-poll.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
-import { peerPair, Stranger } from '../peer/support.ts';
+import { peerPair, RawPeer } from '../peer/support.ts';
 
 const SECOND_US = 1_000_000;
 /** No test waits for all of it. */
@@ -156,11 +156,11 @@ describe('busyPoll', () => {
     await assert.rejects(closed, { name: 'ClosedError', message: 'this Peer is closed' });
     await assert.rejects(ended, { name: 'ClosedError', message: /has closed the connection/ });
 
-    using gone = new Stranger(polling);
+    using gone = new RawPeer(polling);
     const lost = gone.peer.receive();
     gone[Symbol.dispose]();
     await assert.rejects(lost, { name: 'ClosedError' });
-    using hostile = new Stranger(polling);
+    using hostile = new RawPeer(polling);
     const broken = hostile.peer.receive();
     hostile.send(new Uint8Array(3), { kind: 9 as never });
     await assert.rejects(broken, { name: 'IpcError', message: /unknown frame kind 9/ });

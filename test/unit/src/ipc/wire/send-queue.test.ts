@@ -54,7 +54,7 @@ describe('SendQueue', () => {
   test('a message that needs acknowledgement, and all after it, waits for that', async () => {
     const queue = new SendQueue();
     const read = reader();
-    const { value, news } = FrameKind;
+    const { value, control } = FrameKind;
     let agree = ignore;
     const agreed = new Promise<void>((resolve) => {
       agree = resolve;
@@ -68,7 +68,7 @@ describe('SendQueue', () => {
     assert.equal(queue.post(near, value, frame(9, 9), []), undefined);
     post(1, value, agreed);
     post(2, value);
-    post(3, news);
+    post(3, control);
     assert.equal(queue.isAwaitingAck, true);
     // The socket has room all the time.
     queue.flush(near);
@@ -84,7 +84,7 @@ describe('SendQueue', () => {
     assert.deepEqual(read(), [
       [value, 1, 1],
       [value, 2, 2],
-      [news, 3, 3],
+      [control, 3, 3],
     ]);
     assert.equal(queue.isEmpty, true);
   });
@@ -92,18 +92,18 @@ describe('SendQueue', () => {
   test('nothing is sent between the frames of a value, and rejecting unstarted messages keeps control messages', async () => {
     const queue = new SendQueue();
     const read = reader();
-    const { value, news } = FrameKind;
+    const { value, control: news } = FrameKind;
     const half = 100 * FRAGMENT_BYTE_LENGTH;
     const begun = queue.post(near, value, frame(half, 1), []);
     const rejected: string[] = [];
     const dropped: string[] = [];
-    for (const kind of ['value', 'question', 'answer'] as const)
+    for (const kind of ['value', 'request', 'response'] as const)
       queue
         .post(near, FrameKind[kind], frame(2, 2), [], () => dropped.push(kind))
         ?.catch(({ message }: Error) => rejected.push(`${kind}: ${message}`));
     const control = queue.post(near, news, frame(3, 3), []);
     queue.rejectUnstarted(new Error('closed'));
-    assert.deepEqual(dropped, ['answer', 'question', 'value']);
+    assert.deepEqual(dropped, ['response', 'request', 'value']);
     // There is room, but not for this message.
     const arrived = read();
     const last = queue.post(near, news, frame(4, 4), []);
@@ -118,7 +118,7 @@ describe('SendQueue', () => {
       [news, 3, 3],
       [news, 4, 4],
     ]);
-    assert.deepEqual(rejected, ['value: closed', 'question: closed', 'answer: closed']);
+    assert.deepEqual(rejected, ['value: closed', 'request: closed', 'response: closed']);
   });
 
   const never = new Promise<never>(ignore);

@@ -25,7 +25,7 @@ import {
   openDescriptors,
 } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
-import { leasesFrom, peerPair, Stranger } from '../peer/support.ts';
+import { leasesFrom, peerPair, RawPeer } from '../peer/support.ts';
 
 const length = (value: number): number[] =>
   value > 127 ? [(value & 127) | 128, ...length(value >>> 7)] : [value];
@@ -44,7 +44,7 @@ const emptyFloats = [Tag.binary, 9, 0];
 const MANY = 1_000_000;
 
 /** Sends a value of any size as there is room. */
-async function sendAll(other: Stranger, body: Uint8Array, sequence: number, kind = 1 as const) {
+async function sendAll(other: RawPeer, body: Uint8Array, sequence: number, kind = 1 as const) {
   const { byteLength } = body;
   for (let offset = 0; offset < byteLength; offset += FRAGMENT_BYTE_LENGTH) {
     const part = body.subarray(offset, offset + FRAGMENT_BYTE_LENGTH);
@@ -79,7 +79,7 @@ describe('ValueScan', () => {
       [emptyFloats, MAX_VALUE_BINARIES],
       [emptyObject, MANY],
     ] as const) {
-      using other = new Stranger();
+      using other = new RawPeer();
       const body = listOf(count, part);
       const before = await memory();
       for (let sequence = 0; sequence < 4; sequence++) await sendAll(other, body, sequence);
@@ -101,7 +101,7 @@ describe('ValueScan', () => {
 
   test('a long value is built over several turns of the event loop, however many callers wait', async (t) => {
     hurry(t);
-    using other = new Stranger();
+    using other = new RawPeer();
     other.send(listOf(20_000, emptyObject));
     for (let turns = 0; turns < 3; turns++) await nextLoopIteration();
     const takes = Array.from({ length: 100 }, () => other.peer.receive());
@@ -119,7 +119,7 @@ describe('ValueScan', () => {
       // Few parts that each take long.
       listOf(20, [Tag.bigint, 0, ...length(70_000), ...new Array<number>(70_000).fill(0x61)]),
     ]) {
-      using one = new Stranger();
+      using one = new RawPeer();
       const sending = sendAll(one, Buffer.concat([value, Buffer.of(200)]), 0);
       const taking = assert.rejects(one.peer.receive(), { message: /unknown control field/ });
       await sending;
@@ -137,7 +137,7 @@ describe('ValueScan', () => {
       Buffer.of(Tag.gpuObject, 0, ...length(descriptor.byteLength)),
       descriptor,
     ]);
-    using other = new Stranger();
+    using other = new RawPeer();
     const values = [
       Buffer.concat([listOf(MANY, emptyObject, object), Buffer.from(leasesFrom(0, 1))]),
       Buffer.of(Tag.true),
@@ -158,7 +158,7 @@ describe('ValueScan', () => {
   });
 
   test('a value whose receiver aborts while it is built stays for the next receiver', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     const body = listOf(MANY, emptyObject);
     const sending = sendAll(other, body, 0);
     await sending;
@@ -174,14 +174,14 @@ describe('ValueScan', () => {
 
   test('close() ends the building of a value, and the end of the peer its checking', async () => {
     {
-      using other = new Stranger();
+      using other = new RawPeer();
       await sendAll(other, listOf(MANY, emptyObject), 0);
       const taking = other.peer.receive();
       await nextLoopIteration();
       other.peer.close();
       await assert.rejects(taking, { name: 'ClosedError' });
     }
-    using other = new Stranger();
+    using other = new RawPeer();
     await sendAll(other, listOf(MANY, emptyObject), 0);
     other.send(Buffer.of(Tag.true), { sequence: 1 });
     closeFd(other.socket);
@@ -191,7 +191,7 @@ describe('ValueScan', () => {
   });
 
   test('an error at the end of a long value ends the connection, after the values before it', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     other.send(Buffer.of(Tag.true));
     const body = Buffer.concat([listOf(MANY, emptyObject), Buffer.of(200)]);
     const sending = sendAll(other, body, 1).catch(() => {});
@@ -205,7 +205,7 @@ describe('ValueScan', () => {
   });
 
   test('a repeated name in an object fails only its value, when that is taken', async () => {
-    using other = new Stranger();
+    using other = new RawPeer();
     const name = [Tag.latin1, 1, 65];
     other.send(Buffer.of(Tag.object, 2, ...name, Tag.null, ...name, Tag.null));
     other.send(Buffer.of(Tag.true), { sequence: 1 });
@@ -246,7 +246,7 @@ describe('ValueScan', () => {
         /a bigint of 1048577 hexadecimal digits is too long/,
       ],
     ] as const) {
-      using other = new Stranger();
+      using other = new RawPeer();
       const sending = sendAll(other, body, 0).catch(() => {});
       await assert.rejects(other.peer.receive(), { name: 'IpcError', message });
       await sending;
@@ -280,9 +280,9 @@ describe('ValueScan', () => {
       { index: 8, count: 2 },
     ]);
 
-    using other = new Stranger();
+    using other = new RawPeer();
     const page = createSealedMemfd('points', 4096);
-    other.send(Uint8Array.of(1), { kind: FrameKind.news }, [page]);
+    other.send(Uint8Array.of(1), { kind: FrameKind.control }, [page]);
     closeFd(page);
     const body = Buffer.concat([Buffer.of(Tag.null), Buffer.alloc(MAX_CONTROL_BYTE_LENGTH + 1, 3)]);
     const sending = sendAll(other, body, 1).catch(() => {});
@@ -312,7 +312,7 @@ describe('ValueScan', () => {
   test('the descriptors of a long value are closed if the connection ends while it is checked', async (t) => {
     const before = openDescriptors();
     hurry(t);
-    using other = new Stranger();
+    using other = new RawPeer();
     const looked = t.mock.method(ControlReceiver.prototype, 'receiveValue');
     const body = listOf(MANY, emptyObject);
     const link = createSealedMemfd('link', 4096);
