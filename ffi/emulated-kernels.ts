@@ -32,8 +32,7 @@ export interface EmulatedLaunch {
    *
    * @param address a multiple of the element's width, as on a GPU
    * @throws an error that fails the launch and invalidates the context, as on a GPU, if the device
-   * may
-   * not access all elements
+   * may not access all elements
    */
   view<A extends ArrayBufferView>(address: number, type: ViewType<A>, length: number): A;
 }

@@ -40,10 +40,9 @@ const F_GETFL = 3;
 const F_SETFL = 4;
 
 /**
- * Marks memory that is shared for reading only. The driver has no read-only descriptors: the importer
- * chooses its access. O_APPEND has no effect on a device, belongs to the open file, and goes with
- * it to
- * every process that receives the descriptor.
+ * Marks memory that is shared for reading only. The driver has no read-only descriptors: the
+ * importer chooses its access. O_APPEND has no effect on a device, belongs to the open file, and
+ * goes with it to every process that receives the descriptor.
  */
 const READ_ONLY_FLAG = constants.O_APPEND;
 

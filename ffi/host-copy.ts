@@ -9,8 +9,7 @@ const keepalive = new Set<readonly unknown[]>();
 
 /**
  * Copies `byteLength` bytes within this process on one of libuv's four pool threads. Resolves when
- * the
- * copy is done. Both ranges must stay mapped until then.
+ * the copy is done. Both ranges must stay mapped until then.
  *
  * @param owners objects that own the memory: kept alive until the copy is done
  */

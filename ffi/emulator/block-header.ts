@@ -47,8 +47,7 @@ function isBeingTornDown(pid: number, startTime: number): boolean {
  * Records which memory this is, which allocations are live, and which processes have it mapped.
  *
  * An importer takes its slot before it reads the ids. An owner clears an id before it reads the
- * slots.
- * So one of the two always sees the other.
+ * slots. So one of the two always sees the other.
  */
 export class BlockHeader {
   readonly #words: Int32Array;

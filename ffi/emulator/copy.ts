@@ -160,8 +160,7 @@ export function copyFunctions(
       return copySync(queue, to, from, byteLength);
     },
     // Pageable host memory is read now, because its owner may change it as soon as the call
-    // returns. A
-    // large copy returns when the stream has reached it.
+    // returns. A large copy returns when the stream has reached it.
     cuMemcpyHtoDAsync_v2(to, from, byteLength, stream) {
       const queue = queues.get(stream);
       if (!queue) return CUDA_ERROR_INVALID_HANDLE;

@@ -127,8 +127,7 @@ export const EVENT_PAGE_BYTE_LENGTH: number = (SLOTS + EVENT_COUNT * SLOT_WORDS)
 
 /**
  * For each slot the id of its event (0 if it is free), the number of records, and the last record
- * that
- * was reached. Counters wrap around.
+ * that was reached. Counters wrap around.
  */
 export class EventPage {
   readonly #mapping: Mapping;

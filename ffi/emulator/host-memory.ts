@@ -18,8 +18,7 @@ const WORD_BYTES = 8;
 
 /**
  * Reads and writes host memory of this process: the arena through its buffer, other memory through
- * the
- * kernel, which reports unmapped addresses as EFAULT.
+ * the kernel, which reports unmapped addresses as EFAULT.
  */
 export class HostMemory {
   readonly #arena: Arena;

@@ -92,8 +92,7 @@ export class InterprocessEvents {
     if (slot >= EVENT_COUNT) return CUDA_ERROR_INVALID_VALUE;
     const foreign = this.#foreign.get(generation) ?? this.#map(fields);
     // The driver also opens an event of a process that has ended. Its page is gone, so nobody else
-    // can
-    // record this event.
+    // can record this event.
     if (!foreign) return refused ? new LocalEventState() : CUDA_ERROR_INVALID_VALUE;
     if (foreign.page.idAt(slot) !== id) {
       this.#unmapUnused(generation, foreign);

@@ -31,8 +31,7 @@ export interface SharedAllocation {
 
 /**
  * Records which pool this is, which of its allocations are exported, and which processes have
- * imported
- * them.
+ * imported them.
  *
  * An importer takes a slot whether or not the allocation is live. When the owner frees an imported
  * allocation, it retains the memory. Memory freed before may be reused by then, as on hardware.

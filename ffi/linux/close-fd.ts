@@ -1,9 +1,8 @@
 /**
  * Closes descriptors that came from another process. That process can make `close(2)` block: with a
  * socket that has SO_LINGER, with a file of a FUSE file system, or with a socket whose queue holds
- * such
- * descriptors. Threads of their own close those, a few at a time. Threads of libuv's pool would be
- * missing elsewhere, and Node waits for them before it exits.
+ * such descriptors. Threads of their own close those, a few at a time. Threads of libuv's pool
+ * would be missing elsewhere, and Node waits for them before it exits.
  */
 
 import { type NativeFunction, openLibrary } from '../library.ts';

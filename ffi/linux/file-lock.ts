@@ -8,9 +8,8 @@ const sleeper = new Int32Array(new SharedArrayBuffer(4));
 
 /**
  * Runs `use` with an exclusive lock on an open file or directory (`flock`). Other processes, and
- * threads
- * that opened the file themselves, wait meanwhile. This thread blocks for the lock, so keep `use`
- * short.
+ * threads that opened the file themselves, wait meanwhile. This thread blocks for the lock, so keep
+ * `use` short.
  *
  * @throws SystemError EWOULDBLOCK if the lock is not free within about a second
  */

@@ -71,9 +71,8 @@ export const isGone = ({ code }: SystemError): boolean => code === 'EPIPE' || co
  * The sender is untrusted: check the data before use, and close unexpected descriptors.
  *
  * @throws SystemError EMFILE or ENFILE if this process has no descriptor left for those of the
- * message,
- * EMSGSIZE if it was truncated for another reason. The message is lost, and its descriptors are
- * closed
+ * message, EMSGSIZE if it was truncated for another reason. The message is lost, and its
+ * descriptors are closed
  */
 export function receiveMessage(socket: number): SocketMessage | 'end' | undefined {
   const message = takeMessage(socket);
@@ -110,9 +109,8 @@ export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
 
 /**
  * Receives everything that is left in a socket after its shutdown, and closes the descriptors.
- * Returns
- * false if that fails. The socket needs SO_PASSCRED: only credentials distinguish an empty message
- * from the end.
+ * Returns false if that fails. The socket needs SO_PASSCRED: only credentials distinguish an empty
+ * message from the end.
  */
 export function discardUnread(socket: number): boolean {
   const peek = (): number => libc.recvmsg(socket, scratchAddress(HEADER), MSG_PEEK | MSG_DONTWAIT);

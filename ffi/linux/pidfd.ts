@@ -64,8 +64,7 @@ let lastChecked: { readonly pid: number; readonly startTime: number; pidfd?: num
 
 /**
  * Like {@link isProcessAlive}, for repeated checks of the same process. Reading /proc for each
- * message
- * would cost more than opening memory.
+ * message would cost more than opening memory.
  */
 export function isProcessAliveCached(pid: number, startTime: number): boolean {
   const isKnown = lastChecked.pid === pid && lastChecked.startTime === startTime;

@@ -1,9 +1,8 @@
 /**
  * Readiness of descriptors on Node's event loop, without a thread. On the main thread the loop
- * watches
- * each descriptor itself. A worker thread has one epoll descriptor for all of its watches, and the
- * loop
- * watches that one. So opening or changing a watch needs no new descriptor after the first.
+ * watches each descriptor itself. A worker thread has one epoll descriptor for all of its watches,
+ * and the loop watches that one. So opening or changing a watch needs no new descriptor after the
+ * first.
  */
 import dgram from 'node:dgram';
 import { isMainThread } from 'node:worker_threads';
@@ -53,10 +52,10 @@ export interface FdWatch extends Disposable {
  * The descriptor becomes non-blocking. A worker thread may be terminated while watches are open:
  * `onReady` is not called after that.
  *
- * @throws SystemError EBADF if `fd` is not open, EPERM if its kind has no readiness (a regular file,
- * a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if a worker thread
- * watches
- * over 500 copies of it, EMFILE if the thread has no descriptor left for its epoll at the first watch
+ * @throws SystemError EBADF if `fd` is not open, EPERM if its kind has no readiness (a regular
+ * file, a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if a worker
+ * thread watches over 500 copies of it, EMFILE if the thread has no descriptor left for its epoll
+ * at the first watch
  * @throws TypeError if `events` names nothing
  */
 export function watchFd(
@@ -400,11 +399,10 @@ const O_CLOEXEC = 0x8_0000;
 
 /**
  * Lets one of Node's own handles watch the epoll descriptor: Node closes it, without further
- * callbacks,
- * when the thread is terminated. Node has no handle for arbitrary descriptors. So this opens an
- * unbound
- * datagram socket and replaces its descriptor by the epoll (`dup3`). When the epoll is readable, Node
- * fails to receive a datagram (ENOTSOCK), emits an error event and continues.
+ * callbacks, when the thread is terminated. Node has no handle for arbitrary descriptors. So this
+ * opens an unbound datagram socket and replaces its descriptor by the epoll (`dup3`). When the
+ * epoll is readable, Node fails to receive a datagram (ENOTSOCK), emits an error event and
+ * continues.
  *
  * @throws SystemError if the process may not create such a socket
  */

@@ -36,9 +36,8 @@ export function socketPair(): [number, number] {
 /**
  * Opens a listening socket at a path, or at `'@name'` in the abstract namespace, which has no file.
  * Every process of the network namespace can connect to an abstract name: see {@link
- * peerCredentials}.
- * The file of a path has mode 0600; it is neither removed before nor unlinked after. An abstract name
- * disappears with its last descriptor.
+ * peerCredentials}. The file of a path has mode 0600; it is neither removed before nor unlinked
+ * after. An abstract name disappears with its last descriptor.
  *
  * @throws SystemError EADDRINUSE if the name is taken
  * @throws RangeError for a name that is empty, longer than 107 bytes, or contains NUL

@@ -24,9 +24,9 @@ const MAX_ROWS_FOR_DRIVER = 8192;
 const MAX_BYTES_FOR_DRIVER: number = 8 << 20;
 
 /**
- * Whether one kernel is faster than the driver's copies. It always is faster than two of them: on an
- * H200 two copies take 15 us, one copy 8 us, and a launch 11 us
- * (`npm run bench -- arrays --case array.copyTo.strided --large`).
+ * Whether one kernel is faster than the driver's copies. It always is faster than two of them: on
+ * an H200 two copies take 15 us, one copy 8 us, and a launch 11 us (`npm run bench -- arrays --case
+ * array.copyTo.strided --large`).
  */
 function isFasterByKernel({ kind, width, height, depth, count }: CopyPlan): boolean {
   const rows = height * depth * count;

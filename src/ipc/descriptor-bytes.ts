@@ -29,8 +29,8 @@ import {
 export const MAX_DESCRIPTOR_BYTE_LENGTH = 4096;
 
 /**
- * Encodes a validated descriptor without checking it again. The next call
- * overwrites the returned bytes.
+ * Encodes a validated descriptor without checking it again. The next call overwrites the returned
+ * bytes.
  */
 export function writeDescriptor(descriptor: IpcDescriptor): Buffer {
   const writer = new DescriptorWriter();

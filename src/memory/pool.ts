@@ -265,8 +265,8 @@ export class MemoryPool extends Resource implements MemoryResource {
   }
 
   /**
-   * How many unused bytes the pool keeps; Infinity for all. See
-   * {@link PoolOptions.releaseThreshold}.
+   * How many unused bytes the pool keeps; Infinity for all. See {@link
+   * PoolOptions.releaseThreshold}.
    */
   get releaseThreshold(): number {
     return attributes.readThreshold(this.handle);

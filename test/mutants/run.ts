@@ -8,9 +8,9 @@
  * Words keep only the faults whose id is one of them, or whose file or room contains one. What is
  * done is kept in results.jsonl of `--out` (default .out/mutants) and not done again, unless the
  * fault, the file that it changes or its tests have changed; `--skip-done` reads the results of
- * another run besides, `--again` forgets them. After `--minutes` no further faults are begun, and a minute
- * later those under way are given up. The table goes
- * to stdout and to table.md of `--out`. `--check` only looks whether all entries apply.
+ * another run besides, `--again` forgets them. After `--minutes` no further faults are begun, and a
+ * minute later those under way are given up. The table goes to stdout and to table.md of `--out`.
+ * `--check` only looks whether all entries apply.
  *
  * It ends with 1 where an entry does not apply or does not build, and where its tests fail without
  * it. A fault that nobody notices is no failure of the run.
