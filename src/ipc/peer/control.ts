@@ -1,7 +1,7 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { closeFd } from '../../../ffi/linux/libc.ts';
 import { IpcError } from '../../errors.ts';
-import { ByteWriter } from '../wire/bytes.ts';
+import { ByteWriter } from '../bytes.ts';
 import {
   type ControlBlock,
   emptyControlBlock,
@@ -11,7 +11,7 @@ import {
 } from '../wire/control-block.ts';
 import type { FramedSocket } from '../wire/framed-socket.ts';
 import { FrameKind, type Message } from '../wire/frames.ts';
-import { MAX_PENDING_CONTROL } from '../wire/limits.ts';
+import { HEADER_BYTE_LENGTH, MAX_PENDING_CONTROL } from '../wire/limits.ts';
 import { type DescriptorCache, type ScannedValue, ValueScan } from '../wire/value-decoder.ts';
 import type { PeerState } from './peer-state.ts';
 
@@ -170,7 +170,7 @@ export class ControlSender {
   }
 
   #send(tail: ControlBlock, fds: readonly number[]): void {
-    ByteWriter.use((writer) => {
+    ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
       writeControlBlock(writer, tail);
       this.#socket.post(FrameKind.control, writer.written, fds)?.catch(() => {});
     });

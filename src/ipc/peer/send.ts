@@ -1,12 +1,12 @@
 import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
 import type { Stream } from '../../stream.ts';
+import { ByteWriter } from '../bytes.ts';
 import { forwardObjects } from '../lease/forward.ts';
 import type { Lease } from '../lease/lease.ts';
-import { ByteWriter } from '../wire/bytes.ts';
 import { type ControlBlock, type LeaseRange, writeControlBlock } from '../wire/control-block.ts';
 import type { FramedSocket } from '../wire/framed-socket.ts';
 import { FrameKind } from '../wire/frames.ts';
-import { MAX_VALUE_FDS } from '../wire/limits.ts';
+import { HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH, MAX_VALUE_FDS } from '../wire/limits.ts';
 import type { ControlSender } from './control.ts';
 import type { PeerState } from './peer-state.ts';
 import { type Encoded, encodeValue } from './value-encoder.ts';
@@ -50,7 +50,7 @@ export class ValueSender {
   ): Promise<void> | undefined {
     this.#host.assertOpen();
     this.#socket.sendQueue.checkCapacity();
-    return ByteWriter.use((writer) =>
+    return ByteWriter.use(HEADER_BYTE_LENGTH, (writer) =>
       encodeValue(writer, value, this.#state, (encoded) =>
         this.#sendEncoded(writer, encoded, stream, kind),
       ),
@@ -82,7 +82,7 @@ export class ValueSender {
       };
       try {
         this.#controlSender.sendTimelinePage();
-        writer.endValue();
+        writer.limit(MAX_CONTROL_BYTE_LENGTH);
         news = session.takeControl(points);
         writeControlBlock(writer, {
           ...news,

@@ -2,6 +2,7 @@ import { CuffiError } from '../../errors.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { typedArrayKind } from '../../typed-array.ts';
 import { checkHostMemory, classNameOf, withArticle } from '../../validate.ts';
+import type { ByteWriter } from '../bytes.ts';
 import { writeDescriptor } from '../descriptor-bytes.ts';
 import { isShareable, type Shareable } from '../shareable.ts';
 import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
@@ -12,10 +13,10 @@ import {
   type SharingSession,
 } from '../sharing/marshal.ts';
 import { ReadyExport } from '../sharing/ready.ts';
-import type { ByteWriter } from '../wire/bytes.ts';
 import {
   MAX_BIGINT_DIGITS,
   MAX_VALUE_BINARIES,
+  MAX_VALUE_BYTE_LENGTH,
   MAX_VALUE_DEPTH,
   MAX_VALUE_FDS,
   MAX_VALUE_OBJECTS,
@@ -59,6 +60,14 @@ export function encodeValue<T>(
   session: SharingSession,
   use: (encoded: Encoded) => T,
 ): T {
+  writer.limit(
+    MAX_VALUE_BYTE_LENGTH,
+    () =>
+      new RangeError(
+        `a value may have ${MAX_VALUE_BYTE_LENGTH} bytes, and this one has more: send large data ` +
+          'as a DeviceBuffer, or in parts',
+      ),
+  );
   const encoder = new ValueEncoder(writer);
   // Getters of the value and memory managers run during this call. They may send on this connection
   // too, and what they send goes out first.

@@ -3,8 +3,8 @@
  * of its own.
  */
 import { IpcError } from '../../errors.ts';
+import { ByteReader, type ByteWriter } from '../bytes.ts';
 import { COUNTER_COUNT, latest, type TimelinePoint } from '../timeline/point.ts';
-import { ByteReader, type ByteWriter } from './bytes.ts';
 import { MAX_RELEASE_POINTS, MAX_VALUE_OBJECTS } from './limits.ts';
 
 /** The receiver of a leased object has closed or released it. */

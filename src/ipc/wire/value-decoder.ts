@@ -1,8 +1,8 @@
 import { IpcError } from '../../errors.ts';
+import { ByteReader } from '../bytes.ts';
 import type { IpcDescriptor } from '../descriptor.ts';
 import { MAX_DESCRIPTOR_BYTE_LENGTH } from '../descriptor-bytes.ts';
 import { decodeDescriptor } from '../descriptor-codec.ts';
-import { ByteReader } from './bytes.ts';
 import { type ControlBlock, readControlBlock } from './control-block.ts';
 import {
   MAX_BIGINT_DIGITS,

@@ -11,11 +11,11 @@ import { sendMessage } from '../../../../../ffi/linux/message.ts';
 import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
+import { ByteReader, ByteWriter } from '../../../../../src/ipc/bytes.ts';
 import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/value-encoder.ts';
 import { emptySharingSession } from '../../../../../src/ipc/sharing/marshal.ts';
-import { ByteReader, ByteWriter } from '../../../../../src/ipc/wire/bytes.ts';
 import { readControlBlock, writeControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
@@ -139,7 +139,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
     (o) => {
       const points = Array.from({ length: 512 }, (_, index) => ({ index, count: 1 }));
       const released = [0, 1, 2, 3, 4].map((lease) => ({ lease, isFinal: false, points }));
-      ByteWriter.use((writer) => {
+      ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
         writeControlBlock(writer, { ...nothing, released });
         o.send(writer.written.subarray(HEADER_BYTE_LENGTH), news);
       });
@@ -278,7 +278,7 @@ describe('Peer with a hostile other end', () => {
       isDone: true,
     };
     const bytesOf = (fields: object): Buffer =>
-      ByteWriter.use((writer) => {
+      ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
         writeControlBlock(writer, { ...nothing, ...fields });
         return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
       });
@@ -462,7 +462,7 @@ describe('Peer with a hostile other end', () => {
       pidNamespace: 1,
     });
     const plain = (value: unknown): Buffer =>
-      ByteWriter.use((writer) => {
+      ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
         encodeValue(writer, value, emptySharingSession(), () => {});
         return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
       });
@@ -528,7 +528,7 @@ describe('Peer with a hostile other end', () => {
       for (let count = 1; count <= 8; count++) {
         const points = Array.from({ length: 512 }, (_, index) => ({ index, count }));
         const released = [{ lease: 0, isFinal: count === 8, points }];
-        ByteWriter.use((writer) => {
+        ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
           writeControlBlock(writer, { ...nothing, released });
           const body = writer.written.subarray(HEADER_BYTE_LENGTH);
           other.send(body, { ...news, sequence: count });

@@ -11,10 +11,10 @@ import {
   Stream,
   toDeviceSync,
 } from '../../../../../src/index.ts';
+import { ByteWriter } from '../../../../../src/ipc/bytes.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/value-encoder.ts';
 import { emptySharingSession } from '../../../../../src/ipc/sharing/marshal.ts';
-import { ByteWriter } from '../../../../../src/ipc/wire/bytes.ts';
 import { FramedSocket } from '../../../../../src/ipc/wire/framed-socket.ts';
 import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
@@ -33,7 +33,7 @@ import { leasesFrom, RawPeer } from './support.ts';
 const noSession = emptySharingSession();
 
 const encode = (value: unknown): Buffer =>
-  ByteWriter.use((writer) => {
+  ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
     encodeValue(writer, value, noSession, ({ fds }) => assert.deepEqual(fds, []));
     return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
   });
@@ -184,7 +184,7 @@ describe('encodeValue', () => {
     using y = pool.allocate(64);
     const sent: { readonly fdCount: number; readonly value: unknown }[] = [];
     const send = (value: unknown): void =>
-      ByteWriter.use((writer) =>
+      ByteWriter.use(HEADER_BYTE_LENGTH, (writer) =>
         encodeValue(writer, value, session, ({ fds, objects }) => {
           const leases = objects.length > 0 ? leasesFrom(0, objects.length) : [];
           const bytes = Buffer.from([...writer.written.subarray(HEADER_BYTE_LENGTH), ...leases]);

@@ -1,5 +1,6 @@
-import { IpcError } from '../../errors.ts';
-import { HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH, MAX_VALUE_BYTE_LENGTH } from './limits.ts';
+/** The one reader and the one writer of bytes that travel: values, control blocks and descriptors. */
+
+import { IpcError } from '../errors.ts';
 
 /** Up to about this many characters, a loop is faster than a native call. */
 const MAX_INLINE_READ = 12;
@@ -151,20 +152,25 @@ const MAX_INLINE_WRITE = 16;
 
 let reusable: ByteWriter | undefined;
 
-/** A growing buffer that keeps room for a frame header in front of what is written. */
+/** A growing buffer. Its user may leave room in front, such as that of a frame header. */
 export class ByteWriter {
   #bytes: Buffer = Buffer.allocUnsafeSlow(INITIAL_BYTE_LENGTH);
   #view = new DataView(this.#bytes.buffer);
-  #offset = HEADER_BYTE_LENGTH;
-  #limit = HEADER_BYTE_LENGTH + MAX_VALUE_BYTE_LENGTH;
+  #offset = 0;
+  /** Where writing must stop, and the error of what is too long. */
+  #limit = Number.POSITIVE_INFINITY;
+  #limitError: (() => Error) | undefined;
 
-  /** Calls `use` with an empty writer. The written bytes are only valid during the call. */
-  static use<T>(use: (writer: ByteWriter) => T): T {
+  /**
+   * Calls `use` with a writer whose first byte goes to `begin`. The written bytes are only valid
+   * during the call.
+   */
+  static use<T>(begin: number, use: (writer: ByteWriter) => T): T {
     // A getter in a value may send another value meanwhile.
     const writer = reusable ?? new ByteWriter();
     reusable = undefined;
-    writer.#offset = HEADER_BYTE_LENGTH;
-    writer.#limit = HEADER_BYTE_LENGTH + MAX_VALUE_BYTE_LENGTH;
+    writer.#offset = begin;
+    writer.#limit = Number.POSITIVE_INFINITY;
     try {
       return use(writer);
     } finally {
@@ -172,9 +178,10 @@ export class ByteWriter {
     }
   }
 
-  /** Ends the value. The control block that follows has space of its own. */
-  endValue(): void {
-    this.#limit += MAX_CONTROL_BYTE_LENGTH;
+  /** Allows so many further bytes. Above that, writing throws the error. */
+  limit(byteLength: number, error?: () => Error): void {
+    this.#limit = this.#offset + byteLength;
+    this.#limitError = error;
   }
 
   /** Where the next byte goes. */
@@ -187,7 +194,7 @@ export class ByteWriter {
     this.#bytes[at] = value;
   }
 
-  /** The written bytes, with room for the header in front. */
+  /** The written bytes, with the room in front. */
   get written(): Buffer {
     return this.#bytes.subarray(0, this.#offset);
   }
@@ -272,10 +279,7 @@ export class ByteWriter {
     const needed = this.#offset + byteLength;
     if (needed <= this.#bytes.byteLength) return;
     if (needed > this.#limit)
-      throw new RangeError(
-        `a value may have ${MAX_VALUE_BYTE_LENGTH} bytes, and this one has more: send large data ` +
-          'as a DeviceBuffer, or in parts',
-      );
+      throw this.#limitError?.() ?? new RangeError(`more than ${this.#limit} bytes were written`);
     const grown = Buffer.allocUnsafeSlow(
       Math.min(this.#limit, Math.max(needed, 2 * this.#bytes.byteLength)),
     );
