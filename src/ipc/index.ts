@@ -33,7 +33,7 @@ export type {
 export { decodeDescriptor, encodeDescriptor } from './descriptor-codec.ts';
 export { ReadyExport } from './sharing/ready.ts';
 export { leases } from './lease/leases.ts';
-export type { LeaseStats, LeasesStats } from './lease/lease.ts';
+export type { LeaseStats, LeasesStats } from './lease/export-table.ts';
 export { Peer, type TransferOptions } from './peer/peer.ts';
 export { ChildPeer } from './peer/spawn.ts';
 export { spawnPeer, type SpawnPeerOptions } from './peer/spawn.ts';

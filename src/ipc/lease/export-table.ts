@@ -1,7 +1,18 @@
+import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
+import { type Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
-import { defaultStreamOf, ownerOf, type Shareable } from '../shareable.ts';
-import { Lease, type LeaseHolder, leaseRegistry } from './lease.ts';
+import {
+  type AddressRange,
+  byteLengthOf,
+  contextOf,
+  defaultStreamOf,
+  keepAlive,
+  kindOf,
+  ownerOf,
+  rangeOf,
+  type Shareable,
+} from '../shareable.ts';
 
 /**
  * The leases of the objects that were sent over one connection. Their numbers travel with the value
@@ -87,3 +98,230 @@ export class ExportTable {
     this.end([...this.#leases.values()]);
   }
 }
+
+// ---- A lease ----
+
+/** The process that holds a lease. */
+export interface LeaseHolder {
+  readonly pid: number;
+  /** In words, such as `process 123`. */
+  readonly name: string;
+  /** Asks the holder to stop using the object of a lease. */
+  revoke(lease: number): void;
+}
+
+/** Keeps one object alive for one process that it was sent to. */
+export class Lease {
+  readonly id: number;
+  readonly holder: LeaseHolder;
+  /** When the object was sent, in milliseconds as of Date.now(). */
+  readonly since = Date.now();
+  readonly #object: LeasedObject;
+  #isEnded = false;
+  #isRevoked = false;
+  /** Called when the lease ends. */
+  onEnd: (() => void) | undefined;
+
+  private constructor(id: number, holder: LeaseHolder, object: LeasedObject) {
+    this.id = id;
+    this.holder = holder;
+    this.#object = object;
+    object.leaseCount += 1;
+    leaseRegistry.add(this);
+  }
+
+  /** @throws ClosedError */
+  static of(id: number, object: Shareable, holder: LeaseHolder, stream: Stream | undefined): Lease {
+    return new Lease(id, holder, {
+      kind: kindOf(object),
+      byteLength: byteLengthOf(object),
+      owner: new WeakRef(ownerOf(object)),
+      context: contextOf(object),
+      stream,
+      removeKeepalive: keepAlive(object, holder.name),
+      leaseCount: 0,
+      range: rangeOf(object),
+    });
+  }
+
+  /** Returns a lease of the same object for a process that its holder forwards it to. */
+  forwardTo(holder: LeaseHolder): Lease {
+    return new Lease(this.id, holder, this.#object);
+  }
+
+  get kind(): LeasedObject['kind'] {
+    return this.#object.kind;
+  }
+
+  get byteLength(): number {
+    return this.#object.byteLength;
+  }
+
+  get owner(): WeakRef<Resource> {
+    return this.#object.owner;
+  }
+
+  /**
+   * Where work on the object continues here: in the stream that it was sent with, while that is
+   * open.
+   */
+  get workLocation():
+    | { readonly context: Context; readonly stream: Stream | undefined }
+    | undefined {
+    const { context, stream } = this.#object;
+    if (!context) return undefined;
+    return { context, stream: stream?.closed ? undefined : stream };
+  }
+
+  /** Whether the object is closed or collected here, so that only leases keep it. */
+  get isOrphaned(): boolean {
+    return this.owner.deref()?.closed ?? true;
+  }
+
+  /**
+   * Whether the leased range contains all of another object of the same owner, with at least its
+   * access.
+   */
+  covers(object: Shareable): boolean {
+    const other = rangeOf(object);
+    const { range } = this.#object;
+    if (!other || !range) return other === range;
+    return (
+      other.begin >= range.begin &&
+      other.end <= range.end &&
+      (other.access === 'read' || range.access === 'read-write')
+    );
+  }
+
+  get isRevoked(): boolean {
+    return this.#isRevoked;
+  }
+
+  /**
+   * Asks the holder, once, to stop using the object. The lease ends when the holder releases it.
+   */
+  revoke(): void {
+    if (this.#isRevoked) return;
+    this.#isRevoked = true;
+    this.holder.revoke(this.id);
+  }
+
+  /** Ends the lease: its holder has released it or is gone. The second call does nothing. */
+  end(): void {
+    if (this.#isEnded) return;
+    this.#isEnded = true;
+    leaseRegistry.delete(this);
+    this.#object.leaseCount -= 1;
+    if (this.#object.leaseCount === 0) releaseOrWarn(this.#object.removeKeepalive);
+    this.onEnd?.();
+  }
+}
+
+/** What one process holds of this one. */
+export interface LeaseStats {
+  /** The process that holds it; 0 for a process of another pid namespace. */
+  readonly pid: number;
+  readonly kind: 'memory' | 'pool' | 'event';
+  /** The size of the memory that is kept alive: the whole buffer, whatever part was sent. */
+  readonly byteLength: number;
+  /** When it was sent. */
+  readonly since: Date;
+  /** Whether it is closed here and kept alive only for that process. */
+  readonly orphaned: boolean;
+  readonly revoked: boolean;
+}
+
+/** The result of `leases.stats()`. */
+export interface LeasesStats {
+  /** The size of everything that other processes hold. Each object counts once. */
+  readonly byteLength: number;
+  /** What is closed here but kept alive for other processes. */
+  readonly orphaned: { readonly count: number; readonly byteLength: number };
+  readonly leases: readonly LeaseStats[];
+}
+
+/** The object of a lease, shared by all leases that forwarding derived from one. */
+interface LeasedObject {
+  readonly kind: 'memory' | 'pool' | 'event';
+  readonly byteLength: number;
+  /** The kept object. It may be closed, and even garbage collected. */
+  readonly owner: WeakRef<Resource>;
+  readonly context: Context | undefined;
+  /** The stream that the object was sent with. Later work there runs behind the holder's work. */
+  readonly stream: Stream | undefined;
+  /** Called when the last of these leases ends. */
+  readonly removeKeepalive: () => void;
+  leaseCount: number;
+  /** The shared range; undefined for a pool or an event. */
+  readonly range: AddressRange | undefined;
+}
+
+// ---- All leases of this process ----
+
+// Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
+const LEASES = Symbol('leases');
+
+interface WithLeases {
+  [LEASES]?: Set<Lease>;
+}
+
+/** The leases that are in use. */
+class LeaseRegistry {
+  readonly #leases = new Set<Lease>();
+
+  add(lease: Lease): void {
+    this.#leases.add(lease);
+    const owner = lease.owner.deref() as WithLeases | undefined;
+    if (!owner) return;
+    owner[LEASES] ??= new Set();
+    owner[LEASES].add(lease);
+  }
+
+  delete(lease: Lease): void {
+    this.#leases.delete(lease);
+    (lease.owner.deref() as WithLeases | undefined)?.[LEASES]?.delete(lease);
+  }
+
+  leasesOf(owner: object): Lease[] {
+    return [...((owner as WithLeases)[LEASES] ?? [])];
+  }
+
+  /** The leases of objects that are closed here. */
+  get orphaned(): Lease[] {
+    return [...this.#leases].filter((lease) => lease.isOrphaned);
+  }
+
+  stats(): LeasesStats {
+    const all = [...this.#leases];
+    const orphaned = this.orphaned;
+    return {
+      byteLength: distinctBytes(all),
+      orphaned: { count: distinct(orphaned).length, byteLength: distinctBytes(orphaned) },
+      leases: all.map((lease) => ({
+        pid: lease.holder.pid,
+        kind: lease.kind,
+        byteLength: lease.byteLength,
+        since: new Date(lease.since),
+        orphaned: lease.isOrphaned,
+        revoked: lease.isRevoked,
+      })),
+    };
+  }
+}
+
+/** Returns one lease of each object. Collected objects can no longer be told apart. */
+function distinct(leases: readonly Lease[]): Lease[] {
+  const seen = new Set<object>();
+  return leases.filter(({ owner }) => {
+    const object = owner.deref() ?? owner;
+    if (seen.has(object)) return false;
+    seen.add(object);
+    return true;
+  });
+}
+
+const distinctBytes = (leases: readonly Lease[]): number =>
+  distinct(leases).reduce((sum, { byteLength }) => sum + byteLength, 0);
+
+/** The leases that this process has given. */
+export const leaseRegistry: LeaseRegistry = new LeaseRegistry();

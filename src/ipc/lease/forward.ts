@@ -7,7 +7,7 @@ import { isMessageSocket, peerCredentials, socketPair } from '../../../ffi/linux
 import { IpcError } from '../../errors.ts';
 import { ownerOf, type Shareable } from '../shareable.ts';
 import type { ForwardRequest } from '../wire/control-block.ts';
-import type { Lease } from './lease.ts';
+import type { Lease } from './export-table.ts';
 import { PeerProcess } from './peer-process.ts';
 
 /**

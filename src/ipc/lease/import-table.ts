@@ -10,9 +10,9 @@ import { bufferOf, isImported } from '../shareable.ts';
 import type { ImportLease } from '../sharing/ownership.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
 import type { Timeline } from '../timeline/timeline.ts';
-import type { LeaseRange, LeaseRelease } from '../wire/control-block.ts';
+import type { LeaseRelease } from '../wire/control-block.ts';
+import { leaseRegistry } from './export-table.ts';
 import { type ForwardHandle, type ForwardRequester, setOwnerConnection } from './forward.ts';
-import { leaseRegistry } from './lease.ts';
 import type { PeerProcess } from './peer-process.ts';
 
 /** The leases that this process has on objects of one peer, by number. */
@@ -52,7 +52,7 @@ export class ImportTable {
    *
    * @throws IpcError for a number that was used before
    */
-  add({ first, count }: LeaseRange): void {
+  add(first: number, count: number): void {
     if (first < this.#next)
       throw new IpcError(`lease ${first} was sent after lease ${this.#next - 1}, or a second time`);
     this.#next = first + count;
@@ -60,7 +60,7 @@ export class ImportTable {
   }
 
   /** Releases the leases of objects that arrived and are not opened. */
-  releaseAll({ first, count }: LeaseRange): void {
+  releaseAll(first: number, count: number): void {
     for (let id = first; id < first + count; id++) this.release(id);
   }
 

@@ -3,7 +3,7 @@ import { pollUntil } from '../../poller.ts';
 import { formatValue } from '../../validate.ts';
 import { processName } from '../identity.ts';
 import { isShareable, ownerOf, type Shareable } from '../shareable.ts';
-import { type LeasesStats, leaseRegistry } from './lease.ts';
+import { type LeasesStats, leaseRegistry } from './export-table.ts';
 
 /**
  * The objects that this process has sent through connections, kept alive for their receivers.

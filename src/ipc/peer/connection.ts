@@ -1,25 +1,73 @@
 import { isMainThread } from 'node:worker_threads';
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
-import type { SystemError } from '../../../ffi/linux/libc.ts';
+import { SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
-import { ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
+import { ClosedError, CuffiError, IpcError, type PeerGoneError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
+import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import type { Stream } from '../../stream.ts';
+import { ByteWriter } from '../bytes.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
+import { isShareable, type Shareable } from '../shareable.ts';
+import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
+import { type EncodedExport, exportForAnyPeer } from '../sharing/marshal.ts';
+import { ReadyExport } from '../sharing/ready.ts';
 import { BusyPoller } from '../wire/busy-poll.ts';
+import {
+  type ControlBlock,
+  emptyControlBlock,
+  readControlMessage,
+  writeControlBlock,
+} from '../wire/control-block.ts';
 import { FramedSocket, type FramedSocketHandler } from '../wire/framed-socket.ts';
 import { FrameKind, type Message } from '../wire/frames.ts';
-import { QUEUED_OBJECT_BYTE_LENGTH } from '../wire/limits.ts';
-import type { ScannedValue, ValueScan } from '../wire/value-decoder.ts';
-import { ControlReceiver, ControlSender } from './control.ts';
-import { PeerState } from './peer-state.ts';
-import { openValueArrival, ValueReceiver } from './receive.ts';
-import { ReceiveQueue } from './receive-queue.ts';
-import { ValueSender } from './send.ts';
+import {
+  HEADER_BYTE_LENGTH,
+  MAX_CONTROL_BYTE_LENGTH,
+  QUEUED_OBJECT_BYTE_LENGTH,
+} from '../wire/limits.ts';
+import {
+  encodeValue,
+  formatPath,
+  type PlacedObject,
+  type TransferableObjects,
+} from '../wire/value-encoder.ts';
+import { type ValueMessage, ValueMessageReader } from '../wire/value-message.ts';
+import { openArrival } from './arrival.ts';
+import { ReceiveQueue, type Recipient } from './receive-queue.ts';
+import { Session } from './session.ts';
 import { DescriptorVerifier, type VerificationRequest } from './verification.ts';
 
 /** Why a connection has ended. */
 export type ConnectionEnd = ClosedError | PeerGoneError | IpcError;
+
+/**
+ * `open`: values travel both ways. `closing`: no values travel; the socket stays open for control
+ * messages while leases are in use. `closed`: the socket is closed.
+ */
+type State = 'open' | 'closing' | 'closed';
+
+/** What happens to a connection. */
+type ConnectionEvent = keyof typeof TRANSITIONS;
+
+/** What the connection then does: one of its methods below. */
+type Action = 'begin closing' | 'close if unused' | 'close' | 'await exit' | 'nothing';
+
+/** What each event does in each state. Only this table decides it. */
+const TRANSITIONS = {
+  /** This end was closed, or its thread ends in an orderly way. */
+  'closed here': { open: 'begin closing', closing: 'nothing', closed: 'nothing' },
+  /** The peer says that it has closed its end. */
+  'closed by peer': { open: 'begin closing', closing: 'nothing', closed: 'nothing' },
+  /** A lease ended, a message was sent, or the peer's time to read is over. */
+  'less in use': { open: 'nothing', closing: 'close if unused', closed: 'nothing' },
+  /** The socket of the peer is closed, and all that it sent was read. */
+  'socket ended': { open: 'await exit', closing: 'close', closed: 'nothing' },
+  /** The reason of that end is known, or it is not known in time. */
+  'end explained': { open: 'close', closing: 'nothing', closed: 'nothing' },
+  /** The peer broke the protocol, the socket failed, or a worker thread ends. */
+  failed: { open: 'close', closing: 'close', closed: 'nothing' },
+} as const satisfies Record<string, Record<State, Action>>;
 
 /**
  * How long a closed connection without leases waits until the peer has read the messages that are
@@ -45,25 +93,21 @@ process.on('exit', (code) => {
 export class Connection implements FramedSocketHandler {
   /** The peer in words, such as `process 123`. */
   readonly peerName: string;
-  readonly sender: ValueSender;
-  readonly poller: BusyPoller;
-  readonly #state: PeerState;
-  readonly #receiveQueue = new ReceiveQueue();
+  readonly #poller: BusyPoller;
+  readonly #session: Session;
   readonly #socket: FramedSocket;
-  readonly #controlReceiver: ControlReceiver;
-  readonly #receiver: ValueReceiver;
+  readonly #receiveQueue: ReceiveQueue;
   readonly #verifier: DescriptorVerifier;
-  readonly #controlSender: ControlSender;
-  #isPaused = false;
+  #state: State = 'open';
+  #end: ConnectionEnd | undefined;
+  /** Why nothing is read at the moment. */
+  readonly #held = { byFullQueue: false, byHostWait: false, byLongValue: false };
   #isExitAwaited = false;
   #isDoneSent = false;
-  /** Whether a long value is being checked. */
-  #isChecking = false;
   /** Set while sending control messages is scheduled. */
   #controlImmediate: NodeJS.Immediate | undefined;
   #controlRetry: NodeJS.Timeout | undefined;
   #closeTimer: NodeJS.Timeout | undefined;
-  #end: ConnectionEnd | undefined;
   /** Called once nothing can be sent and nothing more arrives. */
   onEnd: ((reason: ConnectionEnd) => void) | undefined;
   /** Called once nothing can be sent and all received values were taken. */
@@ -73,39 +117,33 @@ export class Connection implements FramedSocketHandler {
   constructor(fd: number, peerName: string, process: PeerProcess, graceMs: number) {
     this.peerName = peerName;
     try {
-      this.#state = new PeerState(process, peerName, graceMs);
+      this.#session = new Session(process, peerName, graceMs, (...message) =>
+        this.#postControl(...message),
+      );
     } catch (error) {
       closeSocket(fd);
       throw error;
     }
+    this.#receiveQueue = new ReceiveQueue(this.#session, () => this.#onReceivingOver());
     try {
       this.#socket = new FramedSocket(fd, this);
     } catch (error) {
-      this.#state.end();
+      this.#session.end();
       throw error;
     }
-    this.#controlSender = new ControlSender(this.#state, this.#socket);
-    this.sender = new ValueSender(this.#state, this.#socket, this.#controlSender, {
-      assertOpen: () => {
-        if (this.#end) throw this.#end;
-      },
-      socketFailure: (error) => this.#sendFailed(error),
+    this.#verifier = new DescriptorVerifier(peerName, this.#session, (...message) => {
+      const [value, kind, request] = message;
+      this.#send(value, undefined, kind, request)?.catch(() => {});
     });
-    this.#controlReceiver = new ControlReceiver(this.#state, () => this.#socket.resume());
-    this.#receiver = new ValueReceiver(this.#state, () => {
-      this.#receiveQueue.serve();
-      if (this.#receiveQueue.isDrained) this.#onReceivingOver();
-    });
-    this.#verifier = new DescriptorVerifier(peerName, this.#state, this.sender, this.#receiver);
-    this.poller = new BusyPoller(this.#socket, {
+    this.#poller = new BusyPoller(this.#socket, {
       isAwaited: () => this.#receiveQueue.isAwaited || this.#verifier.isAwaited,
       sendControl: () => this.#controlImmediate && this.#sendControl(),
     });
-    this.#state.onControlPending = () => {
+    this.#session.onControlPending = () => {
       this.#controlImmediate ??= setImmediate(() => this.#sendControl());
     };
-    this.#state.onGone = () => this.#onPeerGone();
-    if (this.#state.isGone) setImmediate(() => this.#onPeerGone());
+    this.#session.onGone = () => this.#onPeerGone();
+    if (this.#session.isGone) setImmediate(() => this.#onPeerGone());
     connections.add(this);
   }
 
@@ -114,37 +152,280 @@ export class Connection implements FramedSocketHandler {
     return this.#end;
   }
 
-  /** Requests the next value. Returns a function that cancels the request. */
-  receive(
-    resolve: (value: unknown) => void,
-    reject: (error: unknown) => void,
-    stream?: Stream,
-  ): () => void {
-    assertNotCapturing('receiving');
-    if (this.#receiveQueue.isIdle && !this.#controlReceiver.isStalled && !this.#isChecking)
-      this.#socket.readNow();
-    const cancel = this.#receiveQueue.addReceive(
-      (received) => this.#receiver.deliver(received, { resolve, reject, stream }),
-      reject,
-    );
-    if (this.#isPaused && this.#receiveQueue.hasRoom) {
-      this.#isPaused = false;
-      this.#socket.resume();
-    }
-    if (this.#receiveQueue.isDrained) this.#onReceivingOver();
-    this.poller.begin();
-    return cancel;
+  /** For how many microseconds a caller that waits is polled for before the thread sleeps. */
+  set busyPollUs(durationUs: number) {
+    this.#poller.durationUs = durationUs;
   }
 
-  /** As {@link DescriptorVerifier.request}. */
-  verify(asker: VerificationRequest): void {
-    this.#verifier.request(asker);
-    this.poller.begin();
+  setReferenced(isReferenced: boolean): void {
+    if (this.#state === 'open') this.#socket.setReferenced(isReferenced);
   }
 
   /** Announces that the peer is a child of this process, so that its exit status will be known. */
   awaitExit(): void {
     this.#isExitAwaited = true;
+  }
+
+  // ---- Sending ----
+
+  /**
+   * Sends a value at once (then returns undefined), or queues it until there is room.
+   *
+   * @throws TypeError, RangeError as {@link encodeValue}; IpcError for GPU objects that cannot be
+   * shared; ClosedError after the end
+   */
+  send(value: unknown, stream: Stream | undefined): Promise<void> | undefined {
+    return this.#send(value, stream, FrameKind.value, 0);
+  }
+
+  /** As {@link DescriptorVerifier.request}. */
+  verify(asker: VerificationRequest): void {
+    this.#verifier.request(asker);
+    this.#beginPolling();
+  }
+
+  #send(
+    value: unknown,
+    stream: Stream | undefined,
+    kind: FrameKind,
+    request: number,
+  ): Promise<void> | undefined {
+    if (this.#end) throw this.#end;
+    this.#socket.sendQueue.checkCapacity();
+    return ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
+      // Getters of the value and memory managers run here. They may send on this connection, and
+      // what they send goes out first. They may also close it.
+      const placed = encodeValue(writer, value, sendable);
+      const exported = placed.map(exportPlaced);
+      if (this.#end) throw this.#end;
+      try {
+        return this.#post(writer, placed, exported, stream, { kind, request });
+      } catch (error) {
+        throw error instanceof SystemError ? this.#sendFailed(error) : error;
+      }
+    });
+  }
+
+  /** Posts an encoded value: writes the table of its objects and a control block behind it. */
+  #post(
+    writer: ByteWriter,
+    placed: readonly PlacedObject<Shareable>[],
+    exported: readonly EncodedExport[],
+    stream: Stream | undefined,
+    message: { readonly kind: FrameKind; readonly request: number },
+  ): Promise<void> | undefined {
+    const session = this.#session;
+    const objects = placed.map(({ object }) => object);
+    const leased =
+      objects.length > 0 ? session.leaseObjects(writer, objects, exported, stream) : undefined;
+    let control: ControlBlock = emptyControlBlock;
+    const cancel = (): void => {
+      leased?.cancel();
+      if (control !== emptyControlBlock) session.restoreControl(control);
+    };
+    try {
+      session.sendTimelinePage();
+      control = session.takeControl(leased?.points);
+      writer.limit(MAX_CONTROL_BYTE_LENGTH);
+      writeControlBlock(writer, control);
+      const fds = leased?.fds ?? [];
+      return this.#socket.post(message, writer.written, fds, cancel, leased?.acknowledged);
+    } catch (error) {
+      cancel();
+      throw error;
+    } finally {
+      leased?.closeLinks();
+    }
+  }
+
+  #postControl(block: ControlBlock, fds: readonly number[]): void {
+    ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
+      writeControlBlock(writer, block);
+      this.#socket
+        .post({ kind: FrameKind.control, request: 0 }, writer.written, fds)
+        ?.catch(() => {});
+    });
+  }
+
+  #sendControl(): void {
+    clearImmediate(this.#controlImmediate);
+    this.#controlImmediate = undefined;
+    // Messages in the queue take the control entries along, or `onDrained` follows them.
+    if (this.#state === 'closed' || !this.#socket.sendQueue.isEmpty) return;
+    try {
+      if (!this.#session.sendPending()) this.#retryControl();
+    } catch (error) {
+      this.onFailure(error);
+      return;
+    }
+    this.#on('less in use');
+  }
+
+  #retryControl(): void {
+    this.#controlRetry ??= setTimeout(() => {
+      this.#controlRetry = undefined;
+      this.#sendControl();
+    }, RETRY_MS).unref();
+  }
+
+  /** Ends the connection after a failed send, and returns the error. */
+  #sendFailed(error: SystemError): unknown {
+    const failure = new IpcError(`nothing can be sent to ${this.peerName}: ${error.message}`);
+    this.fail(failure);
+    return failure;
+  }
+
+  // ---- Receiving ----
+
+  /** Requests the next value. Returns a function that cancels the request. */
+  receive(recipient: Recipient): () => void {
+    assertNotCapturing('receiving');
+    const { byHostWait, byLongValue } = this.#held;
+    if (this.#receiveQueue.isIdle && !byHostWait && !byLongValue) this.#socket.readNow();
+    const cancel = this.#receiveQueue.receive(recipient);
+    if (this.#held.byFullQueue && this.#receiveQueue.hasRoom) {
+      this.#held.byFullQueue = false;
+      this.#socket.resume();
+    }
+    if (this.#receiveQueue.isDrained) this.#onReceivingOver();
+    this.#beginPolling();
+    return cancel;
+  }
+
+  #beginPolling(): void {
+    if (this.#poller.durationUs > 0) this.#poller.begin();
+  }
+
+  /** As {@link FramedSocketHandler}. */
+  wantsMore(): boolean {
+    const held = this.#held;
+    if (held.byHostWait || held.byLongValue) return false;
+    if (this.#socket.isEnding) return true;
+    if (this.#state === 'open' && this.#receiveQueue.isFull) held.byFullQueue = true;
+    return !held.byFullQueue;
+  }
+
+  /** As {@link FramedSocketHandler}. */
+  onMessage(arrived: Message): boolean {
+    if (arrived.kind !== FrameKind.control)
+      return this.#read(arrived, new ValueMessageReader(arrived.bytes));
+    let block: ControlBlock;
+    try {
+      block = readControlMessage(arrived.bytes, arrived.fds.length);
+    } catch (error) {
+      discardFds(arrived.fds);
+      throw error;
+    }
+    this.#applyControl(block, arrived.fds);
+    if (block.isClosing || block.isDone) {
+      this.#session.isClosedByPeer = true;
+      this.#on('closed by peer', closedByPeerError(this.peerName));
+    }
+    if (block.isDone) this.#session.onPeerDone();
+    this.#on('less in use');
+    return false;
+  }
+
+  /**
+   * Checks a message with a value and delivers it. A long value is checked between turns of the
+   * event loop, and later messages wait. Returns whether a caller waited for it.
+   */
+  #read(arrived: Message, reader: ValueMessageReader): boolean {
+    let message: ValueMessage | undefined;
+    try {
+      // A message of a single frame is short, and its bytes are valid only now.
+      do message = reader.read(arrived.fds.length);
+      while (!message && arrived.isSingleFrame);
+      if (message) this.#accept(message);
+    } catch (error) {
+      this.#held.byLongValue = false;
+      discardFds(arrived.fds);
+      throw error;
+    }
+    this.#held.byLongValue = message === undefined;
+    if (message) return this.#deliver(arrived, message);
+    setImmediate(() => this.#readOn(arrived, reader));
+    return false;
+  }
+
+  #readOn(arrived: Message, reader: ValueMessageReader): void {
+    if (this.#state === 'closed') {
+      discardFds(arrived.fds);
+      return;
+    }
+    try {
+      this.#read(arrived, reader);
+    } catch (error) {
+      this.onFailure(error);
+    }
+    if (!this.#held.byLongValue) this.#socket.resume();
+  }
+
+  /** Applies what came with a value. From then on, its objects must be opened or released. */
+  #accept({ objects, control }: ValueMessage): void {
+    const { timeline, imports } = this.#session;
+    this.#applyControl(control, []);
+    // Throws for points without a page.
+    if (control.points.length > 0) timeline.isReached(control.points);
+    if (objects.entries.length > 0) imports.add(objects.firstLease, objects.entries.length);
+  }
+
+  #applyControl(block: ControlBlock, fds: readonly number[]): void {
+    const points = this.#session.applyControl(block, fds);
+    if (points.length === 0) return;
+    this.#held.byHostWait = true;
+    void this.#session.whenReached(points).then(() => {
+      this.#held.byHostWait = false;
+      this.#socket.resume();
+    });
+  }
+
+  /** Delivers a checked value. Returns whether a caller waited for it. */
+  #deliver({ kind, request, fds, bytes, isSingleFrame }: Message, message: ValueMessage): boolean {
+    const { firstLease, entries } = message.objects;
+    if (this.#end) {
+      // The value was sent before the peer knew of the end. Its objects are released.
+      discardFds(fds);
+      this.#session.imports.releaseAll(firstLease, entries.length);
+      return false;
+    }
+    if (kind === FrameKind.value) {
+      const arrival = openArrival(message, fds, this.#session);
+      const isOpen = !('error' in arrival);
+      const isServed = this.#receiveQueue.add(arrival, {
+        byteLength: bytes.byteLength + entries.length * QUEUED_OBJECT_BYTE_LENGTH,
+        fdCount: isOpen ? fds.length : 0,
+      });
+      // Keeps the bytes until a caller takes the value.
+      if (isSingleFrame && isOpen) message.value.copyBytes();
+      return isServed;
+    }
+    if (kind === FrameKind.request) this.#verifier.respond(request, message, fds);
+    else this.#verifier.receiveResponse(request, message, fds);
+    return kind === FrameKind.response;
+  }
+
+  // ---- The end ----
+
+  /**
+   * Closes this end. Messages that are being sent are completed, others are dropped. Objects that
+   * have arrived, or still arrive, are released. The second call does nothing.
+   */
+  close(): void {
+    this.#on('closed here', new ClosedError('this Peer is closed'));
+    this.#receiveQueue.clear();
+    this.#onReceivingOver();
+    this.#on('less in use');
+    // If the peer is gone there is nothing to wait for.
+    if (this.#socket.isEnding) this.#socket.readToEnd();
+  }
+
+  /**
+   * Ends the connection because of what the peer did. The error is reported after the values that
+   * came before.
+   */
+  fail(error: IpcError): void {
+    this.#on('failed', error);
   }
 
   /** Handles that the exit status of the child is known. */
@@ -154,130 +435,20 @@ export class Connection implements FramedSocketHandler {
   }
 
   /**
-   * Closes this end. Messages that are being sent are completed, others are dropped. Objects that
-   * have arrived, or still arrive, are released. The second call does nothing.
-   */
-  close(): void {
-    this.#finish(new ClosedError('this Peer is closed'), 'close');
-    this.#receiveQueue.clear();
-    this.#receiver.stop();
-    this.#onReceivingOver();
-    this.#closeIfUnused();
-    // If the peer is gone there is nothing to wait for.
-    if (this.#socket.isEnding) this.#socket.readToEnd();
-  }
-
-  /**
    * Handles the end of this thread. An exit with code 0 closes the connection in an orderly way,
    * because the peer cannot tell it from a crash otherwise. The exception is lost work that the
    * peer waits for.
    */
   onThreadExit(isOrderly: boolean): void {
-    const isLost = this.#state.timeline.isAwaitedByPeer;
-    if (isOrderly && !isLost) this.#finish(new ClosedError('this Peer is closed'), 'close');
+    const reason = new ClosedError('this Peer is closed');
+    if (isOrderly && !this.#session.timeline.isAwaitedByPeer) this.#on('closed here', reason);
     // The kernel closes the socket with the process, but not with a worker thread.
-    if (!isMainThread) this.#finish(new ClosedError('this Peer is closed'), 'break');
-  }
-
-  /**
-   * Ends the connection because of what the peer did. The error is reported after the values that
-   * came before.
-   */
-  fail(error: IpcError): void {
-    this.#finish(error, 'break');
-  }
-
-  setReferenced(isReferenced: boolean): void {
-    if (!this.#end) this.#socket.setReferenced(isReferenced);
-  }
-
-  /** As {@link FramedSocketHandler}. */
-  wantsMore(): boolean {
-    if (this.#controlReceiver.isStalled || this.#isChecking) return false;
-    if (this.#socket.isEnding) return true;
-    if (this.#end === undefined && this.#receiveQueue.isFull) this.#isPaused = true;
-    return !this.#isPaused;
-  }
-
-  /** As {@link FramedSocketHandler}. */
-  onMessage(arrived: Message): boolean {
-    if (arrived.kind === FrameKind.control) {
-      const { isClosing, isDone } = this.#controlReceiver.receiveControl(arrived);
-      if (isClosing || isDone) this.#onPeerClosed();
-      if (isDone) this.#state.onPeerDone();
-      this.#closeIfUnused();
-      return false;
-    }
-    return this.#check(arrived, this.#controlReceiver.scan(arrived));
-  }
-
-  /**
-   * Checks a value and delivers it. A long value is checked between turns of the event loop, and
-   * later messages wait.
-   */
-  #check(arrived: Message, scan: ValueScan): boolean {
-    const scanned = this.#controlReceiver.receiveValue(arrived, scan);
-    this.#isChecking = scanned === undefined;
-    if (scanned) return this.#deliver(arrived, scanned);
-    setImmediate(() => {
-      if (!this.#socket.isOpen) {
-        discardFds(arrived.fds);
-        return;
-      }
-      try {
-        this.#check(arrived, scan);
-      } catch (error) {
-        this.#isChecking = false;
-        this.onFailure(error);
-      }
-      if (!this.#isChecking) this.#socket.resume();
-    });
-    return false;
-  }
-
-  /** Delivers a checked value. Returns whether a caller waited for it. */
-  #deliver({ kind, fds, bytes, isSingleFrame }: Message, scanned: ScannedValue): boolean {
-    if (this.#end) {
-      // The value was sent before the peer knew of the end. Its objects are released.
-      discardFds(fds);
-      if (scanned.control.leases) this.#state.imports.releaseAll(scanned.control.leases);
-      return false;
-    }
-    if (kind === FrameKind.value) {
-      const { contents, encodedObjects } = scanned;
-      const arrival = openValueArrival(scanned, fds, this.#state);
-      const isOpen = !('error' in arrival);
-      const isServed = this.#receiveQueue.add(arrival, {
-        byteLength: bytes.byteLength + encodedObjects.length * QUEUED_OBJECT_BYTE_LENGTH,
-        fdCount: isOpen ? fds.length : 0,
-      });
-      // Keeps the bytes until a caller takes the value.
-      if (isSingleFrame && isOpen) contents.copyBytes();
-      return isServed;
-    }
-    if (kind === FrameKind.request) this.#verifier.respond(scanned, fds);
-    else this.#verifier.receiveResponse(scanned, fds);
-    return kind === FrameKind.response;
+    if (!isMainThread) this.#on('failed', reason);
   }
 
   /** As {@link FramedSocketHandler}. */
   onSocketEnd(): void {
-    const { process } = this.#state;
-    const { isEnding } = process;
-    // The end of the process tells more than the end of its socket, and comes soon after.
-    const isSoonKnown = process.isGone
-      ? this.#isExitAwaited
-      : process.isExitObservable && isEnding !== false;
-    if (this.#end || !isSoonKnown) {
-      this.#finish(this.#endReason(), 'break');
-      return;
-    }
-    this.#controlReceiver.isStalled = true;
-    if (isEnding !== undefined) return;
-    setTimeout(() => {
-      // If the process is gone, more is known already or will be.
-      if (!this.#end && !process.isGone) this.#finish(this.#endReason(), 'break');
-    }, MAX_EXIT_MS).unref();
+    this.#on('socket ended', this.#endReason());
   }
 
   /** As {@link FramedSocketHandler}. */
@@ -295,15 +466,22 @@ export class Connection implements FramedSocketHandler {
     this.#sendControl();
   }
 
-  /**
-   * @param how 'close' notifies the peer, and leases continue; 'break' closes the socket at once
-   */
-  #finish(reason: ConnectionEnd, how: 'close' | 'break'): void {
-    const isFirst = this.#end === undefined;
+  /** @param reason why the connection ends, if it does */
+  #on(event: ConnectionEvent, reason?: ConnectionEnd): void {
+    const action: Action = TRANSITIONS[event][this.#state];
+    if (action === 'nothing') return;
+    if (action === 'close if unused') this.#closeIfUnused();
+    else if (action === 'await exit') this.#awaitEndOfProcess(reason as ConnectionEnd);
+    else this.#finish(reason as ConnectionEnd, action === 'close' ? 'closed' : 'closing');
+  }
+
+  #finish(reason: ConnectionEnd, state: 'closing' | 'closed'): void {
+    const isFirst = this.#state === 'open';
+    this.#state = state;
     this.#end ??= reason;
-    this.#isPaused = false;
-    if (how === 'break') this.#closeSocket();
-    else if (isFirst) this.#beginClosing(this.#end);
+    this.#held.byFullQueue = false;
+    if (state === 'closed') this.#closeSocket();
+    else this.#beginClosing(reason);
     if (!isFirst) return;
     this.onEnd?.(reason);
     this.#verifier.end(reason);
@@ -311,25 +489,15 @@ export class Connection implements FramedSocketHandler {
     if (this.#receiveQueue.isDrained) this.#onReceivingOver();
   }
 
-  #onPeerGone(): void {
-    this.#controlReceiver.isStalled = false;
-    this.#socket.markPeerGone();
-  }
-
-  #onPeerClosed(): void {
-    this.#state.isClosedByPeer = true;
-    this.#finish(closedByPeerError(this.peerName), 'close');
-  }
-
   /**
    * Completes the messages that are being sent and waits for all leases; then the socket is closed.
    */
   #beginClosing(reason: ConnectionEnd): void {
-    if (!this.#socket.isOpen) return;
-    const { sendQueue } = this.#socket;
-    sendQueue.rejectUnstarted(reason);
+    this.#socket.sendQueue.rejectUnstarted(reason);
     try {
-      if (!this.#controlSender.sendClosing()) this.#retryControl();
+      const isAllSent = this.#session.sendPending();
+      this.#postControl({ ...emptyControlBlock, isClosing: true }, []);
+      if (!isAllSent) this.#retryControl();
     } catch (error) {
       this.onFailure(error);
       return;
@@ -348,84 +516,106 @@ export class Connection implements FramedSocketHandler {
   #onCloseTimeout(): void {
     this.#closeTimer = undefined;
     this.#keepAliveWhileSending();
-    this.#closeIfUnused();
+    this.#on('less in use');
   }
 
   /** Closes the socket of an ended connection once no leases are in use. */
   #closeIfUnused(): void {
-    if (!this.#end || !this.#socket.isOpen || this.#state.isInUse) return;
+    if (this.#session.isInUse) return;
     if (!this.#socket.sendQueue.isEmpty) {
       // The peer's time to read is over.
-      if (!this.#closeTimer) this.#closeSocket();
+      if (!this.#closeTimer) this.#finish(this.#end as ConnectionEnd, 'closed');
       return;
     }
     try {
-      if (!this.#isDoneSent) this.#controlSender.sendDone();
+      // Says that this end holds nothing of the peer and drops what still arrives.
+      if (!this.#isDoneSent) this.#postControl({ ...emptyControlBlock, isDone: true }, []);
     } catch (error) {
       this.onFailure(error);
       return;
     }
     this.#isDoneSent = true;
     // Otherwise the socket is closed after the queued message.
-    if (this.#socket.sendQueue.isEmpty) this.#closeSocket();
+    if (this.#socket.sendQueue.isEmpty) this.#finish(this.#end as ConnectionEnd, 'closed');
   }
 
   #closeSocket(): void {
     clearTimeout(this.#closeTimer);
     this.#closeTimer = undefined;
-    if (!this.#socket.isOpen) return;
     connections.delete(this);
     this.#socket.close(this.#end as ConnectionEnd);
-    this.#endStateIfUnused();
+    this.#endSessionIfUnused();
   }
 
-  /** Ends the state once no message can come or go, and no received value is left. */
-  #endStateIfUnused(): void {
-    if (!this.#socket.isOpen && this.#receiveQueue.isDrained) this.#state.end();
-  }
-
-  #sendControl(): void {
-    clearImmediate(this.#controlImmediate);
-    this.#controlImmediate = undefined;
-    // Messages in the queue take the control entries along, or `onDrained` follows them.
-    if (!this.#socket.isOpen || !this.#socket.sendQueue.isEmpty) return;
-    try {
-      if (!this.#controlSender.sendPending()) this.#retryControl();
-    } catch (error) {
-      this.onFailure(error);
+  /** The end of the process tells more than the end of its socket, and comes soon after. */
+  #awaitEndOfProcess(reason: ConnectionEnd): void {
+    const { process } = this.#session;
+    const { isEnding } = process;
+    const isSoonKnown = process.isGone
+      ? this.#isExitAwaited
+      : process.isExitObservable && isEnding !== false;
+    if (!isSoonKnown) {
+      this.#on('end explained', reason);
       return;
     }
-    this.#closeIfUnused();
+    this.#held.byHostWait = true;
+    if (isEnding !== undefined) return;
+    setTimeout(() => {
+      // If the process is gone, more is known already or will be.
+      if (!process.isGone) this.#on('end explained', this.#endReason());
+    }, MAX_EXIT_MS).unref();
   }
 
-  #retryControl(): void {
-    this.#controlRetry ??= setTimeout(() => {
-      this.#controlRetry = undefined;
-      this.#sendControl();
-    }, RETRY_MS).unref();
+  #onPeerGone(): void {
+    this.#held.byHostWait = false;
+    this.#socket.markPeerGone();
   }
 
   #onReceivingOver(): void {
-    this.#state.endReceiving();
-    this.#controlReceiver.clearCache();
-    this.#endStateIfUnused();
+    this.#session.endReceiving();
+    this.#endSessionIfUnused();
     this.onDrainedAfterEnd?.();
     this.onDrainedAfterEnd = undefined;
   }
 
-  /** Returns why the socket ended without a control message. */
-  #endReason(): ConnectionEnd {
-    const { isGone, process } = this.#state;
-    return isGone || process.isEnding || !process.isExitObservable
-      ? withoutStack(this.#state.goneError())
-      : closedByPeerError(this.peerName);
+  /** Ends the session once no message can come or go, and no received value is left. */
+  #endSessionIfUnused(): void {
+    if (this.#state === 'closed' && this.#receiveQueue.isDrained) this.#session.end();
   }
 
-  /** Ends the connection after a failed send, and returns the error. */
-  #sendFailed(error: SystemError): unknown {
-    const failure = new IpcError(`nothing can be sent to ${this.peerName}: ${error.message}`);
-    this.fail(failure);
-    return failure;
+  /** Returns why the socket ended without a control message. */
+  #endReason(): ConnectionEnd {
+    const { isGone, process } = this.#session;
+    return isGone || process.isEnding || !process.isExitObservable
+      ? withoutStack(this.#session.goneError())
+      : closedByPeerError(this.peerName);
+  }
+}
+
+/** What may stand in a value besides plain data: whatever a row of the table of kinds includes. */
+const sendable: TransferableObjects<Shareable> = {
+  includes: isShareable,
+  alternativeTo(object) {
+    if (object instanceof Promise) return 'await it first';
+    if (object instanceof IpcMemoryHandle)
+      return (
+        `send the ${object instanceof IpcArrayHandle ? 'array' : 'buffer'} itself, or toJSON() of ` +
+        'this as data, which peer.open() opens there'
+      );
+    if (object instanceof ReadyExport) return 'send the memory itself, with { stream }';
+    return object instanceof IpcHandle
+      ? 'send the buffer itself'
+      : 'only plain objects, arrays, binary data, device arrays, buffers, pools and events are';
+  },
+};
+
+/** Exports an object for any process. @throws IpcError, ClosedError with its path in the value */
+function exportPlaced({ object, path }: PlacedObject<Shareable>): EncodedExport {
+  try {
+    return exportForAnyPeer(object);
+  } catch (error) {
+    if (error instanceof CuffiError) error.message = `${formatPath(path)}: ${error.message}`;
+    throw error;
   }
 }
 

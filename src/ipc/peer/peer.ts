@@ -78,7 +78,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
       busyPollUs = 0,
     } = init;
     const connection = new Connection(socket, processName(credentials), process, orphanGraceMs);
-    connection.poller.durationUs = busyPollUs;
+    connection.busyPollUs = busyPollUs;
     super('Peer', { release: () => connection.close() });
     this.pid = credentials.pid;
     this.uid = credentials.uid;
@@ -107,7 +107,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     const { deadline, stream } = checkTransfer(options, 'peer.send');
     this.assertOpen();
     deadline.signal?.throwIfAborted();
-    const sending = this.#connection.sender.send(value, stream);
+    const sending = this.#connection.send(value, stream);
     if (!sending) return;
     // A getter in the value may have aborted the signal. Then nobody awaits this promise.
     sending.catch(() => {});
@@ -222,7 +222,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   #take(deadline: DeadlineOptions, stream?: Stream): Promise<unknown> {
     const { peerName } = this.#connection;
     return withDeadline(deadline, `receiving from ${peerName}`, (resolve, reject) =>
-      this.#connection.receive(resolve, reject, stream),
+      this.#connection.receive({ resolve, reject, stream }),
     );
   }
 

@@ -1,5 +1,18 @@
+import type { Context } from '../../context.ts';
+import type { Stream } from '../../stream.ts';
+import { contextOf } from '../shareable.ts';
+import type { TimelinePoint } from '../timeline/point.ts';
 import { MAX_QUEUED_BYTE_LENGTH, MAX_QUEUED_FDS, MAX_QUEUED_VALUES } from '../wire/limits.ts';
-import { type Arrival, closeObjects, type ReceivedValue } from './receive.ts';
+import { type Arrival, closeObjects, type ReceivedValue } from './arrival.ts';
+import type { Session } from './session.ts';
+
+/** The caller that gets a value. */
+export interface Recipient {
+  /** The stream that will use the objects of the value. Default: the legacy default stream. */
+  readonly stream: Stream | undefined;
+  resolve(value: unknown): void;
+  reject(error: unknown): void;
+}
 
 interface QueuedArrival extends QueuedSize {
   readonly arrival: Arrival;
@@ -12,23 +25,27 @@ interface QueuedSize {
   readonly fdCount: number;
 }
 
-/** A caller that waits for the next value. */
-interface QueuedReceive {
-  /** Returns false if the value is not ready. The value and the caller then stay first. */
-  resolve(received: ReceivedValue): boolean;
-  reject(error: unknown): void;
-}
-
 /**
  * The values that arrived and were not taken, or the callers that wait for one. Both exist only
- * while the first value is not ready.
+ * while the first value is not ready: it is being built, or the peer's work on it is not done.
  */
 export class ReceiveQueue {
+  readonly #session: Session;
+  readonly #onDrained: () => void;
   readonly #arrivals: QueuedArrival[] = [];
-  readonly #pendingReceives: QueuedReceive[] = [];
+  readonly #recipients: Recipient[] = [];
   #byteLength = 0;
   #fdCount = 0;
+  #isWaiting = false;
+  /** The value that is being built over several turns of the event loop: the first in the queue. */
+  #building: ReceivedValue['contents'] | undefined;
   #end: Error | undefined;
+
+  /** @param onDrained called when nothing is queued any more and nothing more will arrive */
+  constructor(session: Session, onDrained: () => void) {
+    this.#session = session;
+    this.#onDrained = onDrained;
+  }
 
   /** Whether the sender should wait before it sends more. */
   get isFull(): boolean {
@@ -50,14 +67,12 @@ export class ReceiveQueue {
 
   /** Whether nothing is queued and nobody waits, but more may arrive. */
   get isIdle(): boolean {
-    return (
-      this.#arrivals.length === 0 && this.#pendingReceives.length === 0 && this.#end === undefined
-    );
+    return this.#arrivals.length === 0 && this.#recipients.length === 0 && this.#end === undefined;
   }
 
   /** Whether a caller waits for a value that has not arrived. */
   get isAwaited(): boolean {
-    return this.#pendingReceives.length > 0 && this.#arrivals.length === 0;
+    return this.#recipients.length > 0 && this.#arrivals.length === 0;
   }
 
   /** Whether nothing is queued and nothing more will arrive. */
@@ -70,54 +85,148 @@ export class ReceiveQueue {
     this.#arrivals.push({ arrival, byteLength, fdCount });
     this.#byteLength += byteLength;
     this.#fdCount += fdCount;
-    return this.serve();
+    return this.#serve();
   }
 
   /** Requests the next value. Returns a function that cancels the request. */
-  addReceive(
-    resolve: (received: ReceivedValue) => boolean,
-    reject: (error: unknown) => void,
-  ): () => void {
-    const receive: QueuedReceive = { resolve, reject };
-    this.#pendingReceives.push(receive);
-    this.serve();
+  receive(recipient: Recipient): () => void {
+    this.#recipients.push(recipient);
+    this.#serve();
     return () => {
-      const at = this.#pendingReceives.indexOf(receive);
-      if (at >= 0) this.#pendingReceives.splice(at, 1);
+      const at = this.#recipients.indexOf(recipient);
+      if (at >= 0) this.#recipients.splice(at, 1);
     };
-  }
-
-  /** Delivers queued values to waiting callers. Returns whether any was delivered. */
-  serve(): boolean {
-    let hasServed = false;
-    while (this.#arrivals.length > 0 && this.#pendingReceives.length > 0) {
-      const { arrival, byteLength, fdCount } = this.#arrivals[0] as QueuedArrival;
-      const taker = this.#pendingReceives[0] as QueuedReceive;
-      if ('error' in arrival) taker.reject(arrival.error);
-      else if (!taker.resolve(arrival)) return hasServed;
-      this.#arrivals.shift();
-      this.#pendingReceives.shift();
-      this.#byteLength -= byteLength;
-      this.#fdCount -= fdCount;
-      hasServed = true;
-    }
-    if (this.#end && this.#arrivals.length === 0)
-      for (const taker of this.#pendingReceives.splice(0)) taker.reject(this.#end);
-    return hasServed;
   }
 
   /** Ends the queue. What is queued can still be taken; callers after that get `reason`. */
   end(reason: Error): void {
     this.#end ??= reason;
-    this.serve();
+    this.#serve();
   }
 
   /** Closes the objects of the values that nobody took. */
   clear(): void {
+    this.#building = undefined;
     for (const { arrival } of this.#arrivals.splice(0))
       if ('objects' in arrival) closeObjects(arrival.objects);
     this.#byteLength = 0;
     this.#fdCount = 0;
-    if (this.#end) this.serve();
+    if (this.#end) this.#serve();
+  }
+
+  /** Delivers queued values to waiting callers. Returns whether any was delivered. */
+  #serve(): boolean {
+    let hasServed = false;
+    while (this.#arrivals.length > 0 && this.#recipients.length > 0) {
+      const { arrival, byteLength, fdCount } = this.#arrivals[0] as QueuedArrival;
+      const recipient = this.#recipients[0] as Recipient;
+      if ('error' in arrival) recipient.reject(arrival.error);
+      else if (!this.#deliver(arrival, recipient)) return hasServed;
+      this.#arrivals.shift();
+      this.#recipients.shift();
+      this.#byteLength -= byteLength;
+      this.#fdCount -= fdCount;
+      hasServed = true;
+    }
+    if (this.#end && this.#arrivals.length === 0)
+      for (const recipient of this.#recipients.splice(0)) recipient.reject(this.#end);
+    return hasServed;
+  }
+
+  /** Delivers the first value. Returns false if it is not ready: then it stays in the queue. */
+  #deliver(value: ReceivedValue, recipient: Recipient): boolean {
+    const { contents, objects, points } = value;
+    if (this.#building === contents) return false;
+    try {
+      if (!contents.build(objects)) {
+        this.#continueBuilding(contents, objects);
+        return false;
+      }
+    } catch (error) {
+      recipient.reject(error);
+      closeObjects(objects);
+      return true;
+    }
+    if (deliverOrdered(this.#session, value, recipient)) return true;
+    // Later values wait with this one.
+    if (!this.#isWaiting) {
+      this.#isWaiting = true;
+      void this.#session.whenReached(points).then(() => {
+        this.#isWaiting = false;
+        this.#serveLater();
+      });
+    }
+    return false;
+  }
+
+  #continueBuilding(contents: ReceivedValue['contents'], objects: readonly object[]): void {
+    this.#building = contents;
+    setImmediate(() => {
+      if (this.#building !== contents) return;
+      if (!isBuilt(contents, objects)) {
+        this.#continueBuilding(contents, objects);
+        return;
+      }
+      this.#building = undefined;
+      this.#serveLater();
+    });
+  }
+
+  #serveLater(): void {
+    this.#serve();
+    if (this.isDrained) this.#onDrained();
+  }
+}
+
+/**
+ * Gives a built value to its caller behind the peer's work on its objects. Returns false if the host
+ * must wait for that work first.
+ */
+export function deliverOrdered(
+  session: Session,
+  { contents, objects, points }: ReceivedValue,
+  recipient: Recipient,
+): boolean {
+  try {
+    if (points.length === 0 || orderBehind(session, points, objects, recipient.stream)) {
+      recipient.resolve(contents.value);
+      return true;
+    }
+    if (!session.isGone) return false;
+    recipient.reject(session.goneError());
+  } catch (error) {
+    recipient.reject(error);
+  }
+  closeObjects(objects);
+  return true;
+}
+
+/** Makes later work on objects wait for points. Returns false if the host must wait instead. */
+function orderBehind(
+  { timeline, isGone }: Session,
+  points: readonly TimelinePoint[],
+  objects: readonly object[],
+  stream: Stream | undefined,
+): boolean {
+  if (timeline.isReached(points)) return true;
+  if (isGone) return false;
+  if (stream) return timeline.wait(points, stream.context, stream);
+  const contexts = new Set<Context>();
+  for (const object of objects) {
+    const context = contextOf(object);
+    if (context) contexts.add(context);
+  }
+  return [...contexts].every((context) => timeline.wait(points, context, undefined));
+}
+
+/**
+ * Whether nothing is left to build. The caller that takes the value gets the error of a failed
+ * build.
+ */
+function isBuilt(contents: ReceivedValue['contents'], objects: readonly object[]): boolean {
+  try {
+    return contents.build(objects);
+  } catch {
+    return true;
   }
 }

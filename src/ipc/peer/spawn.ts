@@ -138,7 +138,7 @@ let parent: Peer | undefined;
 export function parentPeer(options?: BusyPollOptions): Peer {
   const { busyPollUs } = checkPeerOptions(checkOptions(options, ['busyPollUs'], 'parentPeer'));
   parent ??= connectToParent();
-  if (busyPollUs !== undefined) parent.connection.poller.durationUs = busyPollUs;
+  if (busyPollUs !== undefined) parent.connection.busyPollUs = busyPollUs;
   return parent;
 }
 

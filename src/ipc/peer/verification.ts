@@ -9,34 +9,29 @@ import { asArray } from '../sharing/array.ts';
 import { exportIpc } from '../sharing/export.ts';
 import { FrameKind } from '../wire/frames.ts';
 import { MAX_REQUEST_BYTE_LENGTH } from '../wire/limits.ts';
-import type { ScannedValue } from '../wire/value-decoder.ts';
-import type { PeerState } from './peer-state.ts';
-import {
-  closeObjects,
-  openArrival,
-  type ReceivedValue,
-  type Recipient,
-  type ValueReceiver,
-} from './receive.ts';
-import type { ValueSender } from './send.ts';
+import type { ValueMessage } from '../wire/value-message.ts';
+import { closeObjects, openArrival, type ReceivedValue } from './arrival.ts';
+import { deliverOrdered, type Recipient } from './receive-queue.ts';
+import type { Session } from './session.ts';
+
+/** Sends a request or a response. @throws as `peer.send` */
+type SendNumbered = (value: unknown, kind: FrameKind, request: number) => void;
 
 /** Verifies with the peer that the object of a descriptor still exists. */
 export class DescriptorVerifier {
   readonly #peerName: string;
-  readonly #state: PeerState;
-  readonly #sender: ValueSender;
-  readonly #receiver: ValueReceiver;
+  readonly #session: Session;
+  readonly #send: SendNumbered;
   readonly #pending = new PendingRequests();
   /** For each response that the host must wait with, a function that cancels it at the end. */
   readonly #waiting = new Set<() => void>();
   #end: ClosedError | PeerGoneError | IpcError | undefined;
 
   /** @param peerName the peer in words */
-  constructor(peerName: string, state: PeerState, sender: ValueSender, receiver: ValueReceiver) {
+  constructor(peerName: string, session: Session, send: SendNumbered) {
     this.#peerName = peerName;
-    this.#state = state;
-    this.#sender = sender;
-    this.#receiver = receiver;
+    this.#session = session;
+    this.#send = send;
   }
 
   /** Whether a request waits for its response. */
@@ -47,13 +42,12 @@ export class DescriptorVerifier {
   /**
    * Asks the peer for the object of one of its descriptors.
    *
-   * @throws IpcError if too many requests are pending; as {@link ValueSender.send}
+   * @throws IpcError if too many requests are pending; as `peer.send`
    */
   request(request: VerificationRequest): void {
     const number = this.#pending.add(request);
     try {
-      const question = [number, { ...request.descriptor }];
-      this.#sender.send(question, undefined, FrameKind.request)?.catch(() => {});
+      this.#send({ ...request.descriptor }, FrameKind.request, number);
     } catch (error) {
       this.#pending.take(number);
       throw error;
@@ -61,12 +55,12 @@ export class DescriptorVerifier {
   }
 
   /** Responds to a request with the object of the descriptor, or with the reason why not. */
-  respond(scanned: ScannedValue, fds: readonly number[]): void {
+  respond(number: number, question: ValueMessage, fds: readonly number[]): void {
     discardFds(fds);
-    const [number, message] = parseRequest(scanned);
-    const named = verifyExport(message);
+    if (question.objects.entries.length > 0) throw new IpcError('a question came with GPU objects');
+    checkLength(question, 'a question');
     // If the send queue is full because the peer does not read, this ends the connection.
-    this.#sender.send([number, named], undefined, FrameKind.response)?.catch(() => {});
+    this.#send(verifyExport(question.value.buildAll([])), FrameKind.response, number);
   }
 
   /**
@@ -75,34 +69,40 @@ export class DescriptorVerifier {
    * @throws IpcError for anything but the response to a pending request; that caller waits for the
    * end
    */
-  receiveResponse(scanned: ScannedValue, fds: readonly number[]): void {
+  receiveResponse(number: number, answer: ValueMessage, fds: readonly number[]): void {
     let request: VerificationRequest;
-    let named: ReturnType<typeof parseResponse>[1];
+    let reason: string | undefined;
     try {
-      const [number, about] = parseResponse(scanned);
-      named = about;
+      reason = reasonIn(answer);
       request = this.#pending.take(number);
     } catch (error) {
       discardFds(fds);
       throw error;
     }
-    const arrival = openArrival(scanned, fds, this.#state, this.#refusal(request, named));
+    const refusal =
+      reason === undefined ? this.#mismatchError(request, answer) : this.#refusalError(reason);
+    const arrival = openArrival(answer, fds, this.#session, refusal);
     if ('error' in arrival) request.reject(arrival.error);
     else this.#deliver(arrival, request);
   }
 
+  #refusalError(reason: string): IpcError {
+    return new IpcError(
+      `${this.#peerName} does not confirm this descriptor: ${sanitize(reason)}`,
+      undefined,
+      'exporter-gone',
+    );
+  }
+
   /** Returns why the object of a response is not opened. The peer's claims are not trusted. */
-  #refusal(
-    { descriptor }: VerificationRequest,
-    named: IpcDescriptor | IpcError | string,
-  ): IpcError | undefined {
-    if (named instanceof IpcError) return undefined;
-    if (typeof named === 'string')
-      return new IpcError(
-        `${this.#peerName} does not confirm this descriptor: ${sanitize(named)}`,
-        undefined,
-        'exporter-gone',
-      );
+  #mismatchError({ descriptor }: VerificationRequest, answer: ValueMessage): IpcError | undefined {
+    let named: IpcDescriptor;
+    try {
+      named = this.#session.decodeDescriptor(answer.objects.entries[0]?.bytes as Uint8Array);
+    } catch {
+      // Opening it fails in the same way.
+      return undefined;
+    }
     const difference = mismatch(descriptor, named);
     return difference
       ? new IpcError(
@@ -123,23 +123,24 @@ export class DescriptorVerifier {
       request.reject(error);
       return;
     }
+    if (deliverOrdered(this.#session, received, request)) return;
     const cancel = (): void => {
       closeObjects(received.objects);
       request.reject(this.#end);
     };
-    const isGiven = this.#receiver.deliver(received, request, () => {
-      if (this.#waiting.delete(cancel)) this.#receiver.deliver(received, request);
+    this.#waiting.add(cancel);
+    void this.#session.whenReached(received.points).then(() => {
+      if (this.#waiting.delete(cancel)) deliverOrdered(this.#session, received, request);
     });
-    if (!isGiven) this.#waiting.add(cancel);
   }
 
   /** Rejects all requests, because responses stop. */
   end(reason: ClosedError | PeerGoneError | IpcError): void {
     this.#end ??= reason;
     this.#pending.rejectAll(reason);
-    const heldUp = [...this.#waiting];
+    const waiting = [...this.#waiting];
     this.#waiting.clear();
-    for (const giveUp of heldUp) giveUp();
+    for (const cancel of waiting) cancel();
   }
 }
 
@@ -157,7 +158,7 @@ const MAX_PENDING_REQUESTS = 1024;
 /** The requests without a response, by number. */
 class PendingRequests {
   readonly #requests = new Map<number, VerificationRequest>();
-  #next = 0;
+  #last = 0;
 
   /** Whether no request is open. */
   get isEmpty(): boolean {
@@ -168,10 +169,10 @@ class PendingRequests {
   add(request: VerificationRequest): number {
     if (this.#requests.size >= MAX_PENDING_REQUESTS)
       throw new IpcError(`${MAX_PENDING_REQUESTS} descriptors wait to be confirmed already`);
-    const number = this.#next;
-    this.#next = (number + 1) | 0;
-    this.#requests.set(number, request);
-    return number;
+    // From 1 to 2^32 - 1, and then again.
+    this.#last = (this.#last % 0xffff_ffff) + 1;
+    this.#requests.set(this.#last, request);
+    return this.#last;
   }
 
   /** Removes a request. @throws IpcError for a response that nobody requested */
@@ -189,50 +190,27 @@ class PendingRequests {
   }
 }
 
-/** Parses a request: its number and the descriptor. @throws IpcError for anything else */
-function parseRequest(question: ScannedValue): readonly [number: number, about: unknown] {
-  if (question.encodedObjects.length > 0) throw new IpcError('a question came with GPU objects');
-  const [number, about] = parsePair(question, 'a question');
-  if (!Number.isInteger(number)) throw malformedError('a question');
-  return [number as number, about];
-}
-
 /**
- * Parses a response: the number of the request, and the descriptor of the object that it carries or
- * the reason why the request is refused. Opens nothing.
+ * Returns the reason of a refusal; undefined for an object. Opens nothing.
  *
  * @throws IpcError for anything else
  */
-function parseResponse(
-  answer: ScannedValue,
-): readonly [number: number, named: IpcDescriptor | IpcError | string] {
-  const { encodedObjects } = answer;
-  const [number, about] = parsePair(answer, 'an answer');
-  if (!Number.isInteger(number)) throw malformedError('an answer');
-  const [slot] = encodedObjects;
-  if (!slot && typeof about === 'string') return [number as number, about];
-  // The place of the object holds its encoded form.
-  if (!slot || encodedObjects.length > 1 || about !== slot) throw malformedError('an answer');
-  return [number as number, slot.descriptor];
+function reasonIn(answer: ValueMessage): string | undefined {
+  checkLength(answer, 'an answer');
+  const { entries } = answer.objects;
+  const value = answer.value.buildAll(entries);
+  if (entries.length === 0 && typeof value === 'string') return value;
+  // The place of the object holds its entry.
+  if (entries.length === 1 && value === entries[0]) return undefined;
+  throw new IpcError('the other end sent an answer that is not one');
 }
 
-type MessageName = 'a question' | 'an answer';
-
-function parsePair(
-  { contents, encodedObjects }: ScannedValue,
-  what: MessageName,
-): readonly unknown[] {
-  const { byteLength } = contents;
-  if (byteLength > MAX_REQUEST_BYTE_LENGTH)
+function checkLength({ value }: ValueMessage, what: 'a question' | 'an answer'): void {
+  if (value.byteLength > MAX_REQUEST_BYTE_LENGTH)
     throw new IpcError(
-      `the other end sent ${what} of ${byteLength} bytes: it may have ${MAX_REQUEST_BYTE_LENGTH}`,
+      `the other end sent ${what} of ${value.byteLength} bytes: it may have ${MAX_REQUEST_BYTE_LENGTH}`,
     );
-  const value = contents.buildAll(encodedObjects);
-  return Array.isArray(value) && value.length === 2 ? value : [];
 }
-
-const malformedError = (what: MessageName): IpcError =>
-  new IpcError(`the other end sent ${what} that is not one`);
 
 /** Fields that do not identify the object: how it is used, or what follows from other fields. */
 const NOT_IDENTITY: ReadonlySet<string> = new Set(['checksum', 'access', 'layout', 'readyEvent']);

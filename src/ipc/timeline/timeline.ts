@@ -31,6 +31,11 @@ export class Timeline {
     return this.#isClosed ? [] : this.#ownSignaler.pointsBehindContext(context);
   }
 
+  /** Whether the other process needs this process's page and has not got it. */
+  get isPageUnshared(): boolean {
+    return this.#signaler?.page.isUnshared === true;
+  }
+
   /**
    * Calls `send` with this process's page if the other process needs it now. Later calls do so
    * again until `send` succeeds once.

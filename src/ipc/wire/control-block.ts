@@ -20,12 +20,6 @@ export interface LeaseRelease {
   readonly points: readonly TimelinePoint[];
 }
 
-/** The leases of one value: as many numbers as it has objects. */
-export interface LeaseRange {
-  readonly first: number;
-  readonly count: number;
-}
-
 /** Asks the owner of a lease to keep its object for a third process, which is named here. */
 export interface ForwardRequest {
   readonly lease: number;
@@ -44,12 +38,6 @@ export interface ControlBlock {
   readonly revoked: readonly number[];
   /** Leases that the receiver is asked to keep for third processes, with one link each. */
   readonly forwardRequests: readonly ForwardRequest[];
-  /**
-   * Which objects of the value come with a link. The links follow the objects' file descriptors.
-   */
-  readonly linkedObjects: readonly number[];
-  /** The sender's leases for the objects of the value, numbered consecutively. */
-  readonly leases: LeaseRange | undefined;
   /** Whether the sender has closed the connection. It neither sends nor takes values after that. */
   readonly isClosing: boolean;
   /**
@@ -68,16 +56,13 @@ export const emptyControlBlock: ControlBlock = {
   released: [],
   revoked: [],
   forwardRequests: [],
-  linkedObjects: [],
-  leases: undefined,
   isClosing: false,
   isDone: false,
   closedPools: [],
 };
 
 /**
- * Whether a control block has nothing that the receiver must apply. Points and leases belong to a
- * value.
+ * Whether a control block has nothing that the receiver must apply. Points belong to a value.
  */
 export const isEmptyControlBlock = (block: ControlBlock): boolean => {
   const { hasTimelinePage, released, revoked, forwardRequests, isClosing, isDone, closedPools } =
@@ -89,8 +74,7 @@ export const isEmptyControlBlock = (block: ControlBlock): boolean => {
 /** Reads a control message, which comes without a value. @throws IpcError */
 export function readControlMessage(bytes: Uint8Array, fdCount: number): ControlBlock {
   const block = readControlBlock(new ByteReader(bytes));
-  if (block.points.length > 0 || block.linkedObjects.length > 0 || block.leases)
-    throw new IpcError('received points or leases without a value');
+  if (block.points.length > 0) throw new IpcError('received points without a value');
   if (block.hasTimelinePage && block.forwardRequests.length > 0)
     throw new IpcError('received a timeline page together with forward requests');
   const expected = (block.hasTimelinePage ? 1 : 0) + block.forwardRequests.length;
@@ -110,12 +94,10 @@ export function readControlBlock(from: ByteReader): ControlBlock {
   let hasTimelinePage = false;
   let isClosing = false;
   let isDone = false;
-  let leases: LeaseRange | undefined;
   let points: readonly TimelinePoint[] = [];
   let released: readonly LeaseRelease[] = [];
   let revoked: readonly number[] = [];
   let forwardRequests: readonly ForwardRequest[] = [];
-  let linkedObjects: readonly number[] = [];
   let closedPools: readonly string[] = [];
   while (from.remaining > 0) {
     const field = from.uint8();
@@ -129,11 +111,8 @@ export function readControlBlock(from: ByteReader): ControlBlock {
     else if (field === ControlField.closing) isClosing = true;
     else if (field === ControlField.forwardRequests)
       forwardRequests = readList(from, 24, () => readForwardRequest(from));
-    else if (field === ControlField.linkedObjects)
-      linkedObjects = readList(from, 8, () => readCount(from, 0));
     else if (field === ControlField.closedPools)
       closedPools = readList(from, POOL_ID_BYTES, () => from.view(POOL_ID_BYTES).toString('hex'));
-    else if (field === ControlField.leases) leases = readLeaseRange(from);
     else if (field === ControlField.done) isDone = true;
     else throw new IpcError(`unknown control field ${field}`);
   }
@@ -145,9 +124,7 @@ export function readControlBlock(from: ByteReader): ControlBlock {
     isClosing,
     isDone,
     forwardRequests,
-    linkedObjects,
     closedPools,
-    leases,
   };
 }
 
@@ -179,20 +156,10 @@ export function writeControlBlock(to: ByteWriter, block: ControlBlock): void {
     for (const { lease, pid, startTime } of block.forwardRequests)
       for (const value of [lease, pid, startTime]) to.float64(value);
   }
-  if (block.linkedObjects.length > 0) {
-    to.uint8(ControlField.linkedObjects);
-    to.length(block.linkedObjects.length);
-    for (const at of block.linkedObjects) to.float64(at);
-  }
   if (block.closedPools.length > 0) {
     to.uint8(ControlField.closedPools);
     to.length(block.closedPools.length);
     for (const pool of block.closedPools) to.hex(pool);
-  }
-  if (block.leases) {
-    to.uint8(ControlField.leases);
-    to.float64(block.leases.first);
-    to.length(block.leases.count);
   }
   if (block.isDone) to.uint8(ControlField.done);
 }
@@ -206,10 +173,8 @@ const ControlField = {
   revoked: 4,
   closing: 5,
   forwardRequests: 6,
-  linkedObjects: 7,
-  closedPools: 8,
-  leases: 9,
-  done: 10,
+  closedPools: 7,
+  done: 8,
 } as const;
 /** The most points of one list: one for each counter of a page. */
 const MAX_POINTS = COUNTER_COUNT;
@@ -241,14 +206,6 @@ function readPoints(from: ByteReader): TimelinePoint[] {
   return latest(points);
 }
 
-function readLeaseRange(from: ByteReader): LeaseRange {
-  const first = readLeaseId(from);
-  const count = from.length(0);
-  if (count === 0 || count > MAX_VALUE_OBJECTS || !Number.isSafeInteger(first + count))
-    throw new IpcError(`${count} leases from ${first} on is not a valid range for one value`);
-  return { first, count };
-}
-
 function readForwardRequest(from: ByteReader): ForwardRequest {
   return { lease: readLeaseId(from), pid: readCount(from, 0), startTime: readCount(from, 0) };
 }
@@ -272,7 +229,8 @@ function readLeaseRelease(from: ByteReader): LeaseRelease {
   return { lease, isFinal: flag === 1, points: readPoints(from) };
 }
 
-const readLeaseId = (from: ByteReader): number => readCount(from, 0);
+/** Reads the number of a lease. @throws IpcError */
+export const readLeaseId = (from: ByteReader): number => readCount(from, 0);
 
 function readCount(from: ByteReader, least: number): number {
   const count = from.float64();

@@ -3,8 +3,8 @@ import { SystemError } from '../../../ffi/linux/libc.ts';
 import { isGone, type SocketMessage, takeMessage } from '../../../ffi/linux/message.ts';
 import { type FdWatch, type Readiness, watchFd } from '../../../ffi/linux/poll.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
-import { FrameAssembler, type FrameKind, type Message } from './frames.ts';
-import { SendQueue } from './send-queue.ts';
+import { FrameAssembler, type Message } from './frames.ts';
+import { type MessageType, SendQueue } from './send-queue.ts';
 
 /** Handles the events of a {@link FramedSocket}. */
 export interface FramedSocketHandler {
@@ -64,7 +64,7 @@ export class FramedSocket {
 
   /** As {@link SendQueue.post}. @throws SystemError */
   post(
-    kind: FrameKind,
+    type: MessageType,
     bytes: Buffer,
     fds: readonly number[],
     onDropped?: () => void,
@@ -72,7 +72,7 @@ export class FramedSocket {
   ): Promise<void> | undefined {
     const sending = this.sendQueue.post(
       this.#fd as number,
-      kind,
+      type,
       bytes,
       fds,
       onDropped,

@@ -9,7 +9,7 @@ import { IpcError } from '../../errors.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
-  MAX_CONTROL_BYTE_LENGTH,
+  MAX_BODY_BYTE_LENGTH,
   MAX_VALUE_BYTE_LENGTH,
 } from './limits.ts';
 
@@ -26,11 +26,15 @@ export interface FrameHeader {
   readonly byteLength: number;
   /** Where in the message this frame's part begins. */
   readonly offset: number;
+  /** Which request this message is, or answers, from 1; 0 for other messages. */
+  readonly request: number;
 }
 
 /** A complete message, not decoded yet, with its file descriptors. */
 export interface Message {
   readonly kind: FrameKind;
+  /** As {@link FrameHeader.request}. */
+  readonly request: number;
   readonly bytes: Uint8Array;
   /** Whether the bytes are those of the socket's buffer. The next read overwrites them. */
   readonly isSingleFrame: boolean;
@@ -45,7 +49,7 @@ export class FrameAssembler {
   #sequence = 0;
   #parts: Uint8Array[] = [];
   #received = 0;
-  #byteLength = 0;
+  #first: FrameHeader | undefined;
   #fds: readonly number[] = [];
 
   /**
@@ -65,12 +69,12 @@ export class FrameAssembler {
     }
     const part = data.subarray(HEADER_BYTE_LENGTH);
     if (header.offset === 0) this.#fds = fds;
-    if (part.byteLength === header.byteLength) return this.#complete(header.kind, part, true);
-    this.#byteLength = header.byteLength;
+    if (part.byteLength === header.byteLength) return this.#complete(header, part, true);
+    this.#first ??= header;
     this.#parts.push(part.slice());
     this.#received += part.byteLength;
     return this.#received === header.byteLength
-      ? this.#complete(header.kind, Buffer.concat(this.#parts), false)
+      ? this.#complete(this.#first, Buffer.concat(this.#parts), false)
       : undefined;
   }
 
@@ -80,7 +84,8 @@ export class FrameAssembler {
     this.#reset();
   }
 
-  #check({ kind, sequence, byteLength, offset }: FrameHeader, part: number, fdCount: number): void {
+  #check(header: FrameHeader, part: number, fdCount: number): void {
+    const { kind, sequence, byteLength, offset, request } = header;
     if (sequence !== this.#sequence || offset !== this.#received)
       throw new IpcError(
         `received byte ${offset} of message ${sequence} instead of byte ${this.#received} of message ${this.#sequence}`,
@@ -89,12 +94,14 @@ export class FrameAssembler {
       throw new IpcError(
         `a control message of ${byteLength} bytes came in a frame of ${part} bytes`,
       );
-    if (byteLength > MAX_VALUE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH)
+    if (byteLength > MAX_BODY_BYTE_LENGTH)
       throw new IpcError(
         `a message of ${byteLength} bytes is too large: a value has at most ${MAX_VALUE_BYTE_LENGTH}`,
       );
-    if (offset > 0 && byteLength !== this.#byteLength)
-      throw new IpcError('a message changed its length between two frames');
+    if (offset > 0 && (byteLength !== this.#first?.byteLength || kind !== this.#first.kind))
+      throw new IpcError('a message changed its length or its kind between two frames');
+    if (request > 0 !== (kind === FrameKind.request || kind === FrameKind.response))
+      throw new IpcError(`a frame of kind ${kind} has the request number ${request}`);
     // Keeping tiny parts of a large value would cost more than their content.
     if (part !== Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset))
       throw new IpcError(`a frame has ${part} bytes of a message: that is too few or too many`);
@@ -102,21 +109,22 @@ export class FrameAssembler {
       throw new IpcError('received file descriptors in the middle of a message');
   }
 
-  #complete(kind: FrameKind, bytes: Uint8Array, isSingleFrame: boolean): Message {
+  #complete({ kind, request }: FrameHeader, bytes: Uint8Array, isSingleFrame: boolean): Message {
     const fds = this.#fds;
     this.#reset();
     this.#sequence = (this.#sequence + 1) >>> 0;
-    return { kind, bytes, isSingleFrame, fds };
+    return { kind, request, bytes, isSingleFrame, fds };
   }
 
   #reset(): void {
+    this.#first = undefined;
     this.#parts = [];
     this.#received = 0;
     this.#fds = [];
   }
 }
 
-/** Writes a header over the 16 bytes at `at`. */
+/** Writes a header over the bytes at `at`. */
 export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): void {
   bytes.writeUInt16LE(MAGIC, at);
   bytes[at + 2] = VERSION;
@@ -124,6 +132,7 @@ export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): voi
   bytes.writeUInt32LE(header.sequence, at + 4);
   bytes.writeUInt32LE(header.byteLength, at + 8);
   bytes.writeUInt32LE(header.offset, at + 12);
+  bytes.writeUInt32LE(header.request, at + 16);
 }
 
 /** @throws IpcError for anything but a frame of this protocol version */
@@ -144,14 +153,15 @@ export function readHeader(frame: Uint8Array): FrameHeader {
     sequence: uint32(frame, 4),
     byteLength: uint32(frame, 8),
     offset: uint32(frame, 12),
+    request: uint32(frame, 16),
   };
 }
 
 // ---- The bytes of a header ----
 
-// "cu", the protocol version, the kind, then three 32-bit numbers.
+// "cu", the protocol version, the kind, then four 32-bit numbers.
 const MAGIC = 0x7563;
-const VERSION = 2;
+const VERSION = 3;
 
 const isKind = (kind: number): kind is FrameKind =>
   kind >= FrameKind.value && kind <= FrameKind.response;

@@ -5,6 +5,13 @@ import { MAX_MESSAGE_BYTE_LENGTH, MAX_MESSAGE_FDS } from '../../../ffi/linux/mes
 export const MAX_VALUE_BYTE_LENGTH: number = 16 << 20;
 /** The most bytes of the control block that follows a value. */
 export const MAX_CONTROL_BYTE_LENGTH: number = 1 << 20;
+/** The most bytes that describe one object of a value. */
+export const MAX_OBJECT_BYTE_LENGTH = 4096;
+/** The most bytes of the table of objects that follows a value. */
+export const MAX_TABLE_BYTE_LENGTH: number = 4 << 20;
+/** The most bytes of a message: a value, its table of objects and its control block. */
+export const MAX_BODY_BYTE_LENGTH: number =
+  MAX_VALUE_BYTE_LENGTH + MAX_TABLE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH;
 /** The most file descriptors of one value. All are sent with its first frame. */
 export const MAX_VALUE_FDS: number = MAX_MESSAGE_FDS;
 /** The most GPU objects of one value. */
@@ -25,13 +32,13 @@ export const MAX_BIGINT_DIGITS: number = 1 << 20;
 /** The deepest nesting of arrays and objects. */
 export const MAX_VALUE_DEPTH = 64;
 
-/** The most bytes of a verification request or response: a number, and a descriptor or a reason. */
+/** The most bytes of a verification request or response: a descriptor, or a reason. */
 export const MAX_REQUEST_BYTE_LENGTH: number = 1 << 15;
 /** The most points of all lease releases in one message. */
 export const MAX_RELEASE_POINTS = 2048;
 
 /** The length of the header of each frame. */
-export const HEADER_BYTE_LENGTH = 16;
+export const HEADER_BYTE_LENGTH = 20;
 /** The most bytes of a message in one frame. All frames but the last are full. */
 export const FRAGMENT_BYTE_LENGTH: number = MAX_MESSAGE_BYTE_LENGTH - HEADER_BYTE_LENGTH;
 

@@ -1,7 +1,7 @@
 import { closeFd, duplicateFd, SystemError } from '../../../ffi/linux/libc.ts';
 import { isGone, sendMessage } from '../../../ffi/linux/message.ts';
 import { IpcError } from '../../errors.ts';
-import { FrameKind, writeHeader } from './frames.ts';
+import { type FrameHeader, FrameKind, writeHeader } from './frames.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
@@ -53,6 +53,7 @@ export class SendQueue {
   /**
    * Sends a message at once and returns undefined, or queues a copy and returns a promise.
    *
+   * @param type what is sent
    * @param bytes with room for a header in front; free to reuse after the call
    * @param fds remain the caller's
    * @param onDropped called if the message is never sent, unless this call throws
@@ -62,7 +63,7 @@ export class SendQueue {
    */
   post(
     socket: number,
-    kind: FrameKind,
+    { kind, request }: MessageType,
     bytes: Buffer,
     fds: readonly number[],
     onDropped?: () => void,
@@ -70,6 +71,7 @@ export class SendQueue {
   ): Promise<void> | undefined {
     const value: UnsentMessage = {
       kind,
+      request,
       bytes,
       fds,
       onDropped,
@@ -152,9 +154,11 @@ export class SendQueue {
 
 // ---- Messages, and how they are sent ----
 
+/** The kind of a message, and its number if it is a request or a response. */
+export type MessageType = Pick<FrameHeader, 'kind' | 'request'>;
+
 /** A message that is being sent. */
-interface UnsentMessage {
-  readonly kind: FrameKind;
+interface UnsentMessage extends MessageType {
   /** With room for a header in front. Later headers overwrite bytes that were already sent. */
   readonly bytes: Buffer;
   readonly fds: readonly number[];
@@ -175,9 +179,9 @@ interface QueuedMessage extends UnsentMessage {
 function sendFrames(socket: number, value: UnsentMessage, sequence: number): boolean {
   const byteLength = value.bytes.byteLength - HEADER_BYTE_LENGTH;
   while (value.offset < byteLength) {
-    const { kind, bytes, offset } = value;
+    const { kind, request, bytes, offset } = value;
     const part = Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset);
-    writeHeader(bytes, offset, { kind, sequence, byteLength, offset });
+    writeHeader(bytes, offset, { kind, sequence, byteLength, offset, request });
     const end = offset + HEADER_BYTE_LENGTH + part;
     const isWhole = offset === 0 && end === bytes.byteLength;
     const frame = isWhole ? bytes : bytes.subarray(offset, end);

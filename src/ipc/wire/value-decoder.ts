@@ -1,118 +1,57 @@
+/**
+ * Decodes the values of another process: first checks all of a value, then builds it. A byte on the
+ * wire can take half a KiB once it is built.
+ */
+
 import { IpcError } from '../../errors.ts';
-import { ByteReader } from '../bytes.ts';
-import type { IpcDescriptor } from '../descriptor.ts';
-import { MAX_DESCRIPTOR_BYTE_LENGTH } from '../descriptor-bytes.ts';
-import { decodeDescriptor } from '../descriptor-codec.ts';
-import { type ControlBlock, readControlBlock } from './control-block.ts';
+import type { ByteReader } from '../bytes.ts';
 import {
   MAX_BIGINT_DIGITS,
-  MAX_CACHED_DESCRIPTORS,
-  MAX_CONTROL_BYTE_LENGTH,
   MAX_VALUE_BINARIES,
-  MAX_VALUE_BYTE_LENGTH,
   MAX_VALUE_DEPTH,
   MAX_VALUE_OBJECTS,
   MAX_VALUE_PARTS,
 } from './limits.ts';
 import { binaryTypes, Tag } from './value-tags.ts';
 
-/** A GPU object of a value that is not opened yet. */
-export interface EncodedObject {
-  /** Or why the object cannot be opened. */
-  readonly descriptor: IpcDescriptor | IpcError;
-  readonly fdCount: number;
-}
-
-/** A checked value. Nothing of it is opened, and long values are not built. */
-export interface ScannedValue {
-  readonly contents: Contents;
-  /** The GPU objects, in order. */
-  readonly encodedObjects: readonly EncodedObject[];
-  readonly control: ControlBlock;
-}
-
-/** Decoded descriptors by their bytes, as the same buffers are sent again and again. */
-export type DescriptorCache = Map<string, IpcDescriptor>;
-
-/**
- * Checks a value of another process, and finds its GPU objects and its control block. A byte on the
- * wire can take half a KiB once it is built.
- */
-export class ValueScan {
-  readonly #from: ByteReader;
-  readonly #reader: ValueReader;
-
-  /** @param cache the descriptors that this connection has decoded before */
-  constructor(bytes: Uint8Array, cache: DescriptorCache) {
-    this.#from = new ByteReader(bytes);
-    this.#reader = new ValueReader(this.#from, bytes.byteLength <= MAX_SHORT_BYTE_LENGTH, cache);
-  }
-
-  /**
-   * Checks for at most a few milliseconds. Call it again, in a later turn of the event loop, until
-   * it returns true.
-   *
-   * @throws IpcError for anything but one whole value
-   */
-  step(): boolean {
-    return this.#reader.step();
-  }
-
-  /**
-   * Returns the value after the check.
-   *
-   * @param fdCount how many file descriptors came with it
-   * @throws IpcError as {@link step}
-   */
-  end(fdCount: number): ScannedValue {
-    const { encodedObjects } = this.#reader;
-    const from = this.#from;
-    const byteLength = from.offset;
-    if (byteLength > MAX_VALUE_BYTE_LENGTH || from.remaining > MAX_CONTROL_BYTE_LENGTH)
-      throw new IpcError(
-        `a value of ${byteLength} bytes with a control block of ${from.remaining} bytes is too large: at most ` +
-          `${MAX_VALUE_BYTE_LENGTH} and ${MAX_CONTROL_BYTE_LENGTH} are allowed`,
-      );
-    const control = readControlBlock(from);
-    let expected = 0;
-    for (const object of encodedObjects) expected += object.fdCount;
-    const { hasTimelinePage, isClosing, isDone, forwardRequests, linkedObjects, leases } = control;
-    if (hasTimelinePage || isClosing || isDone || forwardRequests.length > 0)
-      throw new IpcError('received parts of a control message with a value');
-    if (
-      linkedObjects.some(
-        (index, at) => index >= encodedObjects.length || index <= (linkedObjects[at - 1] ?? -1),
-      )
-    )
-      throw new IpcError('received a link for an object that the value does not have');
-    if ((leases?.count ?? 0) !== encodedObjects.length)
-      throw new IpcError(
-        `received ${leases?.count ?? 0} leases with a value that has ${encodedObjects.length} GPU objects`,
-      );
-    if (expected + linkedObjects.length !== fdCount)
-      throw new IpcError(
-        `received ${fdCount} file descriptors with a value that has ${expected + linkedObjects.length}`,
-      );
-    return { contents: new Contents(this.#reader, from, byteLength), encodedObjects, control };
-  }
-}
-
-/** The plain data of a checked value. A long value stays encoded until a caller takes it. */
-export class Contents {
-  /** The encoded length. */
-  readonly byteLength: number;
+/** A value of another process. A long one stays encoded until a caller takes it. */
+export class EncodedValue {
   #reader: ValueReader;
   /** Where to build from. Undefined once the value is built. */
   #from: ByteReader | undefined;
+  #byteLength = 0;
 
   /**
    * @param from begins with the value. Its bytes are valid until the next message; see
    * {@link copyBytes}
    */
-  constructor(reader: ValueReader, from: ByteReader, byteLength: number) {
-    this.byteLength = byteLength;
-    this.#reader = reader;
-    if (!reader.isBuilding) this.#from = from;
+  constructor(from: ByteReader) {
+    this.#from = from;
+    this.#reader = new ValueReader(from, from.remaining <= MAX_SHORT_BYTE_LENGTH);
+  }
+
+  /**
+   * Checks for at most a few milliseconds. Call it again, in a later turn of the event loop, until
+   * it returns true. Then the reader stands behind the value.
+   *
+   * @throws IpcError for anything but one whole value
+   */
+  check(): boolean {
+    const from = this.#from as ByteReader;
+    if (!this.#reader.step()) return false;
+    this.#byteLength = from.offset;
+    if (this.#reader.isBuilding) this.#from = undefined;
+    return true;
+  }
+
+  /** The encoded length. */
+  get byteLength(): number {
+    return this.#byteLength;
+  }
+
+  /** How many objects have a place in the value. */
+  get objectCount(): number {
+    return this.#reader.objectCount;
   }
 
   /** The built value. */
@@ -122,14 +61,14 @@ export class Contents {
 
   /** Copies the bytes of a value that is not built yet. */
   copyBytes(): void {
-    this.#from &&= this.#from.copyOfFirst(this.byteLength);
+    this.#from &&= this.#from.copyOfFirst(this.#byteLength);
   }
 
   /**
    * Builds the value for at most a few milliseconds. Call it again, in a later turn of the event
    * loop, until it returns true.
    *
-   * @param objects the GPU objects to insert
+   * @param objects the objects to insert at their places
    * @throws IpcError if an object has the same name twice
    */
   build(objects: readonly unknown[]): boolean {
@@ -172,7 +111,7 @@ const MAX_SHORT_BYTE_LENGTH = 1024;
 /** Assigning to this name would change an object's prototype. */
 const PROTO = '__proto__';
 
-/** Stands for a GPU object until it is inserted. */
+/** Stands for an object until it is inserted. */
 const OBJECT_PLACEHOLDER = Symbol('object');
 
 type Container = unknown[] | Record<string, unknown>;
@@ -180,31 +119,27 @@ type Container = unknown[] | Record<string, unknown>;
 /** Reads a value part by part. Checks all of it, and builds it if asked to. */
 class ValueReader {
   readonly isBuilding: boolean;
-  /** The GPU objects, in order. */
-  readonly encodedObjects: EncodedObject[] = [];
+  /** How many objects have a place. */
+  objectCount = 0;
   /** The built value. */
   root: unknown;
   readonly #from: ByteReader;
-  /** Undefined on the second pass, when the descriptors were already read. */
-  readonly #descriptorCache: DescriptorCache | undefined;
   /** The open containers: twice the number of remaining parts, plus 1 for an object. */
   readonly #open: number[] = [];
   /** What was built of each open container. */
   readonly #containers: Container[] = [];
-  /** Where to insert each GPU object. */
+  /** Where to insert each object. */
   readonly #places: { readonly holder: object; readonly key: string | number }[] = [];
-  #descriptorError: IpcError | undefined;
   #duplicateKey: string | undefined;
   #parts = 0;
   #binaries = 0;
 
-  constructor(from: ByteReader, isBuilding: boolean, cache?: DescriptorCache) {
+  constructor(from: ByteReader, isBuilding: boolean) {
     this.#from = from;
     this.isBuilding = isBuilding;
-    this.#descriptorCache = cache;
   }
 
-  /** As {@link ValueScan.step}. */
+  /** As {@link EncodedValue.check}. */
   step(): boolean {
     const open = this.#open;
     const from = this.#from;
@@ -236,7 +171,7 @@ class ValueReader {
   }
 
   /**
-   * Inserts the GPU objects.
+   * Inserts the objects at their places.
    *
    * @throws IpcError if an object has the same name twice
    */
@@ -295,7 +230,7 @@ class ValueReader {
       case Tag.binary:
         return this.#readBinary();
       case Tag.gpuObject:
-        return this.#readObject();
+        return this.#readPlace();
       default:
         throw new IpcError(`unknown value tag ${tag}`);
     }
@@ -363,41 +298,11 @@ class ValueReader {
     return type ? new type(buffer) : buffer;
   }
 
-  #readObject(): typeof OBJECT_PLACEHOLDER {
-    const from = this.#from;
-    const fdCount = from.length(0);
-    const byteLength = from.length();
-    if (!this.#descriptorCache) {
-      from.skip(byteLength);
-      return OBJECT_PLACEHOLDER;
-    }
-    if (this.encodedObjects.length >= MAX_VALUE_OBJECTS)
+  #readPlace(): typeof OBJECT_PLACEHOLDER {
+    this.objectCount += 1;
+    if (this.objectCount > MAX_VALUE_OBJECTS)
       throw new IpcError(`the value has more than ${MAX_VALUE_OBJECTS} GPU objects`);
-    if (byteLength > MAX_DESCRIPTOR_BYTE_LENGTH)
-      throw new IpcError(`a descriptor of ${byteLength} bytes is too long`);
-    const descriptor = this.#readDescriptor(from.view(byteLength), this.#descriptorCache);
-    this.encodedObjects.push({ descriptor, fdCount });
     return OBJECT_PLACEHOLDER;
-  }
-
-  /** An invalid descriptor fails only its own value, when that is opened. */
-  #readDescriptor(bytes: Buffer, cache: DescriptorCache): IpcDescriptor | IpcError {
-    // Nothing of the value is opened. One error is enough: one for each would cost more than the
-    // descriptors.
-    if (this.#descriptorError) return this.#descriptorError;
-    const text = bytes.toString('latin1');
-    const existing = cache.get(text);
-    if (existing !== undefined) return existing;
-    try {
-      const descriptor = decodeDescriptor(bytes);
-      if (cache.size >= MAX_CACHED_DESCRIPTORS) cache.clear();
-      cache.set(text, descriptor);
-      return descriptor;
-    } catch (error) {
-      if (!(error instanceof IpcError)) throw error;
-      this.#descriptorError = error;
-      return error;
-    }
   }
 }
 

@@ -26,9 +26,7 @@ export const Tag = {
   object: 11,
   /** Index in {@link binaryTypes}, length in bytes, then the bytes. */
   binary: 12,
-  /**
-   * Number of file descriptors, length of the object's descriptor in bytes, then that descriptor.
-   */
+  /** The place of a GPU object. The table of objects follows the value. */
   gpuObject: 13,
 } as const;
 

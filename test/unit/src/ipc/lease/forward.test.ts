@@ -256,7 +256,13 @@ describe('ForwardedLease', () => {
     const [link, far] = socketPair();
     const packet = Buffer.alloc(HEADER_BYTE_LENGTH);
     const body = asking(0);
-    writeHeader(packet, 0, { kind: 2, sequence: 0, offset: 0, byteLength: body.byteLength });
+    writeHeader(packet, 0, {
+      kind: 2,
+      sequence: 0,
+      offset: 0,
+      byteLength: body.byteLength,
+      request: 0,
+    });
     sendMessage(second, Buffer.concat([packet, body]), [link]);
     await assert.rejects(peer.receive(), {
       name: 'IpcError',
@@ -451,6 +457,11 @@ describe('forwardObjects', () => {
     return { requests, releasedCount: () => releasedCount };
   }
 
+  /** Makes a buffer of this process count as another's. */
+  const markImported = (buffer: DeviceBuffer): void => {
+    Object.defineProperty(buffer, 'origin', { value: 'imported' });
+  };
+
   test('an object that returns to its owner needs no request', () => {
     const [buffer, own] = [allocate(), allocate()];
     const owner = fakeOwner(7, buffer);
@@ -506,6 +517,7 @@ describe('forwardObjects', () => {
   test('a send closes its ends of the links, and releases requests for objects that were not sent', async () => {
     const [buffer, other] = [allocate(), allocate()];
     const owners = [fakeOwner(7, buffer), fakeOwner(7, other, 999)] as const;
+    for (const each of [buffer, other]) markImported(each);
     using to = new RawPeer();
     await to.peer.send(buffer);
     // A timeline page may come before it.
@@ -541,6 +553,7 @@ describe('forwardObjects', () => {
       return { acknowledged, release() {} };
     };
     setOwnerConnection(buffer, { process: to(7), requestForward });
+    markImported(buffer);
     using other = new RawPeer();
     /** The number of received values. A timeline page may come before. */
     const values = (): number => {
@@ -557,7 +570,7 @@ describe('forwardObjects', () => {
     agree();
     await sending;
     assert.equal(values(), 1);
-    other.send(Uint8Array.of(10), { kind: 2 });
+    other.send(Uint8Array.of(8), { kind: 2 });
     await nextLoopIteration();
   });
 });

@@ -44,7 +44,7 @@ describe('ImportTable', () => {
     loseBoth();
     const { table, released } = makeTable();
     const buffers = [0, 1, 0].map((device) => DeviceBuffer.allocate(64, { device }));
-    table.add({ first: 0, count: buffers.length });
+    table.add(0, buffers.length);
     for (const [id, buffer] of buffers.entries()) table.setOpened(id, buffer);
     // Something still keeps it alive, so closing it releases nothing.
     buffers[2]?.addKeepalive();
@@ -67,7 +67,7 @@ describe('ImportTable', () => {
     for (const name of ['cuDevicePrimaryCtxRelease_v2', 'cuDevicePrimaryCtxReset_v2'] as const) {
       selectDriver(broken(broken(emulate(), 'cuCtxSynchronize', lost), name, lost));
       const { table, released } = makeTable();
-      table.add({ first: 0, count: 1 });
+      table.add(0, 1);
       const buffer = DeviceBuffer.allocate(64);
       table.setOpened(0, buffer);
       assert.throws(() => buffer.context.resetSync(), { name: 'CudaError', call: name });
@@ -80,7 +80,7 @@ describe('ImportTable', () => {
   test('a release waits for a pending forward request, and so do the releases after it', () => {
     const needed = new Set([1]);
     const { table, released } = makeTable(needed);
-    table.add({ first: 0, count: 3 });
+    table.add(0, 3);
     for (const id of [0, 1, 2]) table.release(id);
     assert.deepEqual(released(), [0]);
     assert.deepEqual(released(), []);
@@ -92,7 +92,7 @@ describe('ImportTable', () => {
     emulate();
     const context = Context.primary();
     const { table } = makeTable();
-    table.add({ first: 0, count: 4 });
+    table.add(0, 4);
     using stream = Stream.create({ nonBlocking: true });
     using latch = new Latch();
     latch.hold(stream);
@@ -128,10 +128,10 @@ describe('ImportTable', () => {
   test('revoking a lease that was never sent is refused, but not one that was released', () => {
     emulate();
     const { table, released } = makeTable();
-    table.add({ first: 0, count: 2 });
+    table.add(0, 2);
     using buffer = DeviceBuffer.allocate(64);
     table.setOpened(0, buffer);
-    table.releaseAll({ first: 1, count: 1 });
+    table.releaseAll(1, 1);
     for (const id of [0, 0, 1]) table.revoke(id, 'process 7');
     assert.throws(() => buffer.address, {
       name: 'ClosedError',
@@ -147,7 +147,7 @@ describe('ImportTable', () => {
   test('a collected object is released if all objects are in one context', async () => {
     loseBoth();
     const { table, released } = makeTable();
-    table.add({ first: 0, count: 1 });
+    table.add(0, 1);
     const context = Context.primary(0);
     let isCollected = false;
     const registry = new FinalizationRegistry(() => {
@@ -184,7 +184,7 @@ describe('ImportTable', () => {
         throw error;
       };
       const { table, released } = makeTable(new Set(), timeline);
-      table.add({ first: 0, count: 1 });
+      table.add(0, 1);
       using buffer = DeviceBuffer.allocate(64);
       table.setOpened(0, buffer);
       const close = (): void => table.importLease(0).closed(buffer.context, undefined);

@@ -14,18 +14,14 @@ import {
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
 import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
-import {
-  type ControlBlock,
-  readControlMessage,
-} from '../../../../../src/ipc/wire/control-block.ts';
+import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
 import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
-import { ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
-import { leasesFrom, peerPair, RawPeer } from './support.ts';
+import { type Entry, peerPair, RawPeer, readMessage, tableOf } from './support.ts';
 
 /** Runs `use`, and waits until this process has at most as many descriptors open as before. */
 async function leavingNone(use: () => Promise<void>): Promise<void> {
@@ -42,25 +38,15 @@ const int32 = (value: number): Buffer =>
   Buffer.from([Tag.int32, ...new Uint8Array(Int32Array.of(value).buffer)]);
 const text = (value: string): Buffer =>
   Buffer.concat([Buffer.from([Tag.latin1, ...length(value.length)]), Buffer.from(value, 'latin1')]);
-const parcels = new Set<string>();
-/** How many GPU objects a value has that is made here. */
-const objectsIn = (value: Uint8Array): number => {
-  const text = Buffer.from(value).toString('latin1');
-  return [...parcels].reduce((sum, bytes) => sum + text.split(bytes).length - 1, 0);
-};
-const parcel = (descriptor: IpcDescriptor, fdCount = 0): Buffer => {
-  const bytes = writeDescriptor(descriptor);
-  parcels.add(Buffer.from(bytes).toString('latin1'));
-  return Buffer.concat([Buffer.from([Tag.gpuObject, fdCount, ...length(bytes.byteLength)]), bytes]);
-};
+/** An object of an answer. */
+const entry = (descriptor: IpcDescriptor, fdCount = 0): Entry => ({
+  bytes: [...writeDescriptor(descriptor)],
+  fdCount,
+});
+/** The place of an object. */
+const place = Buffer.of(Tag.gpuObject);
 const list = (...parts: readonly Uint8Array[]): Buffer =>
   Buffer.concat([Buffer.of(Tag.array, parts.length), ...parts]);
-
-function tailOf(question: Uint8Array, fdCount: number): ControlBlock {
-  const scan = new ValueScan(question, new Map());
-  assert.ok(scan.step());
-  return scan.end(fdCount).control;
-}
 
 /** One whose answers are made here. */
 class Answerer extends RawPeer {
@@ -69,18 +55,29 @@ class Answerer extends RawPeer {
   #leases = 0;
   readonly #returned: number[] = [];
 
-  /** Sends the answer to the next question. */
-  answer(about: Uint8Array, fds: readonly number[] = []): void {
-    this.answerWith(list(int32(this.#number), about), fds);
+  /** Answers the next question with an object. */
+  answer(descriptor: IpcDescriptor, fds: readonly number[] = []): void {
     this.#number += 1;
+    this.answerWith(this.#number, place, [entry(descriptor, fds.length)], fds);
   }
 
-  answerWith(value: Uint8Array, fds: readonly number[] = []): void {
-    const objects = objectsIn(value);
-    const leases = objects > 0 ? leasesFrom(this.#leases, objects) : [];
-    this.#leases += objects;
-    const body = Buffer.concat([value, Buffer.from(leases)]);
-    this.send(body, { kind: FrameKind.response, sequence: this.#sequence }, fds);
+  /** Answers the next question with a value without objects. */
+  refuse(value: Uint8Array): void {
+    this.#number += 1;
+    this.answerWith(this.#number, value);
+  }
+
+  /** Answers any question with anything. */
+  answerWith(
+    request: number,
+    value: Uint8Array,
+    objects: readonly Entry[] = [],
+    fds: readonly number[] = [],
+  ): void {
+    const table = objects.length > 0 ? tableOf(this.#leases, ...objects) : [];
+    this.#leases += objects.length;
+    const body = Buffer.concat([value, Buffer.from(table)]);
+    this.send(body, { kind: FrameKind.response, sequence: this.#sequence, request }, fds);
     this.#sequence += 1;
   }
 
@@ -94,7 +91,7 @@ class Answerer extends RawPeer {
       // Questions say as well what was returned before.
       const { released } = isNews
         ? readControlMessage(bytes, message.fds.length)
-        : tailOf(bytes, message.fds.length);
+        : readMessage(bytes, message.fds.length).control;
       this.#returned.push(...released.filter(({ isFinal }) => isFinal).map(({ lease }) => lease));
     }
     return this.#returned;
@@ -155,7 +152,7 @@ describe('Peer.open', () => {
       using answerer = new Answerer();
       for (const [what, question, answer, message, fds = []] of cases) {
         const opening = answerer.peer.open(question);
-        answerer.answer(parcel(answer, fds.length), fds);
+        answerer.answer(answer, fds);
         await assert.rejects(
           opening,
           (error: Error) =>
@@ -168,7 +165,7 @@ describe('Peer.open', () => {
       assert.deepEqual(await answerer.returned(), [...cases.keys()]);
       // The connection goes on, and so does what is as it was asked about.
       const opening = answerer.peer.open(ofArray);
-      answerer.answer(parcel(seal(bytesOfArray)));
+      answerer.answer(seal(bytesOfArray));
       const opened = (await opening) as DeviceArray;
       assert.deepEqual(
         [opened.dtype, opened.shape, opened.extents],
@@ -182,35 +179,29 @@ describe('Peer.open', () => {
   test('a response that is neither an object nor a reason ends the connection, and the caller gets that IpcError', async () => {
     using buffer = DeviceBuffer.allocate(64);
     const asked = getIpcHandle(buffer);
-    const object = parcel(asked);
+    const object = entry(asked);
     const record = (...keys: readonly string[]): Buffer =>
       Buffer.concat([
         Buffer.of(Tag.object, keys.length),
         ...keys.flatMap((key) => [text(key), Buffer.of(Tag.null)]),
       ]);
-    const answers: Readonly<Record<string, Buffer>> = {
-      'what cannot be text': list(int32(0), record('toString', 'valueOf')),
-      nothing: list(int32(0), Buffer.of(Tag.undefined)),
-      'a number': list(int32(0), int32(1)),
-      'a list': list(int32(0), list(text('gone'))),
-      'an object in a list': list(int32(0), list(object)),
-      'an object in place of the number': list(object, text('gone')),
-      'two objects': list(object, object),
-      'an object and a reason': list(int32(0), text('gone'), object),
-      'an object alone': object,
-      'text alone': text('gone'),
-      'a number that is text': list(text('0'), text('gone')),
-      'a number with a fraction': list(
-        Buffer.concat([Buffer.of(Tag.float64), Buffer.from(Float64Array.of(0.5).buffer)]),
-        text('gone'),
-      ),
-      'a number that nobody has': list(int32(7), text('gone')),
+    type Answer = readonly [value: Buffer, objects?: readonly Entry[], request?: number];
+    const answers: Readonly<Record<string, Answer>> = {
+      'what cannot be text': [record('toString', 'valueOf')],
+      nothing: [Buffer.of(Tag.undefined)],
+      'a number': [int32(1)],
+      'a list': [list(text('gone'))],
+      'an object in a list': [list(place), [object]],
+      'two objects': [list(place, place), [object, object]],
+      'an object and a reason': [list(place, text('gone')), [object]],
+      'a number that nobody has': [text('gone'), [], 7],
+      'an object with a number that nobody has': [place, [object], 7],
     };
-    for (const [what, answer] of Object.entries(answers))
+    for (const [what, [value, objects, request = 1]] of Object.entries(answers))
       await leavingNone(async () => {
         using answerer = new Answerer();
         const opening = answerer.peer.open(asked, { timeoutMs: 10_000 });
-        answerer.answerWith(answer);
+        answerer.answerWith(request, value, objects);
         await assert.rejects(opening, { name: 'IpcError', message: /answer/ }, what);
         const reason = await answerer.peer.ended;
         assert.deepEqual([reason.name, answerer.peer.closed], ['IpcError', true], what);
@@ -225,7 +216,7 @@ describe('Peer.open', () => {
     const opening = answerer.peer.open(asked, { signal: stop.signal });
     stop.abort(new Error('enough'));
     await assert.rejects(opening, /enough/);
-    answerer.answer(parcel(asked));
+    answerer.answer(asked);
     const returned = async (count: number): Promise<readonly number[]> => {
       for (let turn = 0; turn < 100 && (await answerer.returned()).length < count; turn++);
       return answerer.returned();
@@ -234,7 +225,7 @@ describe('Peer.open', () => {
     assert.equal(buffer.closed, false);
     // The next one is answered.
     const next = answerer.peer.open(asked);
-    answerer.answer(parcel(asked));
+    answerer.answer(asked);
     const opened = (await next) as DeviceBuffer;
     assert.equal(opened.address, buffer.address);
     opened.close();
@@ -257,7 +248,7 @@ describe('Peer.open', () => {
     using buffer = DeviceBuffer.allocate(64);
     using answerer = new Answerer();
     const opening = answerer.peer.open(getIpcHandle(buffer));
-    answerer.answer(text(`gone\u001b[2J${'x'.repeat(20_000)}`));
+    answerer.refuse(text(`gone\u001b[2J${'x'.repeat(20_000)}`));
     await assert.rejects(opening, (error: Error & { code?: string }) => {
       assert.deepEqual([error.name, error.code], ['IpcError', 'exporter-gone']);
       assert.match(error.message, /^process \d+ does not confirm this descriptor: gone/);
@@ -271,10 +262,9 @@ describe('Peer.open', () => {
     using buffer = DeviceBuffer.allocate(64);
     using answerer = new Answerer();
     const opening = answerer.peer.open(getIpcHandle(buffer), { timeoutMs: 10_000 });
-    const answer = list(int32(0), text('gone'));
-    answerer.answerWith(answer);
+    answerer.answerWith(1, text('gone'));
     await assert.rejects(opening, { name: 'IpcError', message: /does not confirm .*: gone$/ });
-    answerer.answerWith(answer);
+    answerer.answerWith(1, text('gone'));
     const reason = await answerer.peer.receive({ timeoutMs: 10_000 }).catch(String);
     assert.match(String(reason), /^IpcError: .*an answer came that nobody asked for$/);
   });

@@ -13,15 +13,11 @@ import {
 } from '../../../../../src/index.ts';
 import { writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
-import { ForwardRequester } from '../../../../../src/ipc/lease/forward.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
-import { ControlSender } from '../../../../../src/ipc/peer/control.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { PeerState } from '../../../../../src/ipc/peer/peer-state.ts';
-import { ValueReceiver } from '../../../../../src/ipc/peer/receive.ts';
+import { Session } from '../../../../../src/ipc/peer/session.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
 import { emptyControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
-import type { FramedSocket } from '../../../../../src/ipc/wire/framed-socket.ts';
 import { FrameKind, readHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { HEADER_BYTE_LENGTH, MAX_QUEUED_VALUES } from '../../../../../src/ipc/wire/limits.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
@@ -30,7 +26,7 @@ import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
-import { leasesFrom, peerPair, RawPeer } from './support.ts';
+import { peerPair, RawPeer, tableOf, unknownObject } from './support.ts';
 
 const deadline = { timeout: 30_000 };
 let before = 0;
@@ -50,7 +46,7 @@ interface Pending {
 
 /** Control messages: that an end is closed, and that it has nothing of the other end's. */
 const CLOSING = 5;
-const DONE = 10;
+const DONE = 8;
 const news = { kind: FrameKind.control } as const;
 
 const buffers = (count: number): DeviceBuffer[] =>
@@ -137,9 +133,7 @@ describe('Peer.close', () => {
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send(buffer);
     const bytes = writeDescriptor(getIpcHandle(buffer));
-    assert.ok(bytes.byteLength >= 128);
-    const length = [(bytes.byteLength & 127) | 128, bytes.byteLength >> 7];
-    other.send(Uint8Array.of(Tag.gpuObject, 0, ...length, ...bytes, ...leasesFrom(3, 1)));
+    other.send(Uint8Array.of(Tag.gpuObject, ...tableOf(3, { bytes })));
     const received = (await other.peer.receive()) as DeviceBuffer;
     void (await fill(other.peer));
     received.close();
@@ -233,8 +227,8 @@ describe('Peer.close', () => {
     const late = createMemfd('late', 0);
     const place = new Uint8Array(8);
     // An object with a descriptor of its own, and a link to its maker.
-    const value = [Tag.gpuObject, 1, 1, Tag.null, 7, 1, ...place, ...leasesFrom(3, 1)];
-    other.send(Uint8Array.from(value), {}, [late, late]);
+    const entry = { ...unknownObject, fdCount: 1, hasLink: true };
+    other.send(Uint8Array.of(Tag.gpuObject, ...tableOf(3, entry)), {}, [late, late]);
     closeFd(late);
     other.send(Uint8Array.of(Tag.null), { sequence: 1 });
     let told: ReturnType<typeof packets> = [];
@@ -268,7 +262,7 @@ test('a close cancels a response that the host waits with', deadline, async (t) 
   using latch = new Latch();
   using pair = peerPair();
   latch.hold(stream);
-  const asked = t.mock.method(ValueReceiver.prototype, 'deliver');
+  const asked = t.mock.method(Session.prototype, 'whenReached');
   const opening = pair.a.open(getIpcHandle(block));
   opening.catch(ignore);
   await until(() => asked.mock.callCount() > 0);
@@ -304,31 +298,27 @@ describe('a close that cannot be sent', () => {
 
   test('repeats forward requests, and keeps no link once they are sent', deadline, () => {
     const [link, ours] = socketPair();
-    const forwardRequester = new ForwardRequester(ignore);
-    forwardRequester.request(7, 1, 2, link, ours).acknowledged.catch(ignore);
     let isOut = true;
     const posted: (readonly number[])[] = [];
-    const session = {
-      forwardRequester,
-      timeline: { sharePage: ignore },
-      takeControl: () => emptyControlBlock,
-    } as unknown as PeerState;
-    const wire = {
+    const process = { pid: 1, isExitObservable: true, onGone: () => ignore };
+    const session = new Session(process as unknown as PeerProcess, 'the peer', 0, (block, fds) => {
       // As where no descriptor is left to keep those that wait.
-      post(_kind: number, _bytes: Buffer, fds: readonly number[]) {
-        if (isOut) throw new IpcError('no descriptor is left');
-        posted.push([...fds]);
-      },
-    } as unknown as FramedSocket;
-    const tell = new ControlSender(session, wire);
-    assert.equal(tell.sendPending(), false);
-    assert.equal(forwardRequester.hasUnsent(7), true);
+      if (isOut) throw new IpcError('no descriptor is left');
+      assert.deepEqual(
+        block.forwardRequests.map(({ lease, pid, startTime }) => [lease, pid, startTime]),
+        [[7, 1, 2]],
+      );
+      posted.push([...fds]);
+    });
+    session.forwardRequester.request(7, 1, 2, link, ours).acknowledged.catch(ignore);
+    assert.equal(session.sendPending(), false);
+    assert.equal(session.forwardRequester.hasUnsent(7), true);
     isOut = false;
-    assert.equal(tell.sendPending(), true);
+    assert.equal(session.sendPending(), true);
     assert.deepEqual(posted, [[link]]);
     assert.equal(isOpenFd(link), false);
     closeFd(ours);
-    forwardRequester.end();
+    session.end();
   });
 
   test('is retried by one timer, however much is pending', deadline, async (t) => {
@@ -340,9 +330,9 @@ describe('a close that cannot be sent', () => {
       received.push((await pair.b.receive()) as DeviceBuffer);
     }
     let isOut = true;
-    const post = ControlSender.prototype.sendPending;
+    const post = Session.prototype.sendPending;
     // As where no descriptor is left.
-    t.mock.method(ControlSender.prototype, 'sendPending', function (this: ControlSender) {
+    t.mock.method(Session.prototype, 'sendPending', function (this: Session) {
       return isOut ? false : post.call(this);
     });
     const timers = t.mock.method(globalThis, 'setTimeout');
@@ -481,7 +471,7 @@ describe('the peer', () => {
         return ignore;
       },
     } as unknown as PeerProcess;
-    const session = new PeerState(process, 'the other end', 0);
+    const session = new Session(process, 'the other end', 0, ignore);
     end();
     const link = createMemfd('link', 0);
     const forwardRequests = [{ lease: 0, pid: 1, startTime: 1 }];

@@ -14,24 +14,22 @@ import { DeviceBuffer } from '../../../../../src/index.ts';
 import { ByteReader, ByteWriter } from '../../../../../src/ipc/bytes.ts';
 import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
-import { encodeValue } from '../../../../../src/ipc/peer/value-encoder.ts';
-import { emptySharingSession } from '../../../../../src/ipc/sharing/marshal.ts';
 import { readControlBlock, writeControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
-  MAX_CONTROL_BYTE_LENGTH,
+  MAX_BODY_BYTE_LENGTH,
   MAX_QUEUED_VALUES,
   MAX_UNSENT_VALUES,
-  MAX_VALUE_BYTE_LENGTH,
 } from '../../../../../src/ipc/wire/limits.ts';
+import { encodeValue } from '../../../../../src/ipc/wire/value-encoder.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { limitRoom, rawSend } from '../../../ffi/fixtures/descriptors.ts';
 import { openLingering } from '../../../ffi/fixtures/lingering.ts';
-import { leasesFrom, RawPeer } from './support.ts';
+import { type Entry, RawPeer, tableOf, unknownObject } from './support.ts';
 
 let before = 0;
 beforeEach(() => {
@@ -46,10 +44,19 @@ const closedError = (message: RegExp) => ({ name: 'ClosedError', message });
 const half = Uint8Array.of(...new Array<number>(FRAGMENT_BYTE_LENGTH).fill(0));
 const size = FRAGMENT_BYTE_LENGTH + 10;
 const news = { kind: 2 } as const;
+const noObjects = {
+  includes: (_object: object): _object is never => false,
+  alternativeTo: () => '',
+};
 const nothing = readControlBlock(new ByteReader(new Uint8Array(0)));
 const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
-/** An object that no process has. */
-const parcel = [Tag.gpuObject, 0, 1, Tag.null] as const;
+/** Nothing but an object that no process has. */
+const unknown = (first: number): number[] => [Tag.gpuObject, ...tableOf(first, unknownObject)];
+/** The same, with a link that says another process owns it. */
+const linked = (first: number): number[] => [
+  Tag.gpuObject,
+  ...tableOf(first, { ...unknownObject, hasLink: true }),
+];
 function sendWithLink(other: RawPeer, body: readonly number[], header = {}): void {
   const fd = createMemfd('link', 0);
   other.send(Uint8Array.from(body), header, [fd]);
@@ -84,7 +91,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
   ],
   'a value that is too large': [
     /a value has at most/,
-    (o) => o.send(half, { byteLength: MAX_VALUE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH + 1 }),
+    (o) => o.send(half, { byteLength: MAX_BODY_BYTE_LENGTH + 1 }),
   ],
   'tiny parts': [/too few or too many/, (o) => o.send(one, { byteLength: 1 << 20 })],
   'more than was said': [/too few or too many/, (o) => o.send(one, { byteLength: 3 })],
@@ -104,7 +111,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
       closeFd(fd);
     },
   ],
-  'news of nothing known': [/unknown control field/, (o) => o.send(Uint8Array.of(11), news)],
+  'news of nothing known': [/unknown control field/, (o) => o.send(Uint8Array.of(9), news)],
   'news that is cut off': [
     /are left/,
     (o) => o.send(Uint8Array.of(3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1), news),
@@ -115,7 +122,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
   ],
   'news out of their order': [
     /unexpected control field 5/,
-    (o) => o.send(Uint8Array.of(10, 5), news),
+    (o) => o.send(Uint8Array.of(8, 5), news),
   ],
   'news in parts': [/came in a frame of/, (o) => o.send(half, { ...news, byteLength: size })],
   'news with a value': [
@@ -145,9 +152,13 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
       });
     },
   ],
-  'leases of nothing': [
-    /0 leases from 0 on is not a valid range/,
-    (o) => o.send(Uint8Array.of(Tag.null, ...leasesFrom(0, 0))),
+  'a number that no lease has': [
+    /-1 is not an integer of at least 0/,
+    (o) => o.send(Uint8Array.from(unknown(-1))),
+  ],
+  'more leases than there are numbers': [
+    /1 leases from 9007199254740991 on is not a valid range/,
+    (o) => o.send(Uint8Array.from(unknown(2 ** 53 - 1))),
   ],
   'more returns than one message has': [
     /is not valid in one message/,
@@ -188,20 +199,20 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
     },
   ],
   'a link for an object that does not exist': [
-    /a link for an object that/,
-    (o) => sendWithLink(o, [Tag.null, 7, 1, ...float64(0)]),
+    /1 file descriptors with a value that has 0/,
+    (o) => sendWithLink(o, [Tag.null]),
   ],
   'two links for one object': [
-    /a link for an object that/,
-    (o) => sendWithLink(o, [...parcel, 7, 2, ...float64(0), ...float64(0), ...leasesFrom(0, 1)]),
+    /invalid flag 2 in a table of objects/,
+    (o) => {
+      const body = linked(0);
+      body[10] = 2;
+      sendWithLink(o, body);
+    },
   ],
   'a link that did not come': [
     /0 file descriptors with a value that has 1/,
-    (o) => o.send(Uint8Array.of(...parcel, 7, 1, ...float64(0), ...leasesFrom(0, 1))),
-  ],
-  'a link by itself': [
-    /leases without a value/,
-    (o) => sendWithLink(o, [7, 1, ...float64(0)], news),
+    (o) => o.send(Uint8Array.from(linked(0))),
   ],
   'something to keep with a value': [
     /parts of a control message with a value/,
@@ -213,27 +224,42 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
   ],
   'an answer that nobody asked for': [
     /nobody asked for/,
-    (o) => o.send(Uint8Array.of(Tag.array, 2, ...one, Tag.latin1, 0), { kind: 4 }),
+    (o) => o.send(Uint8Array.of(Tag.latin1, 0), { kind: 4, request: 1 }),
   ],
-  'an invalid question': [/a question that is not one/, (o) => o.send(one, { kind: 3 })],
+  'a question without a number': [
+    /a frame of kind 3 has the request number 0/,
+    (o) => o.send(one, { kind: 3 }),
+  ],
+  'a value with the number of a question': [
+    /a frame of kind 1 has the request number 7/,
+    (o) => o.send(one, { request: 7 }),
+  ],
   'a question with an object': [
     /came with GPU objects/,
-    (o) => o.send(Uint8Array.of(Tag.array, 2, ...one, ...parcel, ...leasesFrom(0, 1)), { kind: 3 }),
+    (o) => o.send(Uint8Array.from(unknown(0)), { kind: 3, request: 1 }),
   ],
   'a question with an object and its descriptor': [
     /came with GPU objects/,
     (o) =>
-      sendWithLink(o, [Tag.array, 2, ...one, Tag.gpuObject, 1, 1, Tag.null, ...leasesFrom(0, 1)], {
+      sendWithLink(o, [Tag.gpuObject, ...tableOf(0, { ...unknownObject, fdCount: 1 })], {
         kind: 3,
+        request: 1,
       }),
   ],
-  'objects without leases': [
-    /0 leases with a value that has 1/,
-    (o) => o.send(Uint8Array.of(...parcel)),
+  'objects without their table': [
+    /ends in the middle of a value/,
+    (o) => o.send(Uint8Array.of(Tag.gpuObject)),
   ],
-  'leases by themselves': [
-    /leases without a value/,
-    (o) => o.send(Uint8Array.of(...leasesFrom(0, 1)), news),
+  'fewer objects in the table than in the value': [
+    /ends in the middle of a value/,
+    (o) =>
+      o.send(
+        Uint8Array.of(Tag.array, 2, Tag.gpuObject, Tag.gpuObject, ...tableOf(0, unknownObject)),
+      ),
+  ],
+  'a table without its objects': [
+    /control field/,
+    (o) => o.send(Uint8Array.of(Tag.null, ...tableOf(0, unknownObject))),
   ],
   'descriptors in the middle of a value': [
     /in the middle of a message/,
@@ -252,7 +278,7 @@ describe('Peer with a hostile other end', () => {
       using other = new RawPeer();
       // The packets that a case sends are of the first value.
       send(other);
-      await assert.rejects(other.peer.receive(), ipcError(message));
+      await assert.rejects(other.peer.receive({ timeoutMs: 10_000 }), ipcError(message));
       assert.equal(other.peer.closed, true);
       await assert.rejects(other.peer.receive(), ipcError(message));
       await assert.rejects(other.peer.send(1), ipcError(message));
@@ -272,9 +298,7 @@ describe('Peer with a hostile other end', () => {
       revoked: [1],
       isClosing: true,
       forwardRequests: [{ lease: 2, pid: 3, startTime: 4 }],
-      linkedObjects: [0],
       closedPools: ['ab'.repeat(16)],
-      leases: { first: 5, count: 6 },
       isDone: true,
     };
     const bytesOf = (fields: object): Buffer =>
@@ -307,8 +331,8 @@ describe('Peer with a hostile other end', () => {
     for (const late of [4, 3]) {
       using other = new RawPeer();
       // Values that were dropped there leave a gap.
-      other.send(Uint8Array.of(...parcel, ...leasesFrom(4, 1)));
-      other.send(Uint8Array.of(...parcel, ...leasesFrom(late, 1)), { sequence: 1 });
+      other.send(Uint8Array.from(unknown(4)));
+      other.send(Uint8Array.from(unknown(late)), { sequence: 1 });
       await assert.rejects(other.peer.receive(), ipcError(/not a cuffi descriptor/));
       await assert.rejects(
         other.peer.receive(),
@@ -332,16 +356,8 @@ describe('Peer with a hostile other end', () => {
     using other = new RawPeer();
     const fd = createMemfd('lost', 0);
     // The third is its link.
-    const lost = Uint8Array.of(
-      Tag.gpuObject,
-      2,
-      1,
-      Tag.null,
-      7,
-      1,
-      ...float64(0),
-      ...leasesFrom(0, 1),
-    );
+    const entry = { ...unknownObject, fdCount: 2, hasLink: true };
+    const lost = Uint8Array.of(Tag.gpuObject, ...tableOf(0, entry));
     other.send(lost, {}, [fd, fd, fd]);
     other.send(one, { sequence: 1 });
     closeFd(fd);
@@ -353,23 +369,20 @@ describe('Peer with a hostile other end', () => {
     using buffer = DeviceBuffer.allocate(64);
     const bytes = Buffer.from(writeDescriptor(getIpcHandle(buffer)));
     before = openDescriptors();
-    const open = [
-      Tag.gpuObject,
-      0,
-      (bytes.byteLength & 127) | 128,
-      bytes.byteLength >> 7,
-      ...bytes,
-    ] as const;
     const name = [Tag.latin1, 1, 'x'.charCodeAt(0)] as const;
-    const values: readonly (readonly [number[], number, RegExp])[] = [
+    const values: readonly (readonly [number[], Entry[], RegExp])[] = [
       // The second object cannot be opened.
-      [[Tag.array, 2, ...open, ...parcel], 2, /not a cuffi descriptor/],
+      [
+        [Tag.array, 2, Tag.gpuObject, Tag.gpuObject],
+        [{ bytes }, unknownObject],
+        /not a cuffi descriptor/,
+      ],
       // The value cannot be built.
-      [[Tag.object, 2, ...name, ...open, ...name, Tag.null], 1, /name/],
+      [[Tag.object, 2, ...name, Tag.gpuObject, ...name, Tag.null], [{ bytes }], /name/],
     ];
-    for (const [value, count, message] of values) {
+    for (const [value, entries, message] of values) {
       using other = new RawPeer();
-      other.send(Uint8Array.from([...value, ...leasesFrom(0, count)]));
+      other.send(Uint8Array.from([...value, ...tableOf(0, ...entries)]));
       await assert.rejects(other.peer.receive(), ipcError(message));
       const told: number[] = [];
       for (let turn = 0; turn < 20; turn++) {
@@ -380,10 +393,7 @@ describe('Peer with a hostile other end', () => {
         const tail = readControlBlock(new ByteReader(message.data.subarray(HEADER_BYTE_LENGTH)));
         told.push(...tail.released.flatMap(({ lease, isFinal }) => (isFinal ? [lease] : [])));
       }
-      assert.deepEqual(
-        told.sort(),
-        Array.from({ length: count }, (_, at) => at),
-      );
+      assert.deepEqual(told.sort(), [...entries.keys()]);
       assert.equal(buffer.closed, false);
     }
   });
@@ -391,15 +401,16 @@ describe('Peer with a hostile other end', () => {
   test('a peer that never reads its releases is disconnected, with the reason', async () => {
     using other = new RawPeer();
     // 4096 objects that cannot be opened: each is given back.
-    const parcels = new Array<readonly number[]>(4096).fill(parcel).flat();
+    const places = new Array<number>(4096).fill(Tag.gpuObject);
+    const entries = new Array<Entry>(4096).fill(unknownObject);
     let last: unknown;
     for (let sequence = 0; sequence < 100 && !/there reads/.test(String(last)); sequence++) {
       const value = Uint8Array.of(
         Tag.array,
         0x80,
         0x20,
-        ...parcels,
-        ...leasesFrom(4096 * sequence, 4096),
+        ...places,
+        ...tableOf(4096 * sequence, ...entries),
       );
       if (!other.peer.closed) other.send(value, { sequence });
       last = await other.peer.receive().catch((error: unknown) => error);
@@ -414,9 +425,8 @@ describe('Peer with a hostile other end', () => {
     void other.peer.ended.then((reason) => {
       end = reason;
     });
-    const question = Uint8Array.of(Tag.array, 2, ...one, Tag.null);
     for (let sequence = 0; end === undefined && sequence < 10 * MAX_UNSENT_VALUES; sequence++) {
-      other.send(question, { kind: 3, sequence });
+      other.send(one, { kind: 3, sequence, request: 1 });
       await nextLoopIteration();
     }
     assert.match(String(end), /^IpcError: .* wait to be sent already/);
@@ -463,23 +473,16 @@ describe('Peer with a hostile other end', () => {
     });
     const plain = (value: unknown): Buffer =>
       ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
-        encodeValue(writer, value, emptySharingSession(), () => {});
+        encodeValue(writer, value, noObjects);
         return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
       });
-    const descriptor = plain({ kind, ...fields });
-    // [parcel, 'text', 1.5]
+    const entry = { bytes: writeDescriptor({ kind, ...fields }), fdCount: 1 };
+    // [object, 'text', 1.5]
     const sample = Buffer.concat([
-      Buffer.of(
-        Tag.array,
-        3,
-        Tag.gpuObject,
-        1,
-        (descriptor.byteLength & 127) | 128,
-        descriptor.byteLength >> 7,
-      ),
-      descriptor,
+      Buffer.of(Tag.array, 3, Tag.gpuObject),
       plain('text'),
       plain(1.5),
+      Buffer.from(tableOf(0, entry)),
     ]);
     const fd = createMemfd('sent', 0);
     await fc.assert(
@@ -647,7 +650,7 @@ describe('Peer with a hostile other end', () => {
     const link = createMemfd('link', 0);
     {
       using _ = limitRoom(1);
-      other.send(Uint8Array.from(parcel), {}, [link, link]);
+      other.send(Uint8Array.from(unknown(0)), {}, [link, link]);
       await assert.rejects(
         other.peer.receive(),
         ipcError(/EMFILE.*no descriptor is left for those of a message/),

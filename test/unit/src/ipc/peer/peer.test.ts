@@ -205,13 +205,18 @@ describe('Peer', () => {
     const packet = (byteLength: number): Buffer => Buffer.alloc(HEADER_BYTE_LENGTH + byteLength, 1);
     const waiting: Promise<void>[] = [];
     while (waiting.length === 0) {
-      const sending = outbox.post(near, FrameKind.value, packet(50_000), []);
+      const sending = outbox.post(near, { kind: FrameKind.value, request: 0 }, packet(50_000), []);
       if (sending) waiting.push(sending);
     }
     const fd = createMemfd('sent', 0);
     const { ino } = fstatSync(fd);
     for (let n = 0; n < 2; n++)
-      waiting.push(outbox.post(near, FrameKind.value, packet(1), [fd, fd]) as Promise<void>);
+      waiting.push(
+        outbox.post(near, { kind: FrameKind.value, request: 0 }, packet(1), [
+          fd,
+          fd,
+        ]) as Promise<void>,
+      );
     closeFd(fd);
     const arrived: number[] = [];
     while (arrived.length < 2) {
@@ -236,10 +241,14 @@ describe('Peer', () => {
     const [near, far] = socketPair();
     const outbox = new SendQueue();
     const packet = Buffer.alloc(HEADER_BYTE_LENGTH + 50_000, 1);
-    while (!outbox.post(near, FrameKind.control, packet, [])?.catch(() => {}));
+    while (
+      !outbox.post(near, { kind: FrameKind.control, request: 0 }, packet, [])?.catch(() => {})
+    );
     const dropped: string[] = [];
     for (const kind of ['value', 'request', 'response'] as const)
-      outbox.post(near, FrameKind[kind], packet, [], () => dropped.push(kind))?.catch(() => {});
+      outbox
+        .post(near, { kind: FrameKind[kind], request: 1 }, packet, [], () => dropped.push(kind))
+        ?.catch(() => {});
     outbox.rejectAll(new Error('over'));
     // The newest first: each restores its control entries before later ones.
     assert.deepEqual(dropped, ['response', 'request', 'value']);

@@ -3,6 +3,7 @@ import { describe, test } from 'node:test';
 import { CudaEvent, VirtualMemory } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
 import { ReceiveQueue } from '../../../../../src/ipc/peer/receive-queue.ts';
+import type { Session } from '../../../../../src/ipc/peer/session.ts';
 import {
   MAX_QUEUED_BYTE_LENGTH,
   MAX_QUEUED_FDS,
@@ -26,7 +27,7 @@ describe('ReceiveQueue', () => {
   };
   for (const [what, { count, size }] of Object.entries(limits))
     test(`is full of ${what} that nobody took, and has room again when half is taken`, () => {
-      const inbox = new ReceiveQueue();
+      const inbox = new ReceiveQueue({} as Session, () => {});
       for (let n = 0; n < count; n++) {
         assert.equal(inbox.isFull, false);
         inbox.add(arrival, size);
@@ -34,10 +35,15 @@ describe('ReceiveQueue', () => {
       assert.equal(inbox.isFull, true);
       for (let n = 0; n < count / 2; n++) {
         assert.equal(inbox.hasRoom, false);
-        inbox.addReceive(
-          () => true,
-          () => assert.fail(),
-        );
+        let taken: unknown;
+        inbox.receive({
+          stream: undefined,
+          resolve: (value) => {
+            taken = value;
+          },
+          reject: () => assert.fail(),
+        });
+        assert.equal(taken, 1);
       }
       assert.deepEqual([inbox.isFull, inbox.hasRoom], [false, true]);
       inbox.end(new Error('over'));

@@ -6,18 +6,18 @@ import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import type { Exported } from '../../../../../src/ipc/descriptor.ts';
 import { writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
-import type { LeaseStats } from '../../../../../src/ipc/lease/lease.ts';
+import type { LeaseStats } from '../../../../../src/ipc/lease/export-table.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 import { withExportsTable } from '../../../../../src/ipc/sharing/worker-counts.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
-import {
-  type ControlBlock,
-  readControlMessage,
-} from '../../../../../src/ipc/wire/control-block.ts';
+import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
 import { type FrameHeader, FrameKind, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
-import { ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
+import {
+  type ValueMessage,
+  ValueMessageReader,
+} from '../../../../../src/ipc/wire/value-message.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 
 // What the first object that goes to a thread of this process leaves for all later ones.
@@ -59,7 +59,7 @@ export class RawPeer implements Disposable {
     const packet = Buffer.alloc(HEADER_BYTE_LENGTH + body.byteLength);
     packet.set(body, HEADER_BYTE_LENGTH);
     const { byteLength } = body;
-    writeHeader(packet, 0, { kind: 1, sequence: 0, offset: 0, byteLength, ...header });
+    writeHeader(packet, 0, { kind: 1, sequence: 0, offset: 0, request: 0, byteLength, ...header });
     return sendMessage(this.socket, packet, fds);
   }
 
@@ -73,11 +73,23 @@ export class RawPeer implements Disposable {
   }
 }
 
-/** What a value with so many GPU objects has behind it: their leases, from the first number on. */
-export const leasesFrom = (first: number, count: number): number[] => [
-  9,
-  ...Buffer.from(new Float64Array([first]).buffer),
-  ...(count < 128 ? [count] : [(count & 127) | 128, count >> 7]),
+/** An object in the table behind a value: what describes it, and what comes with it. */
+export interface Entry {
+  readonly bytes: Iterable<number>;
+  readonly fdCount?: number;
+  readonly hasLink?: boolean;
+}
+
+/** An object that no process has: its description is one byte. */
+export const unknownObject: Entry = { bytes: [Tag.null] };
+
+/** The table of the objects of a value: their leases, from the first number on, and their entries. */
+export const tableOf = (first: number, ...entries: readonly Entry[]): number[] => [
+  ...float64(first),
+  ...entries.flatMap(({ bytes, fdCount = 0, hasLink = false }) => {
+    const all = [...bytes];
+    return [...length(fdCount), hasLink ? 1 : 0, ...length(all.length), ...all];
+  }),
 ];
 
 const float64 = (value: number): Buffer => Buffer.from(new Float64Array([value]).buffer);
@@ -103,13 +115,14 @@ export class OtherProcess extends RawPeer {
 
   /** Sends an array of objects, behind work that goes on until {@link finish}. Borrows `fds`. */
   lend(objects: readonly Exported[]): void {
-    const parcels = objects.flatMap(({ descriptor, fds }) => {
-      const bytes = writeDescriptor(descriptor);
-      return [Tag.gpuObject, fds.length, ...length(bytes.byteLength), ...bytes];
-    });
+    const entries = objects.map(({ descriptor, fds }) => ({
+      bytes: [...writeDescriptor(descriptor)],
+      fdCount: fds.length,
+    }));
     const { length: count } = objects;
+    const places = new Array<number>(count).fill(Tag.gpuObject);
     const points = [2, 1, ...this.#nextPoint()];
-    const body = [Tag.array, count, ...parcels, ...points, ...leasesFrom(this.#leases, count)];
+    const body = [Tag.array, count, ...places, ...tableOf(this.#leases, ...entries), ...points];
     for (let n = 0; n < count; n++) this.lent.add(this.#leases + n);
     this.#leases += count;
     this.#post(
@@ -136,10 +149,11 @@ export class OtherProcess extends RawPeer {
       next.fds.forEach(closeFd);
       const body = next.data.subarray(HEADER_BYTE_LENGTH);
       const isNews = next.data[3] === FrameKind.control;
-      const { released, leases } = (isNews ? readControlMessage : tailOf)(body, next.fds.length);
+      const message = isNews ? undefined : readMessage(body, next.fds.length);
+      const { released } = message?.control ?? readControlMessage(body, next.fds.length);
       for (const { lease, isFinal } of released) if (isFinal) this.lent.delete(lease);
-      for (let n = 0; n < (leases?.count ?? 0); n++)
-        this.taken.add((leases as { first: number }).first + n);
+      for (const at of message?.objects.entries.keys() ?? [])
+        this.taken.add((message as ValueMessage).objects.firstLease + at);
     }
   }
 
@@ -193,9 +207,10 @@ export class OtherProcess extends RawPeer {
 
 const MOST_TURNS = 2000;
 
-/** What is said behind a value. */
-function tailOf(bytes: Uint8Array, fdCount: number): ControlBlock {
-  const scan = new ValueScan(bytes, new Map());
-  while (!scan.step());
-  return scan.end(fdCount).control;
+/** Reads a message with a value whole. */
+export function readMessage(bytes: Uint8Array, fdCount = 0): ValueMessage {
+  const reader = new ValueMessageReader(bytes);
+  let message = reader.read(fdCount);
+  while (!message) message = reader.read(fdCount);
+  return message;
 }

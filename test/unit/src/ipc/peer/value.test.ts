@@ -13,8 +13,6 @@ import {
 } from '../../../../../src/index.ts';
 import { ByteWriter } from '../../../../../src/ipc/bytes.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
-import { encodeValue } from '../../../../../src/ipc/peer/value-encoder.ts';
-import { emptySharingSession } from '../../../../../src/ipc/sharing/marshal.ts';
 import { FramedSocket } from '../../../../../src/ipc/wire/framed-socket.ts';
 import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
@@ -23,25 +21,24 @@ import {
   MAX_VALUE_DEPTH,
   MAX_VALUE_PARTS,
 } from '../../../../../src/ipc/wire/limits.ts';
-import { ValueScan } from '../../../../../src/ipc/wire/value-decoder.ts';
+import { encodeValue } from '../../../../../src/ipc/wire/value-encoder.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { emulate } from '../../emulate.ts';
-import { leasesFrom, RawPeer } from './support.ts';
+import { peerPair, RawPeer, readMessage, tableOf, unknownObject } from './support.ts';
 
-const noSession = emptySharingSession();
-
+const noObjects = {
+  includes: (_object: object): _object is never => false,
+  alternativeTo: () => 'only plain data is',
+};
 const encode = (value: unknown): Buffer =>
   ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
-    encodeValue(writer, value, noSession, ({ fds }) => assert.deepEqual(fds, []));
+    assert.deepEqual(encodeValue(writer, value, noObjects), []);
     return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
   });
-function decode(bytes: Uint8Array, fdCount = 0): unknown {
-  const scan = new ValueScan(bytes, new Map());
-  while (!scan.step());
-  return scan.end(fdCount).contents.buildAll([]);
-}
+const decode = (bytes: Uint8Array, fdCount = 0): unknown =>
+  readMessage(bytes, fdCount).value.buildAll([]);
 const roundTrip = (value: unknown): unknown => decode(encode(value));
 
 const { value: anyValue } = fc.letrec((tie) => ({
@@ -105,7 +102,7 @@ describe('encodeValue', () => {
       [{ 'not a name': { ü: new Map() } }, /^value\["not a name"\]\.ü is a Map/],
       [[new Date()], /^value\[0\] is a Date/],
       [{ error: new Error('x') }, /^value\.error is an Error/],
-      [{ late: Promise.resolve() }, /^value\.late is a Promise, .*: await it first$/],
+      [{ late: Promise.resolve() }, /^value\.late is a Promise, .*: only plain data is$/],
       [{ shared: new SharedArrayBuffer(4) }, /^value\.shared is a SharedArrayBuffer/],
       [JSON.parse('{"a":{"__proto__":1}}'), /^value\.a\.__proto__ has a name/],
     ];
@@ -113,8 +110,9 @@ describe('encodeValue', () => {
       assert.throws(() => encode(value), { name: 'TypeError', message });
   });
 
-  test('a handle of memory is refused with what to send instead', () => {
+  test('what is not sent is refused with what to send instead', async () => {
     emulate();
+    using pair = peerPair();
     using array = toDeviceSync(new Float32Array(4));
     using buffer = DeviceBuffer.allocate(64);
     using stream = Stream.create();
@@ -132,8 +130,13 @@ describe('encodeValue', () => {
       ],
       [[parcel], /^value\[0\] is a ReadyExport, .*: send the memory itself, with \{ stream \}$/],
       [ofManager, /^value is an IpcHandle, .*: send the buffer itself$/],
+      [{ late: Promise.resolve() }, /^value\.late is a Promise, .*: await it first$/],
+      [
+        new Map(),
+        /^value is a Map, .*: only plain objects, arrays, binary data, device arrays, buffers, pools and events are$/,
+      ],
     ] as const)
-      assert.throws(() => encode(value), { name: 'TypeError', message });
+      await assert.rejects(pair.a.send(value), { name: 'TypeError', message });
     assert.deepEqual(roundTrip(ofArray.toJSON()), ofArray.toJSON());
   });
 
@@ -176,52 +179,80 @@ describe('encodeValue', () => {
     assert.deepEqual(roundTrip(value), { a: 1, b: 'x', c: 3 });
   });
 
-  test('a value that is sent while another is encoded goes out first, with the pool they share', () => {
-    emulate();
-    const session = emptySharingSession();
-    using pool = MemoryPool.create({ shareable: true });
-    using x = pool.allocate(64);
-    using y = pool.allocate(64);
-    const sent: { readonly fdCount: number; readonly value: unknown }[] = [];
-    const send = (value: unknown): void =>
-      ByteWriter.use(HEADER_BYTE_LENGTH, (writer) =>
-        encodeValue(writer, value, session, ({ fds, objects }) => {
-          const leases = objects.length > 0 ? leasesFrom(0, objects.length) : [];
-          const bytes = Buffer.from([...writer.written.subarray(HEADER_BYTE_LENGTH), ...leases]);
-          sent.push({ fdCount: fds.length, value: decode(bytes, fds.length) });
-        }),
+  test('returns the objects in order, each with its path, and the values around them', () => {
+    const first = { is: 'first' };
+    const second = { is: 'second' };
+    class Marked {}
+    const [one, two] = [Object.assign(new Marked(), first), Object.assign(new Marked(), second)];
+    const objects = {
+      includes: (object: object): object is Marked => object instanceof Marked,
+      alternativeTo: () => '',
+    };
+    const bytes = ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
+      const placed = encodeValue(writer, { a: [1, one], b: { c: two }, d: one }, objects);
+      assert.deepEqual(
+        placed.map(({ object, path }) => [object, path]),
+        [
+          [one, ['a', 1]],
+          [two, ['b', 'c']],
+          [one, ['d']],
+        ],
       );
-    send({
+      return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+    });
+    const table = tableOf(0, unknownObject, unknownObject, unknownObject);
+    const { value, objects: read } = readMessage(Buffer.from([...bytes, ...table]));
+    assert.equal(read.entries.length, 3);
+    assert.deepEqual(value.buildAll(['x', 'y', 'z']), { a: [1, 'x'], b: { c: 'y' }, d: 'z' });
+  });
+
+  test('a value that is sent while another is encoded goes out first, with the pool they share', async () => {
+    emulate();
+    using other = new RawPeer();
+    const fdCounts = (): number[] => {
+      const counts = [];
+      for (let next = other.receive(); typeof next === 'object'; next = other.receive()) {
+        next.fds.forEach(closeFd);
+        // A timeline page may come first.
+        if (next.data[3] === FrameKind.value) counts.push(next.fds.length);
+      }
+      return counts;
+    };
+    const pool = MemoryPool.create({ maxSize: 4 << 20, shareable: true });
+    const x = pool.allocate(64);
+    const y = pool.allocate(64);
+    const sends: Promise<void>[] = [];
+    await other.peer.send({
       x,
       get between() {
-        send({ name: 'inner', y });
+        sends.push(other.peer.send({ name: 'inner', y }));
         return 'between';
       },
       again: x,
     });
+    await Promise.all(sends);
     // The descriptor of the pool goes with the first that arrives.
-    assert.deepEqual(sent, [
-      { fdCount: 1, value: { name: 'inner', y: undefined } },
-      { fdCount: 0, value: { x: undefined, between: 'between', again: undefined } },
-    ]);
+    assert.deepEqual(fdCounts(), [1, 0]);
     // What fails takes back what it alone was to bring, and nothing of what has gone out.
-    const other = MemoryPool.create({ shareable: true });
-    const z = other.allocate(64);
+    const second = MemoryPool.create({ maxSize: 4 << 20, shareable: true });
+    const z = second.allocate(64);
     const failing = {
       z,
       get sends() {
-        send(z);
+        sends.push(other.peer.send(z));
         throw new Error('no value');
       },
     };
-    assert.throws(() => send(failing), /no value/);
-    send(z);
-    assert.deepEqual(
-      sent.slice(2).map(({ fdCount }) => fdCount),
-      [1, 0],
-    );
-    z.close();
-    other.close();
+    await assert.rejects(other.peer.send(failing), /no value/);
+    await Promise.all(sends);
+    await other.peer.send(z);
+    assert.deepEqual(fdCounts(), [1, 0]);
+    other.send(Uint8Array.of(8), { kind: FrameKind.control });
+    await nextLoopIteration();
+    other.peer.close();
+    for (const buffer of [x, y, z]) buffer.close();
+    second.close();
+    pool.close();
   });
 
   test('binary data is sent as the type that the engine knows', () => {
@@ -304,16 +335,20 @@ describe('encodeValue', () => {
       [[Tag.binary, 99, 0], /unknown type/],
       [[Tag.binary, 9, 3, 0, 0, 0], /Float32Array cannot have 3 bytes/],
       [new Array<number>(MAX_VALUE_DEPTH + 1).fill(Tag.array).flatMap((tag) => [tag, 1]), /deeper/],
-      [[Tag.gpuObject, 1, 1, Tag.null], /0 leases with a value that has 1 GPU/],
-      [[Tag.null, ...leasesFrom(0, 1)], /1 leases with a value that has 0 GPU/],
+      [[Tag.gpuObject], /in the middle/],
+      [[Tag.null, ...tableOf(0, unknownObject)], /control field/],
       [
-        [Tag.gpuObject, 1, 1, Tag.null, ...leasesFrom(0, 1)],
+        [Tag.gpuObject, ...tableOf(0, { ...unknownObject, fdCount: 1 })],
         /0 file descriptors with a value that has 1/,
       ],
-      [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(-1, 1)], /-1 is not an integer/],
-      [[Tag.gpuObject, 0, 1, Tag.null, ...leasesFrom(2 ** 53 - 1, 1)], /is not a valid range/],
-      [[Tag.null, ...leasesFrom(0, 0)], /0 leases from 0 on is not a valid range/],
-      [[Tag.gpuObject, 0, ...length(5000), ...new Array<number>(5000).fill(0)], /too long/],
+      [
+        [Tag.gpuObject, ...tableOf(0, { ...unknownObject, hasLink: true })],
+        /0 file descriptors with a value that has 1/,
+      ],
+      [[Tag.gpuObject, ...tableOf(-1, unknownObject)], /-1 is not an integer/],
+      [[Tag.gpuObject, ...tableOf(2 ** 53 - 1, unknownObject)], /is not a valid range/],
+      [[Tag.gpuObject, ...tableOf(0.5, unknownObject)], /0.5 is not an integer/],
+      [[Tag.gpuObject, ...tableOf(0, { bytes: new Array<number>(5000).fill(0) })], /too long/],
     ];
     for (const [bytes, message] of cases)
       assert.throws(() => decode(Uint8Array.from(bytes)), { name: 'IpcError', message });
@@ -339,7 +374,7 @@ describe('encodeValue', () => {
     const message = other.receive() as { readonly fds: readonly number[] };
     assert.equal(message.fds.length, 1);
     message.fds.forEach(closeFd);
-    other.send(Uint8Array.of(10), { kind: FrameKind.control });
+    other.send(Uint8Array.of(8), { kind: FrameKind.control });
     await nextLoopIteration();
     other.peer.close();
     pool.close();

@@ -14,13 +14,16 @@ import {
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
 import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { exportIpc, openIpcBuffer, type Shareable } from '../../../../../src/ipc/index.ts';
-import { ExportTable } from '../../../../../src/ipc/lease/export-table.ts';
-import { type LeaseHolder, leaseRegistry } from '../../../../../src/ipc/lease/lease.ts';
+import {
+  ExportTable,
+  type LeaseHolder,
+  leaseRegistry,
+} from '../../../../../src/ipc/lease/export-table.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { emulate } from '../../emulate.ts';
-import { leasesFrom, RawPeer } from '../peer/support.ts';
+import { RawPeer, tableOf } from '../peer/support.ts';
 
 const refused = {
   name: 'IpcError',
@@ -175,15 +178,14 @@ describe('openAlias', () => {
     using buffer = DeviceBuffer.allocate(16);
     buffer.fill(7);
     const bytes = writeDescriptor(exportIpc(buffer).descriptor as IpcDescriptor);
-    const { byteLength } = bytes;
-    const parcel = [Tag.gpuObject, 0, (byteLength & 0x7f) | 0x80, byteLength >>> 7, ...bytes];
+    const entry = { bytes: [...bytes] };
     using stranger = new RawPeer({ process: PeerProcess.ofChild(0) } as never);
-    stranger.send(Uint8Array.of(...parcel, ...leasesFrom(0, 1)));
+    stranger.send(Uint8Array.of(Tag.gpuObject, ...tableOf(0, entry)));
     await assert.rejects(stranger.peer.receive(), refused);
     await stranger.peer.send(buffer);
     const sent = stranger.receive();
     if (typeof sent === 'object') sent.fds.forEach(closeFd);
-    stranger.send(Uint8Array.of(...parcel, ...leasesFrom(1, 1)), { sequence: 1 });
+    stranger.send(Uint8Array.of(Tag.gpuObject, ...tableOf(1, entry)), { sequence: 1 });
     using back = (await stranger.peer.receive()) as DeviceBuffer;
     assert.deepEqual(new Set(back.copyToHostSync()), new Set([7]));
   });

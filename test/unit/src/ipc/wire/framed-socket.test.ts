@@ -14,7 +14,7 @@ function sendValue(socket: number, sequence: number, byteLength: number): void {
   for (let offset = 0; offset < byteLength; offset += FRAGMENT_BYTE_LENGTH) {
     const part = Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset);
     const packet = Buffer.alloc(HEADER_BYTE_LENGTH + part);
-    writeHeader(packet, 0, { kind: FrameKind.value, sequence, byteLength, offset });
+    writeHeader(packet, 0, { kind: FrameKind.value, sequence, byteLength, offset, request: 0 });
     assert.ok(sendMessage(socket, packet));
   }
 }
@@ -48,7 +48,9 @@ describe('FramedSocket', () => {
     closeFd(other);
     for (let turn = 0; turn < 5; turn++) await nextLoopIteration();
     assert.deepEqual(found, [10], 'the rest waits');
-    wire.post(FrameKind.value, Buffer.alloc(HEADER_BYTE_LENGTH + 1), [])?.catch(() => {});
+    wire
+      .post({ kind: FrameKind.value, request: 0 }, Buffer.alloc(HEADER_BYTE_LENGTH + 1), [])
+      ?.catch(() => {});
     assert.equal(wire.isEnding, true);
     await nextLoopIteration();
     wantsMore = true;
@@ -62,7 +64,13 @@ describe('FramedSocket', () => {
     let [sequence, taken, ends] = [0, 0, 0];
     const packet = Buffer.alloc(HEADER_BYTE_LENGTH + 1);
     const sendOne = (): boolean => {
-      writeHeader(packet, 0, { kind: FrameKind.value, sequence, byteLength: 1, offset: 0 });
+      writeHeader(packet, 0, {
+        kind: FrameKind.value,
+        sequence,
+        byteLength: 1,
+        offset: 0,
+        request: 0,
+      });
       if (!sendMessage(other, packet)) return false;
       sequence += 1;
       return true;

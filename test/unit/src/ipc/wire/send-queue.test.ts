@@ -13,7 +13,7 @@ import {
   MAX_UNSENT_BYTE_LENGTH,
   MAX_UNSENT_VALUES,
 } from '../../../../../src/ipc/wire/limits.ts';
-import { SendQueue } from '../../../../../src/ipc/wire/send-queue.ts';
+import { type MessageType, SendQueue } from '../../../../../src/ipc/wire/send-queue.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
@@ -32,6 +32,11 @@ afterEach(async () => {
 const frame = (byteLength: number, fill = 0): Buffer =>
   Buffer.alloc(HEADER_BYTE_LENGTH + byteLength, fill);
 const ignore = (): void => {};
+/** A message of a kind; requests and responses have numbers. */
+const typeOf = (kind: FrameKind): MessageType => ({
+  kind,
+  request: kind === FrameKind.request || kind === FrameKind.response ? 1 : 0,
+});
 
 /**
  * Collects the messages that the other end got: the kind, the length and the first byte of each.
@@ -61,11 +66,11 @@ describe('SendQueue', () => {
     });
     const sent: number[] = [];
     const post = (at: number, kind: FrameKind, waitsFor?: Promise<void>): void => {
-      const sending = queue.post(near, kind, frame(at, at), [], ignore, waitsFor);
+      const sending = queue.post(near, typeOf(kind), frame(at, at), [], ignore, waitsFor);
       assert.ok(sending, `${at} waits`);
       void sending.then(() => sent.push(at));
     };
-    assert.equal(queue.post(near, value, frame(9, 9), []), undefined);
+    assert.equal(queue.post(near, typeOf(value), frame(9, 9), []), undefined);
     post(1, value, agreed);
     post(2, value);
     post(3, control);
@@ -94,19 +99,19 @@ describe('SendQueue', () => {
     const read = reader();
     const { value, control: news } = FrameKind;
     const half = 100 * FRAGMENT_BYTE_LENGTH;
-    const begun = queue.post(near, value, frame(half, 1), []);
+    const begun = queue.post(near, typeOf(value), frame(half, 1), []);
     const rejected: string[] = [];
     const dropped: string[] = [];
     for (const kind of ['value', 'request', 'response'] as const)
       queue
-        .post(near, FrameKind[kind], frame(2, 2), [], () => dropped.push(kind))
+        .post(near, typeOf(FrameKind[kind]), frame(2, 2), [], () => dropped.push(kind))
         ?.catch(({ message }: Error) => rejected.push(`${kind}: ${message}`));
-    const control = queue.post(near, news, frame(3, 3), []);
+    const control = queue.post(near, typeOf(news), frame(3, 3), []);
     queue.rejectUnstarted(new Error('closed'));
     assert.deepEqual(dropped, ['response', 'request', 'value']);
     // There is room, but not for this message.
     const arrived = read();
-    const last = queue.post(near, news, frame(4, 4), []);
+    const last = queue.post(near, typeOf(news), frame(4, 4), []);
     for (let turn = 0; turn < 1000 && !queue.isEmpty; turn++) {
       queue.flush(near);
       arrived.push(...read());
@@ -135,13 +140,15 @@ describe('SendQueue', () => {
       [
         new Array<number>(MAX_UNSENT_VALUES - 1).fill(1),
         1,
-        /^1024 values \(17408 bytes\) wait to be sent already: await send\(\) before the next one$/,
+        /^1024 values \(21504 bytes\) wait to be sent already: await send\(\) before the next one$/,
       ],
     ] as const) {
       const queue = new SendQueue();
       const post = (byteLength: number): void => {
         queue.checkCapacity();
-        queue.post(near, FrameKind.value, frame(byteLength), [], ignore, never)?.catch(ignore);
+        queue
+          .post(near, typeOf(FrameKind.value), frame(byteLength), [], ignore, never)
+          ?.catch(ignore);
       };
       for (const byteLength of waiting) post(byteLength);
       post(more);
@@ -161,7 +168,7 @@ describe('SendQueue', () => {
         const post = (): unknown =>
           queue.post(
             near,
-            FrameKind.value,
+            typeOf(FrameKind.value),
             frame(1),
             [fd, fd, fd],
             () => {
@@ -208,7 +215,7 @@ describe('SendQueue', () => {
     sendMessage(first, Buffer.of(1), new Array<number>(250).fill(fd));
     let sending: Promise<void> | undefined;
     withRoomFor(8, () => {
-      sending = asOrdinaryUser(() => wire.post(FrameKind.value, frame(1), [fd]));
+      sending = asOrdinaryUser(() => wire.post(typeOf(FrameKind.value), frame(1), [fd]));
     });
     closeFd(fd);
     assert.ok(sending, 'it waits');
@@ -229,7 +236,7 @@ describe('SendQueue', () => {
     const queue = new SendQueue();
     const fd = createMemfd('sent', 0);
     assert.equal(
-      queue.post(near, FrameKind.value, frame(3 * FRAGMENT_BYTE_LENGTH), [fd]),
+      queue.post(near, typeOf(FrameKind.value), frame(3 * FRAGMENT_BYTE_LENGTH), [fd]),
       undefined,
     );
     closeFd(fd);

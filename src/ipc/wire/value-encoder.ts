@@ -1,65 +1,55 @@
-import { CuffiError } from '../../errors.ts';
-import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
+/** Encodes a value. GPU objects leave a place in it, and are returned, as by `structuredClone`. */
+
 import { typedArrayKind } from '../../typed-array.ts';
 import { checkHostMemory, classNameOf, withArticle } from '../../validate.ts';
 import type { ByteWriter } from '../bytes.ts';
-import { writeDescriptor } from '../descriptor-bytes.ts';
-import { isShareable, type Shareable } from '../shareable.ts';
-import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
-import {
-  type EncodedExport,
-  exportForAnyPeer,
-  prepareForPeer,
-  type SharingSession,
-} from '../sharing/marshal.ts';
-import { ReadyExport } from '../sharing/ready.ts';
 import {
   MAX_BIGINT_DIGITS,
   MAX_VALUE_BINARIES,
   MAX_VALUE_BYTE_LENGTH,
   MAX_VALUE_DEPTH,
-  MAX_VALUE_FDS,
   MAX_VALUE_OBJECTS,
   MAX_VALUE_PARTS,
-} from '../wire/limits.ts';
-import { binaryTypes, Tag } from '../wire/value-tags.ts';
+} from './limits.ts';
+import { binaryTypes, Tag } from './value-tags.ts';
 
-const SENDABLE_TYPES =
-  'only plain objects, arrays, binary data, device arrays, buffers, pools and events are';
-
-/** Returns what to send instead of an object that cannot be sent. */
-function alternativeFor(object: object): string {
-  if (object instanceof Promise) return 'await it first';
-  if (object instanceof IpcMemoryHandle)
-    return (
-      `send the ${object instanceof IpcArrayHandle ? 'array' : 'buffer'} itself, or toJSON() of ` +
-      'this as data, which peer.open() opens there'
-    );
-  if (object instanceof ReadyExport) return 'send the memory itself, with { stream }';
-  return object instanceof IpcHandle ? 'send the buffer itself' : SENDABLE_TYPES;
+/** The objects that may stand in a value besides plain data. */
+export interface TransferableObjects<T extends object> {
+  includes(object: object): object is T;
+  /** Returns what to send instead of an object that is not included. */
+  alternativeTo(object: object): string;
 }
 
-/** What is sent together with an encoded value. */
-export interface Encoded {
-  /** They remain the objects' own. */
-  readonly fds: readonly number[];
-  /** The GPU objects in the value, in order. */
-  readonly objects: readonly Shareable[];
+/** An object of a value. */
+export interface PlacedObject<T extends object> {
+  readonly object: T;
+  /** Its path in the value, for error messages. */
+  readonly path: Path;
 }
+
+/** The keys on the way to a part of a value. */
+export type Path = readonly (string | number)[];
+
+/** Writes a path as code does, e.g. `value.model.layers[3]`. */
+export const formatPath = (path: Path): string =>
+  path.reduce<string>((text, key) => {
+    if (typeof key === 'number') return `${text}[${key}]`;
+    return /^[\p{L}_$][\p{L}\p{N}_$]*$/u.test(key)
+      ? `${text}.${key}`
+      : `${text}[${JSON.stringify(key)}]`;
+  }, 'value');
 
 /**
- * Encodes a value, and calls `use` with what is sent together with it.
+ * Encodes a value and returns its objects in order. Getters of the value run during this call.
  *
  * @throws TypeError for what cannot be sent, with its path in the value
  * @throws RangeError for what is too large or too deep
- * @throws IpcError for GPU objects that cannot be shared
  */
-export function encodeValue<T>(
+export function encodeValue<T extends object>(
   writer: ByteWriter,
   value: unknown,
-  session: SharingSession,
-  use: (encoded: Encoded) => T,
-): T {
+  objects: TransferableObjects<T>,
+): readonly PlacedObject<T>[] {
   writer.limit(
     MAX_VALUE_BYTE_LENGTH,
     () =>
@@ -68,61 +58,26 @@ export function encodeValue<T>(
           'as a DeviceBuffer, or in parts',
       ),
   );
-  const encoder = new ValueEncoder(writer);
-  // Getters of the value and memory managers run during this call. They may send on this connection
-  // too, and what they send goes out first.
+  const encoder = new ValueEncoder(writer, objects);
   encoder.write(value);
-  const sentBefore = session.sentPools.size;
-  try {
-    return use(encoder.finish(session));
-  } catch (error) {
-    // What was exported before the failure is never sent.
-    for (const [pool, unsubscribe] of [...session.sentPools].slice(sentBefore)) {
-      unsubscribe();
-      session.sentPools.delete(pool);
-    }
-    throw error;
-  }
+  return encoder.placed;
 }
 
 const typeCodes = new Map(binaryTypes.map(([name], code) => [name, code]));
 const INT64_LIMIT = 1n << 63n;
 
-class ValueEncoder {
+class ValueEncoder<T extends object> {
   readonly #to: ByteWriter;
+  readonly #objects: TransferableObjects<T>;
   readonly #path: (string | number)[] = [];
   #parts = 0;
   #binaries = 0;
-  readonly #objects: Shareable[] = [];
-  /** The exported objects, as if none had been sent before. */
-  readonly #exported: EncodedExport[] = [];
-  /** The offset of each object's file descriptor count. */
-  readonly #fdCountOffsets: number[] = [];
+  /** The objects found so far. */
+  readonly placed: PlacedObject<T>[] = [];
 
-  constructor(to: ByteWriter) {
+  constructor(to: ByteWriter, objects: TransferableObjects<T>) {
     this.#to = to;
-  }
-
-  /**
-   * Returns what is sent together with the value. The peer may already have the pools of some
-   * objects, so nothing else may be sent between this call and the value.
-   */
-  finish(session: SharingSession): Encoded {
-    const objects = this.#objects;
-    const all: number[] = [];
-    for (let at = 0; at < objects.length; at += 1) {
-      const packed = this.#exported[at] as EncodedExport;
-      const { fds } = prepareForPeer(session, objects[at] as Shareable, packed);
-      // Both counts take one byte: a pool has one descriptor, or none if the peer has it.
-      if (fds.length !== packed.fds.length)
-        this.#to.rewrite(this.#fdCountOffsets[at] as number, fds.length);
-      for (const fd of fds) all.push(fd);
-    }
-    if (all.length > MAX_VALUE_FDS)
-      throw new RangeError(
-        `the value has ${all.length} file descriptors for its GPU objects: it may have ${MAX_VALUE_FDS}`,
-      );
-    return { fds: all, objects };
+    this.#objects = objects;
   }
 
   write(value: unknown): void {
@@ -184,7 +139,7 @@ class ValueEncoder {
     else if (prototype === Object.prototype || prototype === null)
       this.#writeRecord(object as Readonly<Record<string, unknown>>);
     else if (ArrayBuffer.isView(object) || object instanceof ArrayBuffer) this.#writeBinary(object);
-    else this.#writeGpuObject(object);
+    else this.#writeTransferable(object);
   }
 
   #writeArray(items: readonly unknown[]): void {
@@ -230,43 +185,21 @@ class ValueEncoder {
     this.#to.bytes(bytes);
   }
 
-  #writeGpuObject(object: object): void {
-    if (!isShareable(object))
+  #writeTransferable(object: object): void {
+    if (!this.#objects.includes(object))
       throw new TypeError(
         `${this.#currentPath} is ${withArticle(classNameOf(object))}, which cannot be sent: ` +
-          alternativeFor(object),
+          this.#objects.alternativeTo(object),
       );
-    if (this.#objects.length === MAX_VALUE_OBJECTS)
+    if (this.placed.length === MAX_VALUE_OBJECTS)
       throw new RangeError(
         `${this.#currentPath} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects`,
       );
-    const packed = this.#export(object);
-    const bytes = packed.bytes ?? writeDescriptor(packed.descriptor);
-    this.#objects.push(object);
-    this.#exported.push(packed);
+    this.placed.push({ object, path: this.#path.slice() });
     this.#to.uint8(Tag.gpuObject);
-    this.#fdCountOffsets.push(this.#to.offset);
-    this.#to.length(packed.fds.length);
-    this.#to.length(bytes.byteLength);
-    this.#to.bytes(bytes);
   }
 
-  #export(object: Shareable): EncodedExport {
-    try {
-      return exportForAnyPeer(object);
-    } catch (error) {
-      if (error instanceof CuffiError) error.message = `${this.#currentPath}: ${error.message}`;
-      throw error;
-    }
-  }
-
-  /** The path of the current part in the value, e.g. `value.model.layers[3]`. */
   get #currentPath(): string {
-    return this.#path.reduce<string>((path, key) => {
-      if (typeof key === 'number') return `${path}[${key}]`;
-      return /^[\p{L}_$][\p{L}\p{N}_$]*$/u.test(key)
-        ? `${path}.${key}`
-        : `${path}[${JSON.stringify(key)}]`;
-    }, 'value');
+    return formatPath(this.#path);
   }
 }

@@ -1,0 +1,128 @@
+/** A value that has arrived, with its objects opened. */
+
+import { discardFds } from '../../../ffi/linux/close-fd.ts';
+import { ClosedError, CuffiError, IpcError } from '../../errors.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
+import type { ImportTable } from '../lease/import-table.ts';
+import { discardImported, importFromPeer } from '../sharing/marshal.ts';
+import type { TimelinePoint } from '../timeline/point.ts';
+import type { EncodedValue } from '../wire/value-decoder.ts';
+import { formatPath, type Path } from '../wire/value-encoder.ts';
+import type { ObjectTable, ValueMessage } from '../wire/value-message.ts';
+import type { Session } from './session.ts';
+
+/** A value with its GPU objects. The caller that takes it owns them. */
+export interface ReceivedValue {
+  /** The value, whose plain data is built when it is taken. */
+  readonly contents: Pick<EncodedValue, 'build' | 'value'>;
+  readonly objects: readonly object[];
+  /** Points of the peer's work that must be reached before the objects are used. */
+  readonly points: readonly TimelinePoint[];
+}
+
+/** A received value, or the error in its place. */
+export type Arrival = ReceivedValue | { readonly error: unknown };
+
+/**
+ * Opens the GPU objects of a value, or returns the error: it concerns the caller that takes the
+ * value, not the connection. The error tells which object of the value could not be opened. Takes
+ * ownership of the file descriptors in every case, and releases what is not opened.
+ *
+ * @param refusal the reason to open nothing, which is then returned
+ */
+export function openArrival(
+  message: ValueMessage,
+  fds: readonly number[],
+  session: Session,
+  refusal?: IpcError,
+): Arrival {
+  const { value, objects: table, control } = message;
+  const { imports } = session;
+  const { firstLease, entries } = table;
+  // Done before anything can fail: releasing a lease closes its link.
+  const objectFds = takeLinks(table, fds, imports);
+  const objects: object[] = [];
+  let used = 0;
+  try {
+    if (refusal) throw refusal;
+    for (const { bytes, fdCount } of entries) {
+      const lease = firstLease + objects.length;
+      const descriptor = session.decodeDescriptor(bytes);
+      const own = fdCount === objectFds.length ? objectFds : objectFds.slice(used, used + fdCount);
+      used += fdCount;
+      const object = importFromPeer(descriptor, own, session, imports.importLease(lease));
+      imports.setOpened(lease, object);
+      objects.push(object);
+    }
+    return { contents: value, objects, points: control.points };
+  } catch (error) {
+    closeObjects(objects);
+    discardFds(objectFds.slice(used));
+    for (let at = objects.length; at < entries.length; at++) imports.release(firstLease + at);
+    return { error: refusal ?? withPath(error, message, objects.length) };
+  }
+}
+
+/** Gives the links to the leases. Returns the other file descriptors. */
+function takeLinks(
+  { firstLease, entries }: ObjectTable,
+  fds: readonly number[],
+  imports: ImportTable,
+): readonly number[] {
+  if (!entries.some(({ hasLink }) => hasLink)) return fds;
+  const others: number[] = [];
+  let at = 0;
+  for (const [index, { fdCount, hasLink }] of entries.entries()) {
+    others.push(...fds.slice(at, at + fdCount));
+    at += fdCount;
+    if (!hasLink) continue;
+    imports.addLink(firstLease + index, fds[at] as number);
+    at += 1;
+  }
+  return others;
+}
+
+/** Adds to the error which object of the value could not be opened. */
+function withPath(error: unknown, { value, objects }: ValueMessage, at: number): unknown {
+  if (!(error instanceof CuffiError)) return error;
+  const place = placeOf(value, at, objects.entries.length);
+  if (error instanceof ClosedError)
+    return new IpcError(
+      `${place} is an object of this process, which came back after it was closed here`,
+      error,
+    );
+  error.message = `${place}: ${error.message}`;
+  return error;
+}
+
+/** The value is built only for the error message, so not if it is long. */
+const MAX_SEARCHED_BYTE_LENGTH = 1 << 16;
+
+/** Returns the path of an object in a value, e.g. `value.model.layers[3]`. */
+function placeOf(value: EncodedValue, at: number, count: number): string {
+  const unknown = `object ${at} of the value`;
+  if (value.byteLength > MAX_SEARCHED_BYTE_LENGTH) return unknown;
+  const places = Array.from({ length: count }, () => ({}));
+  try {
+    const path = pathTo(places[at] as object, value.buildAll(places), []);
+    return path ? formatPath(path) : unknown;
+  } catch {
+    // A name occurs twice. That error needs no report, as the value is refused already.
+    return unknown;
+  }
+}
+
+function pathTo(wanted: object, part: unknown, path: Path): Path | undefined {
+  if (part === wanted) return path;
+  if (typeof part !== 'object' || part === null || ArrayBuffer.isView(part)) return undefined;
+  for (const [name, inner] of Object.entries(part)) {
+    const found = pathTo(wanted, inner, [...path, Array.isArray(part) ? Number(name) : name]);
+    if (found !== undefined) return found;
+  }
+  return undefined;
+}
+
+/** Closes objects that nobody takes. */
+export function closeObjects(objects: readonly object[]): void {
+  for (const object of objects) releaseOrWarn(() => discardImported(object));
+}

@@ -1,0 +1,489 @@
+import { discardFds } from '../../../ffi/linux/close-fd.ts';
+import { closeFd } from '../../../ffi/linux/libc.ts';
+import type { Context } from '../../context.ts';
+import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
+import { pollInBackground, pollUntil } from '../../poller.ts';
+import type { Stream } from '../../stream.ts';
+import type { ByteWriter } from '../bytes.ts';
+import type { IpcDescriptor } from '../descriptor.ts';
+import { writeDescriptor } from '../descriptor-bytes.ts';
+import { decodeDescriptor } from '../descriptor-codec.ts';
+import { ExportTable, type Lease } from '../lease/export-table.ts';
+import {
+  ForwardedLease,
+  type ForwardedObjects,
+  ForwardRequester,
+  forwardObjects,
+  MAX_FORWARDS_IN_PROGRESS,
+} from '../lease/forward.ts';
+import { ImportTable } from '../lease/import-table.ts';
+import type { PeerProcess } from '../lease/peer-process.ts';
+import { contextOf, defaultStreamOf, isImported, type Shareable } from '../shareable.ts';
+import {
+  closeSharingSession,
+  type EncodedExport,
+  prepareForPeer,
+  releaseImportedPoolLater,
+  type SharingSession,
+} from '../sharing/marshal.ts';
+import { latest, type TimelinePoint } from '../timeline/point.ts';
+import { Timeline } from '../timeline/timeline.ts';
+import {
+  type ControlBlock,
+  emptyControlBlock,
+  type ForwardRequest,
+  isEmptyControlBlock,
+} from '../wire/control-block.ts';
+import { MAX_CACHED_DESCRIPTORS, MAX_PENDING_CONTROL, MAX_VALUE_FDS } from '../wire/limits.ts';
+import { type ObjectEntry, writeObjectTable } from '../wire/value-message.ts';
+
+/** The most revoked leases, or closed pools, of one message. */
+const MAX_NUMBERS_PER_MESSAGE = 1024;
+const NONE: readonly never[] = [];
+
+/** Each has a link here. This process may see the end of some of them later than the peer does. */
+const MAX_FORWARDED_LEASES = 2 * MAX_FORWARDS_IN_PROGRESS;
+
+/** Sends a control message. @throws SystemError; IpcError if no descriptor is left for a copy */
+type PostControl = (block: ControlBlock, fds: readonly number[]) => void;
+
+/** Objects that were leased to the peer, for the message that carries them. */
+export interface LeasedObjects {
+  readonly fds: readonly number[];
+  /** Resolves when the owners of forwarded objects keep them. The message waits for it. */
+  readonly acknowledged: Promise<unknown> | undefined;
+  /** Ends the leases again. Call it if the message is never sent. */
+  cancel(): void;
+  /** Closes the descriptors that were made for this message. */
+  closeLinks(): void;
+}
+
+/**
+ * What two peers hold of each other: leases in both directions, and their timelines. Control blocks
+ * tell of it. It outlives the connection until everything is released or the other process is gone.
+ */
+export class Session implements SharingSession {
+  readonly sentPools = new Map<string, () => void>();
+  readonly receivedPools = new Map<string, unknown>();
+  readonly exports: ExportTable;
+  readonly imports: ImportTable;
+  readonly timeline = new Timeline();
+  readonly process: PeerProcess;
+  readonly #peerName: string;
+  readonly #graceMs: number;
+  readonly #post: PostControl;
+  readonly forwardRequester: ForwardRequester;
+  readonly #revoked: number[] = [];
+  readonly #closedPools: string[] = [];
+  /** Decoded descriptors by their bytes, as the same buffers are sent again and again. */
+  readonly #descriptors = new Map<string, IpcDescriptor>();
+  #forwardedCount = 0;
+  #stopWatching: (() => void) | undefined;
+  #abandonedWaits = 0;
+  #isReceivingOver = false;
+  #isEnded = false;
+  /** Whether the other process is gone, so that nothing more comes from it. */
+  isGone = false;
+  /** Whether the peer has closed the connection in an orderly way. */
+  isClosedByPeer = false;
+  /** Called when there is something to send to the peer. */
+  onControlPending: (() => void) | undefined;
+  /** Called when the other process is gone. */
+  onGone: (() => void) | undefined;
+
+  constructor(process: PeerProcess, peerName: string, graceMs: number, post: PostControl) {
+    this.process = process;
+    this.#peerName = peerName;
+    this.#graceMs = graceMs;
+    this.#post = post;
+    const news = (): void => this.onControlPending?.();
+    this.forwardRequester = new ForwardRequester(news);
+    this.imports = new ImportTable(
+      this.timeline,
+      {
+        process,
+        requestForward: (...asked) => this.forwardRequester.request(...asked),
+        hasUnsentForward: (lease) => this.forwardRequester.hasUnsent(lease),
+      },
+      news,
+    );
+    this.exports = new ExportTable({
+      pid: process.pid,
+      name: peerName,
+      revoke: (lease) => {
+        this.#revoked.push(lease);
+        news();
+      },
+    });
+    this.#stopWatching = process.onGone(() => this.#onPeerGone());
+  }
+
+  /** Whether either process holds something of the other. */
+  get isInUse(): boolean {
+    return this.exports.size > 0 || this.imports.size > 0;
+  }
+
+  /**
+   * Returns the error of a process that ended without closing the connection. A child that exits
+   * with code 0 has finished its work; for other processes that is unknown.
+   */
+  goneError(): ClosedError | PeerGoneError {
+    const { pid, exit } = this.process;
+    const abandonedWaits = this.#abandonedWaits;
+    if (exit?.exitCode === 0 && abandonedWaits === 0)
+      return new ClosedError(`this Peer is closed: ${this.#peerName} has exited with code 0`);
+    const how = exit?.signal
+      ? `was ended by ${exit.signal}`
+      : exit?.exitCode === undefined
+        ? 'has ended'
+        : `has exited with code ${exit.exitCode}`;
+    const consequence =
+      abandonedWaits > 0
+        ? `; ${abandonedWaits} waits for its work were abandoned, so memory that it should have written is incomplete`
+        : ' without closing the connection';
+    return new PeerGoneError(`${this.#peerName} ${how}${consequence}`, {
+      pid,
+      abandonedWaits,
+      ...exit,
+    });
+  }
+
+  // ---- Objects that are sent ----
+
+  /**
+   * Leases exported objects to the peer, and writes their table behind the value. The peer may
+   * already have the pools of some objects, so nothing else may be exported to it before the
+   * message is sent.
+   *
+   * @param exported what each object was exported as, for any process
+   * @throws IpcError, RangeError, ClosedError, SystemError; then nothing is leased
+   */
+  leaseObjects(
+    writer: ByteWriter,
+    objects: readonly Shareable[],
+    exported: readonly EncodedExport[],
+    stream: Stream | undefined,
+  ): LeasedObjects & { readonly points: readonly TimelinePoint[] } {
+    const sentBefore = this.sentPools.size;
+    let forwarded: ForwardedObjects | undefined;
+    let leases: Lease[] = [];
+    try {
+      const fds: number[] = [];
+      const entries: ObjectEntry[] = [];
+      if (objects.some(isImported)) forwarded = forwardObjects(objects, this.process);
+      for (const [at, object] of objects.entries()) {
+        const prepared = prepareForPeer(this, object, exported[at] as EncodedExport);
+        fds.push(...prepared.fds);
+        const link = forwarded?.links[forwarded.indices.indexOf(at)];
+        if (link !== undefined) fds.push(link);
+        const bytes = prepared.bytes ?? Buffer.from(writeDescriptor(prepared.descriptor));
+        entries.push({ bytes, fdCount: prepared.fds.length, hasLink: link !== undefined });
+      }
+      checkFdCount(fds.length);
+      const points = this.#readyPoints(objects, stream);
+      leases = this.exports.add(objects, stream);
+      for (const [at, index] of (forwarded?.indices ?? NONE).entries())
+        (leases[index] as Lease).onEnd = forwarded?.releases[at];
+      writeObjectTable(writer, { firstLease: leases[0]?.id ?? 0, entries });
+      return {
+        fds,
+        points,
+        acknowledged: forwarded?.acknowledged,
+        cancel: () => {
+          this.exports.end(leases);
+          this.#forgetSentPools(sentBefore);
+        },
+        closeLinks: () => forwarded?.links.forEach(closeFd),
+      };
+    } catch (error) {
+      forwarded?.links.forEach(closeFd);
+      if (leases.length > 0) this.exports.end(leases);
+      else for (const release of forwarded?.releases ?? NONE) release();
+      this.#forgetSentPools(sentBefore);
+      throw error;
+    }
+  }
+
+  /** Forgets pools that were exported for a message that is never sent. */
+  #forgetSentPools(sentBefore: number): void {
+    for (const [pool, unsubscribe] of [...this.sentPools].slice(sentBefore)) {
+      unsubscribe();
+      this.sentPools.delete(pool);
+    }
+  }
+
+  /** Returns points behind the pending work on objects. @throws CudaError, ClosedError */
+  #readyPoints(objects: readonly Shareable[], stream: Stream | undefined): TimelinePoint[] {
+    if (stream) return this.timeline.pointsBehindStream(stream);
+    const points: TimelinePoint[] = [];
+    const visited = new Set<Stream | Context>();
+    for (const object of objects) {
+      const ownStream = defaultStreamOf(object);
+      const context = contextOf(object);
+      const location = ownStream ?? context;
+      if (!location || visited.has(location)) continue;
+      visited.add(location);
+      if (ownStream) points.push(...this.timeline.pointsBehindStream(ownStream));
+      else if (context) points.push(...this.timeline.pointsBehindContext(context));
+    }
+    return latest(points);
+  }
+
+  /** As {@link SharingSession}. */
+  hasLeaseOn(object: Shareable): boolean {
+    return this.exports.hasLeaseOn(object);
+  }
+
+  /** As {@link SharingSession}. */
+  onPoolClosed(pool: string): void {
+    this.#closedPools.push(pool);
+    this.onControlPending?.();
+  }
+
+  // ---- Objects that arrive ----
+
+  /**
+   * Decodes the description of an object that has arrived.
+   *
+   * @throws IpcError for anything but a descriptor
+   */
+  decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
+    const text = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString('latin1');
+    const known = this.#descriptors.get(text);
+    if (known) return known;
+    const descriptor = decodeDescriptor(bytes);
+    if (this.#descriptors.size >= MAX_CACHED_DESCRIPTORS) this.#descriptors.clear();
+    this.#descriptors.set(text, descriptor);
+    return descriptor;
+  }
+
+  /** Resolves when the points are reached or the other process is gone. */
+  async whenReached(points: readonly TimelinePoint[]): Promise<void> {
+    const isDone = (): boolean => this.isGone || this.timeline.isReached(points);
+    await pollUntil(() => isDone() || this.#isReceivingOver);
+    if (isDone()) return;
+    // No caller waits for a value any longer, so this wait must not keep the process alive.
+    await new Promise<void>((resolve) => {
+      pollInBackground(() => {
+        if (isDone()) resolve();
+        return isDone();
+      });
+    });
+  }
+
+  /** Releases what was kept for further values. */
+  endReceiving(): void {
+    this.#isReceivingOver = true;
+    this.#descriptors.clear();
+    closeSharingSession(this);
+  }
+
+  // ---- Control blocks that are sent ----
+
+  /** Takes the pending control entries, for a value or for a message of their own. */
+  takeControl(points: readonly TimelinePoint[] = NONE): ControlBlock {
+    const isPending = this.#revoked.length > 0 || this.#pendingControlCount > 0;
+    if (!isPending && points.length === 0) return emptyControlBlock;
+    // Leases that were released or dropped meanwhile need no revocation.
+    const revoked = this.#revoked
+      .splice(0, MAX_NUMBERS_PER_MESSAGE)
+      .filter((lease) => this.exports.isInUse(lease));
+    return {
+      ...emptyControlBlock,
+      points,
+      released: this.imports.takeReleases(),
+      revoked,
+      closedPools: this.#closedPools.splice(0, MAX_NUMBERS_PER_MESSAGE),
+    };
+  }
+
+  /** Puts the entries of a dropped message back in front. */
+  restoreControl({ released, revoked, closedPools }: ControlBlock): void {
+    this.imports.restoreReleases(released);
+    this.#revoked.unshift(...revoked);
+    this.#closedPools.unshift(...closedPools);
+  }
+
+  /**
+   * Sends everything that is pending.
+   *
+   * @returns false if no file descriptor is left to send it with: try again later
+   * @throws SystemError if the socket has failed
+   */
+  sendPending(): boolean {
+    try {
+      this.sendTimelinePage();
+      for (;;) {
+        this.#sendForwardRequests();
+        const block = this.takeControl();
+        if (isEmptyControlBlock(block)) return true;
+        try {
+          this.#post(block, NONE);
+        } catch (error) {
+          this.restoreControl(block);
+          throw error;
+        }
+      }
+    } catch (error) {
+      if (error instanceof IpcError) return false;
+      throw error;
+    }
+  }
+
+  /** Sends this process's timeline page if it was not sent yet. @throws as {@link sendPending} */
+  sendTimelinePage(): void {
+    if (this.timeline.isPageUnshared)
+      this.timeline.sharePage((page) => {
+        this.#post({ ...emptyControlBlock, hasTimelinePage: true }, [page]);
+      });
+  }
+
+  /** Sends each request with its link. */
+  #sendForwardRequests(): void {
+    for (;;) {
+      const forwardRequests = this.forwardRequester.take();
+      if (forwardRequests.length === 0) return;
+      const links = forwardRequests.map(({ link }) => link);
+      try {
+        this.#post({ ...emptyControlBlock, forwardRequests }, links);
+      } catch (error) {
+        this.forwardRequester.restore(forwardRequests);
+        throw error;
+      }
+      links.forEach(closeFd);
+    }
+  }
+
+  // ---- Control blocks that arrive ----
+
+  /**
+   * Applies a control block; closes `fds` in every case. Returns the points that the host must wait
+   * for before it applies anything else of the peer.
+   *
+   * @throws IpcError for invalid entries
+   */
+  applyControl(block: ControlBlock, fds: readonly number[]): readonly TimelinePoint[] {
+    const waits = isEmptyControlBlock(block) ? NONE : this.#apply(block, fds);
+    if (this.#pendingControlCount > MAX_PENDING_CONTROL)
+      throw new IpcError(
+        `${MAX_PENDING_CONTROL} things wait to be told, and nobody there reads them`,
+      );
+    return waits;
+  }
+
+  /**
+   * Handles that the peer holds nothing of this process and opens nothing that is still on its way.
+   */
+  onPeerDone(): void {
+    this.exports.endAll();
+  }
+
+  /** How many control entries are pending. */
+  get #pendingControlCount(): number {
+    return this.imports.pendingReleaseCount + this.#closedPools.length;
+  }
+
+  #apply(
+    { hasTimelinePage, released, revoked, forwardRequests, closedPools }: ControlBlock,
+    fds: readonly number[],
+  ): readonly TimelinePoint[] {
+    if (hasTimelinePage) this.timeline.acceptPage(fds[0] as number);
+    else if (this.isGone) discardFds(fds);
+    else this.#addForwardedLeases(forwardRequests, fds);
+    // When the process ended, all its leases were released.
+    if (this.isGone) return NONE;
+    let hostWaits: TimelinePoint[] = [];
+    const heldLeases: Lease[] = [];
+    for (const { lease: id, isFinal, points } of released) {
+      const lease = this.exports.get(id);
+      const place = points.length > 0 ? lease.workLocation : undefined;
+      if (place && !this.timeline.isReached(points))
+        if (!this.timeline.wait(points, place.context, place.stream))
+          hostWaits = latest([...hostWaits, ...points]);
+      // The holder's work may use the object until the host has seen the end of that work.
+      if (isFinal && hostWaits.length > 0) heldLeases.push(lease);
+      else if (isFinal) this.exports.endLease(lease);
+    }
+    if (heldLeases.length > 0)
+      void this.whenReached(hostWaits).then(() => {
+        // If the connection broke, the timeline page may be unmapped, so nothing tells how far the
+        // work is. The holder then keeps the leases while it lives.
+        if (this.#isEnded) return;
+        this.exports.end(heldLeases);
+        // These may have been the last leases that kept a closed connection open.
+        this.onControlPending?.();
+      });
+    for (const id of revoked) this.imports.revoke(id, this.#peerName);
+    for (const pool of closedPools) releaseImportedPoolLater(pool, this);
+    return hostWaits;
+  }
+
+  /** Keeps objects that the peer forwards to third processes. @throws IpcError */
+  #addForwardedLeases(asked: readonly ForwardRequest[], links: readonly number[]): void {
+    for (const [at, request] of asked.entries()) {
+      try {
+        this.#addForwardedLease(request, links[at] as number);
+      } catch (error) {
+        discardFds(links.slice(at));
+        throw error;
+      }
+    }
+  }
+
+  /** @param link remains the caller's if this throws */
+  #addForwardedLease({ lease, pid, startTime }: ForwardRequest, link: number): void {
+    if (this.#forwardedCount >= MAX_FORWARDED_LEASES)
+      throw new IpcError(`more than ${MAX_FORWARDED_LEASES} things of this process were passed on`);
+    new ForwardedLease(this.exports.get(lease), { pid, startTime }, link, this.#graceMs, () => {
+      this.#forwardedCount -= 1;
+    });
+    this.#forwardedCount += 1;
+  }
+
+  // ---- The end ----
+
+  /** Ends all communication. The peer keeps its leases as long as it lives. */
+  end(): void {
+    if (this.#isEnded) return;
+    this.#isEnded = true;
+    this.onControlPending = undefined;
+    this.forwardRequester.end();
+    this.imports.end();
+    if (!this.process.isExitObservable && !this.isGone)
+      setTimeout(() => this.#onPeerGone(), this.#graceMs).unref();
+    this.timeline.close(() => this.#stopWatchingIfUnused());
+  }
+
+  #onPeerGone(): void {
+    if (this.isGone) return;
+    this.isGone = true;
+    this.#abandonedWaits = this.timeline.abandonWaits();
+    if (this.#abandonedWaits > 0 && this.isClosedByPeer) this.#warnAbandonedWaits();
+    this.forwardRequester.end();
+    this.exports.endAll();
+    this.#stopWatchingIfUnused();
+    this.onGone?.();
+    this.onGone = undefined;
+  }
+
+  /** Warns, because the orderly end was already reported without an error. */
+  #warnAbandonedWaits(): void {
+    globalThis.process.emitWarning(
+      `${this.#peerName} has closed its connection and ended before its work on the GPU was done: ` +
+        `${this.#abandonedWaits} waits for it were abandoned, so memory that it should have written is incomplete`,
+      { code: 'CUFFI_UNREACHED' },
+    );
+  }
+
+  /** Stops watching the other process if nothing depends on its end. */
+  #stopWatchingIfUnused(): void {
+    if (this.#isEnded && this.exports.size === 0) this.#stopWatching?.();
+  }
+}
+
+function checkFdCount(count: number): void {
+  if (count > MAX_VALUE_FDS)
+    throw new RangeError(
+      `the value has ${count} file descriptors, those included by which it is passed on: it may have ${MAX_VALUE_FDS}`,
+    );
+}

@@ -1,0 +1,113 @@
+/**
+ * A message with a value: the value, then the table of its objects, then a control block. The table
+ * says what comes with each object; a value without objects has none.
+ */
+
+import { IpcError } from '../../errors.ts';
+import { ByteReader, type ByteWriter } from '../bytes.ts';
+import { type ControlBlock, readControlBlock, readLeaseId } from './control-block.ts';
+import {
+  MAX_CONTROL_BYTE_LENGTH,
+  MAX_OBJECT_BYTE_LENGTH,
+  MAX_TABLE_BYTE_LENGTH,
+  MAX_VALUE_BYTE_LENGTH,
+} from './limits.ts';
+import { EncodedValue } from './value-decoder.ts';
+
+/** What comes with an object of a value. */
+export interface ObjectEntry {
+  /** The description of the object. Valid until the next message. */
+  readonly bytes: Uint8Array;
+  /** How many file descriptors are its own. They come in the order of the table. */
+  readonly fdCount: number;
+  /** Whether a link to its owner comes behind those: another process has forwarded the object. */
+  readonly hasLink: boolean;
+}
+
+/** The table of objects of one value. */
+export interface ObjectTable {
+  /** The sender's lease for the first object. The others have the numbers behind it. */
+  readonly firstLease: number;
+  readonly entries: readonly ObjectEntry[];
+}
+
+/** Writes the table of a value that has objects. */
+export function writeObjectTable(to: ByteWriter, { firstLease, entries }: ObjectTable): void {
+  to.limit(MAX_TABLE_BYTE_LENGTH);
+  to.float64(firstLease);
+  for (const { bytes, fdCount, hasLink } of entries) {
+    to.length(fdCount);
+    to.uint8(hasLink ? 1 : 0);
+    to.length(bytes.byteLength);
+    to.bytes(bytes);
+  }
+}
+
+/** A message whose value was checked. Nothing of it is opened, and a long value is not built. */
+export interface ValueMessage {
+  readonly value: EncodedValue;
+  readonly objects: ObjectTable;
+  readonly control: ControlBlock;
+}
+
+/** Checks a message with a value, over several turns of the event loop if it is long. */
+export class ValueMessageReader {
+  readonly #from: ByteReader;
+  readonly #value: EncodedValue;
+
+  constructor(bytes: Uint8Array) {
+    this.#from = new ByteReader(bytes);
+    this.#value = new EncodedValue(this.#from);
+  }
+
+  /**
+   * Checks for at most a few milliseconds. Returns undefined if it must be called again, in a later
+   * turn of the event loop.
+   *
+   * @param fdCount how many file descriptors came with the message
+   * @throws IpcError for anything but one whole message
+   */
+  read(fdCount: number): ValueMessage | undefined {
+    const value = this.#value;
+    const from = this.#from;
+    if (!value.check()) return undefined;
+    if (value.byteLength > MAX_VALUE_BYTE_LENGTH)
+      throw new IpcError(
+        `a value of ${value.byteLength} bytes is too large: at most ${MAX_VALUE_BYTE_LENGTH} are allowed`,
+      );
+    const objects = value.objectCount > 0 ? readObjectTable(from, value.objectCount) : noObjects;
+    if (from.remaining > MAX_CONTROL_BYTE_LENGTH)
+      throw new IpcError(
+        `a control block of ${from.remaining} bytes is too large: at most ${MAX_CONTROL_BYTE_LENGTH} are allowed`,
+      );
+    const control = readControlBlock(from);
+    const { hasTimelinePage, isClosing, isDone, forwardRequests } = control;
+    if (hasTimelinePage || isClosing || isDone || forwardRequests.length > 0)
+      throw new IpcError('received parts of a control message with a value');
+    let expected = 0;
+    for (const { fdCount: own, hasLink } of objects.entries) expected += own + (hasLink ? 1 : 0);
+    if (expected !== fdCount)
+      throw new IpcError(`received ${fdCount} file descriptors with a value that has ${expected}`);
+    return { value, objects, control };
+  }
+}
+
+const noObjects: ObjectTable = { firstLease: 0, entries: [] };
+
+function readObjectTable(from: ByteReader, count: number): ObjectTable {
+  const firstLease = readLeaseId(from);
+  if (!Number.isSafeInteger(firstLease + count))
+    throw new IpcError(`${count} leases from ${firstLease} on is not a valid range for one value`);
+  const entries: ObjectEntry[] = [];
+  for (let at = 0; at < count; at++) {
+    const fdCount = from.length(0);
+    const flag = from.uint8();
+    if (flag > 1)
+      throw new IpcError(`invalid flag ${flag} in a table of objects: it must be 0 or 1`);
+    const byteLength = from.length();
+    if (byteLength > MAX_OBJECT_BYTE_LENGTH)
+      throw new IpcError(`a descriptor of ${byteLength} bytes is too long`);
+    entries.push({ fdCount, hasLink: flag === 1, bytes: from.view(byteLength) });
+  }
+  return { firstLease, entries };
+}
