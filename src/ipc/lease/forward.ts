@@ -5,35 +5,11 @@ import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
 import { processStartTime } from '../../../ffi/linux/process.ts';
 import { isMessageSocket, peerCredentials, socketPair } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
-import { ownerOf, type Shareable } from '../shareable.ts';
+import type { Shareable } from '../shareable.ts';
 import type { ForwardRequest } from '../wire/control-block.ts';
 import type { Lease } from './export-table.ts';
+import { type ForwardHandle, type OwnerConnection, ownerConnectionOf } from './import-table.ts';
 import { PeerProcess } from './peer-process.ts';
-
-/**
- * The connection to the owner of an imported object. The owner is asked before the object is
- * forwarded.
- */
-export interface OwnerConnection {
-  readonly process: PeerProcess;
-  /**
-   * Asks the owner to keep the object for a third process, too.
-   *
-   * @param ownerLink the owner's end of the link. The callee owns it from now on
-   * @param recipientLink the third process's end, which remains the caller's
-   */
-  requestForward(
-    pid: number,
-    startTime: number,
-    ownerLink: number,
-    recipientLink: number,
-  ): ForwardHandle;
-}
-
-/** Records the connection to the owner of an imported object. */
-export function setOwnerConnection(object: object, connection: OwnerConnection): void {
-  (object as WithOwnerConnection)[OWNER_CONNECTION] = connection;
-}
 
 /** The objects of a value that belong to other processes. */
 export interface ForwardedObjects {
@@ -87,16 +63,6 @@ const nothingForwarded: ForwardedObjects = {
   releases: [],
 };
 
-// Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
-const OWNER_CONNECTION = Symbol('owner connection');
-
-interface WithOwnerConnection {
-  [OWNER_CONNECTION]?: OwnerConnection;
-}
-
-const ownerConnectionOf = (object: Shareable): OwnerConnection | undefined =>
-  (ownerOf(object) as WithOwnerConnection)[OWNER_CONNECTION];
-
 /**
  * Processes of other pid namespaces all have the pid 0 here, so only the connection identifies
  * them.
@@ -105,14 +71,6 @@ const isSameProcess = (a: PeerProcess, b: PeerProcess): boolean =>
   a === b || (a.pid > 0 && a.pid === b.pid);
 
 // ---- Requests to the owner ----
-
-/** A request that was queued for the owner. */
-export interface ForwardHandle {
-  /** Resolves when the owner keeps the object, or is gone. */
-  readonly acknowledged: Promise<void>;
-  /** Call it once, when the third process has released the object or did not get it. */
-  release(): void;
-}
 
 /** The most requests that an owner has at a time. */
 export const MAX_FORWARDS_IN_PROGRESS = 1024;

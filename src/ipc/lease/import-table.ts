@@ -6,13 +6,12 @@ import { runOutsideCapture } from '../../graph-capture.ts';
 import { type Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import { bufferOf, isImported } from '../shareable.ts';
+import { bufferOf, isImported, ownerOf, type Shareable } from '../shareable.ts';
 import type { ImportLease } from '../sharing/ownership.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
 import type { Timeline } from '../timeline/timeline.ts';
 import type { LeaseRelease } from '../wire/control-block.ts';
 import { leaseRegistry } from './export-table.ts';
-import { type ForwardHandle, type ForwardRequester, setOwnerConnection } from './forward.ts';
 import type { PeerProcess } from './peer-process.ts';
 
 /** The leases that this process has on objects of one peer, by number. */
@@ -200,6 +199,52 @@ export class ImportTable {
   }
 }
 
+// ---- The owners of imported objects ----
+
+/**
+ * The connection to the owner of an imported object. The owner is asked before the object is
+ * forwarded.
+ */
+export interface OwnerConnection {
+  readonly process: PeerProcess;
+  /**
+   * Asks the owner to keep the object for a third process, too.
+   *
+   * @param ownerLink the owner's end of the link. The callee owns it from now on
+   * @param recipientLink the third process's end, which remains the caller's
+   */
+  requestForward(
+    pid: number,
+    startTime: number,
+    ownerLink: number,
+    recipientLink: number,
+  ): ForwardHandle;
+}
+
+/** Records the connection to the owner of an imported object. */
+export function setOwnerConnection(object: object, connection: OwnerConnection): void {
+  (object as WithOwnerConnection)[OWNER_CONNECTION] = connection;
+}
+
+/** A request that was queued for the owner. */
+export interface ForwardHandle {
+  /** Resolves when the owner keeps the object, or is gone. */
+  readonly acknowledged: Promise<void>;
+  /** Call it once, when the third process has released the object or did not get it. */
+  release(): void;
+}
+
+// Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
+const OWNER_CONNECTION = Symbol('owner connection');
+
+interface WithOwnerConnection {
+  [OWNER_CONNECTION]?: OwnerConnection;
+}
+
+/** The connection to the owner of an object; undefined for objects of this process. */
+export const ownerConnectionOf = (object: Shareable): OwnerConnection | undefined =>
+  (ownerOf(object) as WithOwnerConnection)[OWNER_CONNECTION];
+
 // ---- Limits and parts ----
 
 /** The limits of one message. An entry takes at least 10 bytes, a point 10. */
@@ -213,7 +258,11 @@ type ImportedResource = Resource & { readonly context: Context };
 /** The peer as the owner of the leases of one connection. */
 interface LeaseOwner {
   readonly process: PeerProcess;
-  requestForward(...request: Parameters<ForwardRequester['request']>): ForwardHandle;
-  /** As {@link ForwardRequester.hasUnsent}. */
+  /** As {@link OwnerConnection.requestForward}, for the object of a lease. */
+  requestForward(
+    lease: number,
+    ...request: Parameters<OwnerConnection['requestForward']>
+  ): ForwardHandle;
+  /** Whether a request for a lease is not sent yet. Until then the lease must not be released. */
   hasUnsentForward(lease: number): boolean;
 }

@@ -224,10 +224,12 @@ export class Connection implements FramedSocketHandler {
       if (control !== emptyControlBlock) session.restoreControl(control);
     };
     try {
-      session.sendTimelinePage();
+      if (session.timeline.isPageUnshared) session.sendTimelinePage();
       control = session.takeControl(leased?.points);
-      writer.limit(MAX_CONTROL_BYTE_LENGTH);
-      writeControlBlock(writer, control);
+      if (control !== emptyControlBlock) {
+        writer.limit(MAX_CONTROL_BYTE_LENGTH);
+        writeControlBlock(writer, control);
+      }
       const fds = leased?.fds ?? [];
       return this.#socket.post(message, writer.written, fds, cancel, leased?.acknowledged);
     } catch (error) {

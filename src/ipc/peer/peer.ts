@@ -220,9 +220,9 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   }
 
   #take(deadline: DeadlineOptions, stream?: Stream): Promise<unknown> {
-    const { peerName } = this.#connection;
-    return withDeadline(deadline, `receiving from ${peerName}`, (resolve, reject) =>
-      this.#connection.receive({ resolve, reject, stream }),
+    const connection = this.#connection;
+    return withDeadline(deadline, `receiving from ${connection.peerName}`, (resolve, reject) =>
+      connection.receive({ resolve, reject, stream }),
     );
   }
 

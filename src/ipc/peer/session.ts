@@ -75,6 +75,8 @@ export class Session implements SharingSession {
   readonly forwardRequester: ForwardRequester;
   readonly #revoked: number[] = [];
   readonly #closedPools: string[] = [];
+  /** Whether there may be control entries to send. */
+  #isControlPending = false;
   /** Decoded descriptors by their bytes, as the same buffers are sent again and again. */
   readonly #descriptors = new Map<string, IpcDescriptor>();
   #forwardedCount = 0;
@@ -96,7 +98,7 @@ export class Session implements SharingSession {
     this.#peerName = peerName;
     this.#graceMs = graceMs;
     this.#post = post;
-    const news = (): void => this.onControlPending?.();
+    const news = (): void => this.#noteControlPending();
     this.forwardRequester = new ForwardRequester(news);
     this.imports = new ImportTable(
       this.timeline,
@@ -226,7 +228,7 @@ export class Session implements SharingSession {
       if (ownStream) points.push(...this.timeline.pointsBehindStream(ownStream));
       else if (context) points.push(...this.timeline.pointsBehindContext(context));
     }
-    return latest(points);
+    return points.length > 1 ? latest(points) : points;
   }
 
   /** As {@link SharingSession}. */
@@ -237,7 +239,7 @@ export class Session implements SharingSession {
   /** As {@link SharingSession}. */
   onPoolClosed(pool: string): void {
     this.#closedPools.push(pool);
-    this.onControlPending?.();
+    this.#noteControlPending();
   }
 
   // ---- Objects that arrive ----
@@ -282,19 +284,16 @@ export class Session implements SharingSession {
 
   /** Takes the pending control entries, for a value or for a message of their own. */
   takeControl(points: readonly TimelinePoint[] = NONE): ControlBlock {
-    const isPending = this.#revoked.length > 0 || this.#pendingControlCount > 0;
-    if (!isPending && points.length === 0) return emptyControlBlock;
+    if (!this.#isControlPending)
+      return points.length === 0 ? emptyControlBlock : { ...emptyControlBlock, points };
     // Leases that were released or dropped meanwhile need no revocation.
     const revoked = this.#revoked
       .splice(0, MAX_NUMBERS_PER_MESSAGE)
       .filter((lease) => this.exports.isInUse(lease));
-    return {
-      ...emptyControlBlock,
-      points,
-      released: this.imports.takeReleases(),
-      revoked,
-      closedPools: this.#closedPools.splice(0, MAX_NUMBERS_PER_MESSAGE),
-    };
+    const released = this.imports.takeReleases();
+    const closedPools = this.#closedPools.splice(0, MAX_NUMBERS_PER_MESSAGE);
+    this.#isControlPending = this.#revoked.length > 0 || this.#pendingControlCount > 0;
+    return { ...emptyControlBlock, points, released, revoked, closedPools };
   }
 
   /** Puts the entries of a dropped message back in front. */
@@ -302,6 +301,7 @@ export class Session implements SharingSession {
     this.imports.restoreReleases(released);
     this.#revoked.unshift(...revoked);
     this.#closedPools.unshift(...closedPools);
+    this.#isControlPending = true;
   }
 
   /**
@@ -364,7 +364,7 @@ export class Session implements SharingSession {
    */
   applyControl(block: ControlBlock, fds: readonly number[]): readonly TimelinePoint[] {
     const waits = isEmptyControlBlock(block) ? NONE : this.#apply(block, fds);
-    if (this.#pendingControlCount > MAX_PENDING_CONTROL)
+    if (this.#isControlPending && this.#pendingControlCount > MAX_PENDING_CONTROL)
       throw new IpcError(
         `${MAX_PENDING_CONTROL} things wait to be told, and nobody there reads them`,
       );
@@ -376,6 +376,11 @@ export class Session implements SharingSession {
    */
   onPeerDone(): void {
     this.exports.endAll();
+  }
+
+  #noteControlPending(): void {
+    this.#isControlPending = true;
+    this.onControlPending?.();
   }
 
   /** How many control entries are pending. */

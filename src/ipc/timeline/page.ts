@@ -101,11 +101,6 @@ export class TimelinePage {
     return this.#isMemoryFixed;
   }
 
-  /** Whether the other process has not got the descriptor. */
-  get isUnshared(): boolean {
-    return this.#fd !== undefined;
-  }
-
   /**
    * Calls `send` with the descriptor for the other process. Later calls do so again until `send`
    * succeeds once.

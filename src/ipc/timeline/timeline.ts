@@ -15,6 +15,8 @@ export class Timeline {
   #signaler: Signaler | undefined;
   #peer: { readonly page: TimelinePage; readonly waits: Waiter } | undefined;
   #isClosed = false;
+  /** Whether the other process needs this process's page and has not got it. */
+  isPageUnshared = false;
 
   /** Whether the other process may still wait for work of this process. */
   get isAwaitedByPeer(): boolean {
@@ -31,17 +33,13 @@ export class Timeline {
     return this.#isClosed ? [] : this.#ownSignaler.pointsBehindContext(context);
   }
 
-  /** Whether the other process needs this process's page and has not got it. */
-  get isPageUnshared(): boolean {
-    return this.#signaler?.page.isUnshared === true;
-  }
-
   /**
    * Calls `send` with this process's page if the other process needs it now. Later calls do so
    * again until `send` succeeds once.
    */
   sharePage(send: (fd: number) => void): void {
     this.#signaler?.page.shareFd(send);
+    this.isPageUnshared = false;
   }
 
   /** Maps the other process's page and closes the descriptor. @throws IpcError */
@@ -92,7 +90,10 @@ export class Timeline {
   }
 
   get #ownSignaler(): Signaler {
-    this.#signaler ??= new Signaler(TimelinePage.create());
+    if (!this.#signaler) {
+      this.#signaler = new Signaler(TimelinePage.create());
+      this.isPageUnshared = true;
+    }
     return this.#signaler;
   }
 

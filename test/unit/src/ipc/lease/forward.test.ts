@@ -10,13 +10,15 @@ import { listenSocket, socketPair } from '../../../../../ffi/linux/socket.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
 import {
-  type ForwardHandle,
   ForwardRequester,
   forwardObjects,
   MAX_FORWARDS_IN_PROGRESS,
+} from '../../../../../src/ipc/lease/forward.ts';
+import {
+  type ForwardHandle,
   type OwnerConnection,
   setOwnerConnection,
-} from '../../../../../src/ipc/lease/forward.ts';
+} from '../../../../../src/ipc/lease/import-table.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';

@@ -12,6 +12,7 @@ import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { spawnPeer } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
+import { SendQueue } from '../../../../../src/ipc/wire/framed-socket.ts';
 import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
@@ -19,7 +20,6 @@ import {
   MAX_QUEUED_VALUES,
   MAX_UNSENT_VALUES,
 } from '../../../../../src/ipc/wire/limits.ts';
-import { SendQueue } from '../../../../../src/ipc/wire/send-queue.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { runProgram } from '../../emulate.ts';

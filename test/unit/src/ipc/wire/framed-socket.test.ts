@@ -1,13 +1,25 @@
-/** A socket on the event loop, without a connection around it. */
+/** A socket on the event loop, without a connection around it, and its queue of unsent messages. */
 import assert from 'node:assert/strict';
-import { describe, test } from 'node:test';
-import { closeFd } from '../../../../../ffi/linux/libc.ts';
-import { sendMessage } from '../../../../../ffi/linux/message.ts';
+import { fstatSync } from 'node:fs';
+import { afterEach, beforeEach, describe, test } from 'node:test';
+import { closeFd, createMemfd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
+import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
-import { FramedSocket } from '../../../../../src/ipc/wire/framed-socket.ts';
-import { FrameKind, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
-import { FRAGMENT_BYTE_LENGTH, HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
+import {
+  FramedSocket,
+  type MessageType,
+  SendQueue,
+} from '../../../../../src/ipc/wire/framed-socket.ts';
+import { FrameAssembler, FrameKind, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
+import {
+  FRAGMENT_BYTE_LENGTH,
+  HEADER_BYTE_LENGTH,
+  MAX_UNSENT_BYTE_LENGTH,
+  MAX_UNSENT_VALUES,
+} from '../../../../../src/ipc/wire/limits.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
+import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
+import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 
 /** Sends a value of zeros, in as many frames as it needs. */
 function sendValue(socket: number, sequence: number, byteLength: number): void {
@@ -141,5 +153,236 @@ describe('FramedSocket', () => {
       after(() => wire.close(new Error('over'))),
       0,
     );
+  });
+});
+
+describe('SendQueue', () => {
+  let before = 0;
+  let [near, far] = [0, 0];
+  beforeEach(() => {
+    before = openDescriptors();
+    [near, far] = socketPair();
+  });
+  afterEach(async () => {
+    for (const fd of [near, far]) if (isOpenFd(fd)) closeFd(fd);
+    await descriptorsReturnTo(before);
+  });
+
+  const frame = (byteLength: number, fill = 0): Buffer =>
+    Buffer.alloc(HEADER_BYTE_LENGTH + byteLength, fill);
+  const ignore = (): void => {};
+  /** A message of a kind; requests and responses have numbers. */
+  const typeOf = (kind: FrameKind): MessageType => ({
+    kind,
+    request: kind === FrameKind.request || kind === FrameKind.response ? 1 : 0,
+  });
+
+  /**
+   * Collects the messages that the other end got: the kind, the length and the first byte of each.
+   */
+  function reader(): () => (readonly [kind: number, byteLength: number, first: number])[] {
+    const assembly = new FrameAssembler();
+    return () => {
+      const arrived: (readonly [number, number, number])[] = [];
+      for (let next = receiveMessage(far); typeof next === 'object'; next = receiveMessage(far)) {
+        const whole = assembly.add(next);
+        if (!whole) continue;
+        whole.fds.forEach(closeFd);
+        arrived.push([whole.kind, whole.bytes.byteLength, whole.bytes[0] as number]);
+      }
+      return arrived;
+    };
+  }
+
+  test('a message that needs acknowledgement, and all after it, waits for that', async () => {
+    const queue = new SendQueue();
+    const read = reader();
+    const { value, control } = FrameKind;
+    let agree = ignore;
+    const agreed = new Promise<void>((resolve) => {
+      agree = resolve;
+    });
+    const sent: number[] = [];
+    const post = (at: number, kind: FrameKind, waitsFor?: Promise<void>): void => {
+      const sending = queue.post(near, typeOf(kind), frame(at, at), [], ignore, waitsFor);
+      assert.ok(sending, `${at} waits`);
+      void sending.then(() => sent.push(at));
+    };
+    assert.equal(queue.post(near, typeOf(value), frame(9, 9), []), undefined);
+    post(1, value, agreed);
+    post(2, value);
+    post(3, control);
+    assert.equal(queue.isAwaitingAck, true);
+    // The socket has room all the time.
+    queue.flush(near);
+    await nextLoopIteration();
+    queue.flush(near);
+    assert.deepEqual([read(), sent], [[[value, 9, 9]], []]);
+    agree();
+    await nextLoopIteration();
+    assert.equal(queue.isAwaitingAck, false);
+    queue.flush(near);
+    await nextLoopIteration();
+    assert.deepEqual(sent, [1, 2, 3]);
+    assert.deepEqual(read(), [
+      [value, 1, 1],
+      [value, 2, 2],
+      [control, 3, 3],
+    ]);
+    assert.equal(queue.isEmpty, true);
+  });
+
+  test('nothing is sent between the frames of a value, and rejecting unstarted messages keeps control messages', async () => {
+    const queue = new SendQueue();
+    const read = reader();
+    const { value, control: news } = FrameKind;
+    const half = 100 * FRAGMENT_BYTE_LENGTH;
+    const begun = queue.post(near, typeOf(value), frame(half, 1), []);
+    const rejected: string[] = [];
+    const dropped: string[] = [];
+    for (const kind of ['value', 'request', 'response'] as const)
+      queue
+        .post(near, typeOf(FrameKind[kind]), frame(2, 2), [], () => dropped.push(kind))
+        ?.catch(({ message }: Error) => rejected.push(`${kind}: ${message}`));
+    const control = queue.post(near, typeOf(news), frame(3, 3), []);
+    queue.rejectUnstarted(new Error('closed'));
+    assert.deepEqual(dropped, ['response', 'request', 'value']);
+    // There is room, but not for this message.
+    const arrived = read();
+    const last = queue.post(near, typeOf(news), frame(4, 4), []);
+    for (let turn = 0; turn < 1000 && !queue.isEmpty; turn++) {
+      queue.flush(near);
+      arrived.push(...read());
+      await nextLoopIteration();
+    }
+    await Promise.all([begun, control, last]);
+    assert.deepEqual(arrived, [
+      [value, half, 1],
+      [news, 3, 3],
+      [news, 4, 4],
+    ]);
+    assert.deepEqual(rejected, ['value: closed', 'request: closed', 'response: closed']);
+  });
+
+  const never = new Promise<never>(ignore);
+
+  test('the number of queued values and their bytes are limited', () => {
+    const most = MAX_UNSENT_BYTE_LENGTH / 4;
+    const sizes = new Array<number>(3).fill(most - HEADER_BYTE_LENGTH);
+    for (const [waiting, more, message] of [
+      [
+        [...sizes, most - HEADER_BYTE_LENGTH - 1],
+        1 - HEADER_BYTE_LENGTH,
+        /^5 values \(67108864 bytes\) wait to be sent already: await send\(\) before the next one$/,
+      ],
+      [
+        new Array<number>(MAX_UNSENT_VALUES - 1).fill(1),
+        1,
+        /^1024 values \(21504 bytes\) wait to be sent already: await send\(\) before the next one$/,
+      ],
+    ] as const) {
+      const queue = new SendQueue();
+      const post = (byteLength: number): void => {
+        queue.checkCapacity();
+        queue
+          .post(near, typeOf(FrameKind.value), frame(byteLength), [], ignore, never)
+          ?.catch(ignore);
+      };
+      for (const byteLength of waiting) post(byteLength);
+      post(more);
+      assert.throws(() => post(1), { name: 'IpcError', message });
+      queue.rejectAll(new Error('over'));
+      queue.checkCapacity();
+    }
+  });
+
+  test('a value is not queued, and no descriptor stays, if one cannot be duplicated', () => {
+    const fd = createMemfd('sent', 0);
+    const held = openDescriptors();
+    const queue = new SendQueue();
+    let dropped = 0;
+    for (const room of [1, 2])
+      withRoomFor(room, () => {
+        const post = (): unknown =>
+          queue.post(
+            near,
+            typeOf(FrameKind.value),
+            frame(1),
+            [fd, fd, fd],
+            () => {
+              dropped += 1;
+            },
+            never,
+          );
+        assert.throws(post, {
+          name: 'IpcError',
+          message: /cannot queue the value: there are not enough descriptors .*: .*EMFILE/,
+        });
+      });
+    // The caller gets only the error, and keeps its descriptor.
+    assert.deepEqual([dropped, queue.isEmpty, openDescriptors()], [0, true, held]);
+    queue.checkCapacity();
+    closeFd(fd);
+  });
+
+  /** Runs `use` without the privileges of root, who has no such limit. */
+  function asOrdinaryUser<T>(use: () => T): T {
+    const isRoot = process.geteuid?.() === 0;
+    if (isRoot) process.seteuid?.(65_534);
+    try {
+      return use();
+    } finally {
+      if (isRoot) process.seteuid?.(0);
+    }
+  }
+
+  test('a message that waits for descriptors in flight is retried, though no event tells of room', {
+    timeout: 30_000,
+  }, async () => {
+    const [first, other] = socketPair();
+    const wire = new FramedSocket(near, {
+      wantsMore: () => true,
+      onMessage: () => false,
+      onSocketEnd: ignore,
+      onFailure: (error) => assert.fail(String(error)),
+      onDrained: ignore,
+    });
+    using _open = { [Symbol.dispose]: () => wire.close(new Error('over')) };
+    const fd = createMemfd('sent', 0);
+    const { ino } = fstatSync(fd);
+    sendMessage(first, Buffer.of(1), new Array<number>(250).fill(fd));
+    let sending: Promise<void> | undefined;
+    withRoomFor(8, () => {
+      sending = asOrdinaryUser(() => wire.post(typeOf(FrameKind.value), frame(1), [fd]));
+    });
+    closeFd(fd);
+    assert.ok(sending, 'it waits');
+    assert.equal(wire.sendQueue.isShortOfFds, true);
+    assert.equal(receiveMessage(far), undefined);
+    // The socket has room, and nobody reads or writes it.
+    await sending;
+    assert.equal(wire.sendQueue.isShortOfFds, false);
+    const arrived = receiveMessage(far) as { readonly fds: readonly number[] };
+    assert.deepEqual(
+      arrived.fds.map((each) => fstatSync(each).ino),
+      [ino],
+    );
+    [...arrived.fds, first, other].forEach(closeFd);
+  });
+
+  test('the descriptors of a value of many frames go only with the first frame', async () => {
+    const queue = new SendQueue();
+    const fd = createMemfd('sent', 0);
+    assert.equal(
+      queue.post(near, typeOf(FrameKind.value), frame(3 * FRAGMENT_BYTE_LENGTH), [fd]),
+      undefined,
+    );
+    closeFd(fd);
+    const counts: number[] = [];
+    for (let next = receiveMessage(far); typeof next === 'object'; next = receiveMessage(far)) {
+      counts.push(next.fds.length);
+      next.fds.forEach(closeFd);
+    }
+    assert.deepEqual(counts, [1, 0, 0]);
   });
 });
