@@ -187,13 +187,14 @@ export class Session implements SharingSession {
       for (const [at, index] of (forwarded?.indices ?? NONE).entries())
         (leases[index] as Lease).onEnd = forwarded?.releases[at];
       writeObjectTable(writer, { firstLease: leases[0]?.id ?? 0, entries });
+      const newPools = this.#poolsSentSince(sentBefore);
       return {
         fds,
         points,
         acknowledged: forwarded?.acknowledged,
         cancel: () => {
           this.exports.end(leases);
-          this.#forgetSentPools(sentBefore);
+          this.#forgetSentPools(newPools);
         },
         closeLinks: () => forwarded?.links.forEach(closeFd),
       };
@@ -201,15 +202,20 @@ export class Session implements SharingSession {
       forwarded?.links.forEach(closeFd);
       if (leases.length > 0) this.exports.end(leases);
       else for (const release of forwarded?.releases ?? NONE) release();
-      this.#forgetSentPools(sentBefore);
+      this.#forgetSentPools(this.#poolsSentSince(sentBefore));
       throw error;
     }
   }
 
+  /** The pools that were exported to this peer since there were so many. */
+  #poolsSentSince(count: number): readonly string[] {
+    return this.sentPools.size > count ? [...this.sentPools.keys()].slice(count) : NONE;
+  }
+
   /** Forgets pools that were exported for a message that is never sent. */
-  #forgetSentPools(sentBefore: number): void {
-    for (const [pool, unsubscribe] of [...this.sentPools].slice(sentBefore)) {
-      unsubscribe();
+  #forgetSentPools(pools: readonly string[]): void {
+    for (const pool of pools) {
+      this.sentPools.get(pool)?.();
       this.sentPools.delete(pool);
     }
   }
