@@ -26,7 +26,7 @@ import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
-import { peerPair, RawPeer, tableOf, unknownObject } from './support.ts';
+import { own, peerPair, RawPeer, tableOf, unknownObject } from './support.ts';
 
 const deadline = { timeout: 30_000 };
 let before = 0;
@@ -214,6 +214,25 @@ describe('Peer.close', () => {
       await until(() => leases.stats().leases.length === 0);
       assert.deepEqual(packets(other), [{ ...news, body: [DONE] }]);
       assert.equal(other.receive(), 'end');
+    },
+  );
+
+  test(
+    'ends at once when the peer then breaks the protocol, though leases are in use',
+    deadline,
+    async () => {
+      // Of a process whose end cannot be seen, leases end soon after the connection.
+      const unobservable = { process: PeerProcess.ofChild(0), orphanGraceMs: 1 };
+      using other = new RawPeer(unobservable as never, { ...own, pid: 0 });
+      using buffer = DeviceBuffer.allocate(64);
+      await other.peer.send(buffer);
+      other.peer.close();
+      packets(other);
+      assert.equal(other.receive(), undefined);
+      assert.equal(leases.stats().leases.length, 1);
+      other.send(Uint8Array.of(200));
+      await until(() => other.receive() === 'end');
+      await until(() => leases.stats().leases.length === 0);
     },
   );
 

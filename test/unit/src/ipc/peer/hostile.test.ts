@@ -102,6 +102,13 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
       o.send(one, { byteLength: size + 1, offset: FRAGMENT_BYTE_LENGTH });
     },
   ],
+  'a kind that changes': [
+    /changed its length or its kind/,
+    (o) => {
+      o.send(half, { byteLength: size, kind: 4, request: 1 });
+      o.send(new Uint8Array(10), { byteLength: size, offset: FRAGMENT_BYTE_LENGTH });
+    },
+  ],
   'no value at all': [/unknown value tag/, (o) => o.send(Uint8Array.of(200))],
   'descriptors that no value has': [
     /1 file descriptors with a value/,

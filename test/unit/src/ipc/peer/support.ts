@@ -23,7 +23,8 @@ import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 // What the first object that goes to a thread of this process leaves for all later ones.
 withExportsTable(() => {});
 
-const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };
+/** The credentials of this process. */
+export const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };
 
 /** Two peers that talk with each other; dispose closes both. */
 export function peerPair(
