@@ -1,6 +1,6 @@
 import { isMainThread } from 'node:worker_threads';
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
-import { SystemError } from '../../../ffi/linux/libc.ts';
+import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { ClosedError, CuffiError, IpcError, type PeerGoneError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
@@ -19,7 +19,7 @@ import {
   readControlMessage,
   writeControlBlock,
 } from '../wire/control-block.ts';
-import { FramedSocket, type FramedSocketHandler } from '../wire/framed-socket.ts';
+import { FramedSocket, type FramedSocketHandler, type MessageType } from '../wire/framed-socket.ts';
 import { FrameKind, type Message } from '../wire/frames.ts';
 import {
   HEADER_BYTE_LENGTH,
@@ -35,7 +35,7 @@ import {
 import { type ValueMessage, ValueMessageReader } from '../wire/value-message.ts';
 import { openArrival } from './arrival.ts';
 import { ReceiveQueue, type Recipient } from './receive-queue.ts';
-import { Session } from './session.ts';
+import { type LeasedObjects, Session } from './session.ts';
 import { DescriptorVerifier, type VerificationRequest } from './verification.ts';
 
 /** Why a connection has ended. */
@@ -199,28 +199,27 @@ export class Connection implements FramedSocketHandler {
       const exported = placed.map(exportPlaced);
       if (this.#end) throw this.#end;
       try {
-        return this.#post(writer, placed, exported, stream, { kind, request });
+        const leased =
+          placed.length > 0
+            ? this.#session.leaseObjects(writer, placed.map(objectOf), exported, stream)
+            : undefined;
+        return this.#post(writer, leased, { kind, request });
       } catch (error) {
         throw error instanceof SystemError ? this.#sendFailed(error) : error;
       }
     });
   }
 
-  /** Posts an encoded value: writes the table of its objects and a control block behind it. */
+  /** Writes a control block behind an encoded value, and posts both. */
   #post(
     writer: ByteWriter,
-    placed: readonly PlacedObject<Shareable>[],
-    exported: readonly EncodedExport[],
-    stream: Stream | undefined,
-    message: { readonly kind: FrameKind; readonly request: number },
+    leased: LeasedObjects | undefined,
+    message: MessageType,
   ): Promise<void> | undefined {
     const session = this.#session;
-    const objects = placed.map(({ object }) => object);
-    const leased =
-      objects.length > 0 ? session.leaseObjects(writer, objects, exported, stream) : undefined;
     let control: ControlBlock = emptyControlBlock;
     const cancel = (): void => {
-      leased?.cancel();
+      if (leased) session.cancelLeases(leased);
       if (control !== emptyControlBlock) session.restoreControl(control);
     };
     try {
@@ -231,12 +230,13 @@ export class Connection implements FramedSocketHandler {
         writeControlBlock(writer, control);
       }
       const fds = leased?.fds ?? [];
-      return this.#socket.post(message, writer.written, fds, cancel, leased?.acknowledged);
+      const acknowledged = leased?.forwarded?.acknowledged;
+      return this.#socket.post(message, writer.written, fds, cancel, acknowledged);
     } catch (error) {
       cancel();
       throw error;
     } finally {
-      leased?.closeLinks();
+      leased?.forwarded?.links.forEach(closeFd);
     }
   }
 
@@ -610,6 +610,8 @@ const sendable: TransferableObjects<Shareable> = {
       : 'only plain objects, arrays, binary data, device arrays, buffers, pools and events are';
   },
 };
+
+const objectOf = ({ object }: PlacedObject<Shareable>): Shareable => object;
 
 /** Exports an object for any process. @throws IpcError, ClosedError with its path in the value */
 function exportPlaced({ object, path }: PlacedObject<Shareable>): EncodedExport {

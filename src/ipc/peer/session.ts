@@ -49,13 +49,15 @@ type PostControl = (block: ControlBlock, fds: readonly number[]) => void;
 
 /** Objects that were leased to the peer, for the message that carries them. */
 export interface LeasedObjects {
+  /** The file descriptors of the objects, and links. They remain their owners'. */
   readonly fds: readonly number[];
-  /** Resolves when the owners of forwarded objects keep them. The message waits for it. */
-  readonly acknowledged: Promise<unknown> | undefined;
-  /** Ends the leases again. Call it if the message is never sent. */
-  cancel(): void;
-  /** Closes the descriptors that were made for this message. */
-  closeLinks(): void;
+  /** Points behind the pending work on the objects. */
+  readonly points: readonly TimelinePoint[];
+  readonly leases: readonly Lease[];
+  /** Pools that the peer gets with this message. */
+  readonly newPools: readonly string[];
+  /** What other processes own of the objects. */
+  readonly forwarded: ForwardedObjects | undefined;
 }
 
 /**
@@ -165,39 +167,29 @@ export class Session implements SharingSession {
     objects: readonly Shareable[],
     exported: readonly EncodedExport[],
     stream: Stream | undefined,
-  ): LeasedObjects & { readonly points: readonly TimelinePoint[] } {
+  ): LeasedObjects {
     const sentBefore = this.sentPools.size;
-    let forwarded: ForwardedObjects | undefined;
-    let leases: Lease[] = [];
+    const forwarded = objects.some(isImported) ? forwardObjects(objects, this.process) : undefined;
+    let leases: readonly Lease[] = NONE;
     try {
       const fds: number[] = [];
       const entries: ObjectEntry[] = [];
-      if (objects.some(isImported)) forwarded = forwardObjects(objects, this.process);
-      for (const [at, object] of objects.entries()) {
-        const prepared = prepareForPeer(this, object, exported[at] as EncodedExport);
-        fds.push(...prepared.fds);
+      for (let at = 0; at < objects.length; at += 1) {
+        const ready = prepareForPeer(this, objects[at] as Shareable, exported[at] as EncodedExport);
         const link = forwarded?.links[forwarded.indices.indexOf(at)];
+        for (const fd of ready.fds) fds.push(fd);
         if (link !== undefined) fds.push(link);
-        const bytes = prepared.bytes ?? Buffer.from(writeDescriptor(prepared.descriptor));
-        entries.push({ bytes, fdCount: prepared.fds.length, hasLink: link !== undefined });
+        const bytes = ready.bytes ?? Buffer.from(writeDescriptor(ready.descriptor));
+        entries.push({ bytes, fdCount: ready.fds.length, hasLink: link !== undefined });
       }
       checkFdCount(fds.length);
       const points = this.#readyPoints(objects, stream);
       leases = this.exports.add(objects, stream);
-      for (const [at, index] of (forwarded?.indices ?? NONE).entries())
-        (leases[index] as Lease).onEnd = forwarded?.releases[at];
-      writeObjectTable(writer, { firstLease: leases[0]?.id ?? 0, entries });
-      const newPools = this.#poolsSentSince(sentBefore);
-      return {
-        fds,
-        points,
-        acknowledged: forwarded?.acknowledged,
-        cancel: () => {
-          this.exports.end(leases);
-          this.#forgetSentPools(newPools);
-        },
-        closeLinks: () => forwarded?.links.forEach(closeFd),
-      };
+      forwarded?.indices.forEach((index, at) => {
+        (leases[index] as Lease).onEnd = forwarded.releases[at];
+      });
+      writeObjectTable(writer, { firstLease: (leases[0] as Lease).id, entries });
+      return { fds, points, leases, newPools: this.#poolsSentSince(sentBefore), forwarded };
     } catch (error) {
       forwarded?.links.forEach(closeFd);
       if (leases.length > 0) this.exports.end(leases);
@@ -205,6 +197,12 @@ export class Session implements SharingSession {
       this.#forgetSentPools(this.#poolsSentSince(sentBefore));
       throw error;
     }
+  }
+
+  /** Ends leases whose message is never sent. */
+  cancelLeases({ leases, newPools }: LeasedObjects): void {
+    this.exports.end(leases);
+    this.#forgetSentPools(newPools);
   }
 
   /** The pools that were exported to this peer since there were so many. */

@@ -50,18 +50,17 @@ export function encodeValue<T extends object>(
   value: unknown,
   objects: TransferableObjects<T>,
 ): readonly PlacedObject<T>[] {
-  writer.limit(
-    MAX_VALUE_BYTE_LENGTH,
-    () =>
-      new RangeError(
-        `a value may have ${MAX_VALUE_BYTE_LENGTH} bytes, and this one has more: send large data ` +
-          'as a DeviceBuffer, or in parts',
-      ),
-  );
+  writer.limit(MAX_VALUE_BYTE_LENGTH, tooLarge);
   const encoder = new ValueEncoder(writer, objects);
   encoder.write(value);
   return encoder.placed;
 }
+
+const tooLarge = (): RangeError =>
+  new RangeError(
+    `a value may have ${MAX_VALUE_BYTE_LENGTH} bytes, and this one has more: send large data ` +
+      'as a DeviceBuffer, or in parts',
+  );
 
 const typeCodes = new Map(binaryTypes.map(([name], code) => [name, code]));
 const INT64_LIMIT = 1n << 63n;
