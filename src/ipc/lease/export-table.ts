@@ -1,6 +1,6 @@
 import { IpcError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
-import { defaultStreamOf, ownerOf, type Shareable } from '../shareable.ts';
+import { defaultStreamOf, ownerOf, type Shareable } from '../sharing/kinds.ts';
 import { Lease, type LeaseHolder, leaseRegistry } from './lease.ts';
 
 /**

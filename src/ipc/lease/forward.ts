@@ -5,7 +5,7 @@ import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
 import { processStartTime } from '../../../ffi/linux/process.ts';
 import { isMessageSocket, peerCredentials, socketPair } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
-import { ownerOf, type Shareable } from '../shareable.ts';
+import { ownerOf, type Shareable } from '../sharing/kinds.ts';
 import type { ForwardRequest } from '../wire/control-block.ts';
 import type { Lease } from './lease.ts';
 import { PeerProcess } from './peer-process.ts';

@@ -10,7 +10,7 @@ import {
   ownerOf,
   rangeOf,
   type Shareable,
-} from '../shareable.ts';
+} from '../sharing/kinds.ts';
 
 /** The process that holds a lease. */
 export interface LeaseHolder {

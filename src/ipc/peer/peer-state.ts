@@ -8,7 +8,7 @@ import { ForwardedLease, ForwardRequester, MAX_FORWARDS_IN_PROGRESS } from '../l
 import { ImportTable } from '../lease/import-table.ts';
 import type { Lease } from '../lease/lease.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
-import { contextOf, defaultStreamOf, type Shareable } from '../shareable.ts';
+import { contextOf, defaultStreamOf, type Shareable } from '../sharing/kinds.ts';
 import {
   closeSharingSession,
   releaseImportedPoolLater,

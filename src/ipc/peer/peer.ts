@@ -8,7 +8,7 @@ import { parseDescriptor } from '../descriptor-codec.ts';
 import { processName } from '../identity.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import type { Opened } from '../sharing/import.ts';
-import { discardImported } from '../sharing/marshal.ts';
+import { discardImported } from '../sharing/kinds.ts';
 import { Connection, type ConnectionEnd } from './connection.ts';
 import type { PeerCredentials } from './credentials.ts';
 import type { PeerOptions } from './peer-options.ts';

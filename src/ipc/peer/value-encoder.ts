@@ -3,9 +3,8 @@ import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { typedArrayKind } from '../../typed-array.ts';
 import { checkHostMemory, classNameOf, withArticle } from '../../validate.ts';
 import type { ByteWriter } from '../bytes.ts';
-import { writeDescriptor } from '../descriptor-bytes.ts';
-import { isShareable, type Shareable } from '../shareable.ts';
 import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
+import { isShareable, type Shareable } from '../sharing/kinds.ts';
 import {
   type EncodedExport,
   exportForAnyPeer,
@@ -241,14 +240,13 @@ class ValueEncoder {
         `${this.#currentPath} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects`,
       );
     const packed = this.#export(object);
-    const bytes = packed.bytes ?? writeDescriptor(packed.descriptor);
     this.#objects.push(object);
     this.#exported.push(packed);
     this.#to.uint8(Tag.gpuObject);
     this.#fdCountOffsets.push(this.#to.offset);
     this.#to.length(packed.fds.length);
-    this.#to.length(bytes.byteLength);
-    this.#to.bytes(bytes);
+    this.#to.length(packed.bytes.byteLength);
+    this.#to.bytes(packed.bytes);
   }
 
   #export(object: Shareable): EncodedExport {

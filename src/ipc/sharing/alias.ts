@@ -5,9 +5,9 @@ import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
 import { allocationBase } from '../../memory/pointer-attributes.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import { checkRange, type IpcDescriptor, type IpcMemoryDescriptor } from '../descriptor.ts';
-import { findExport, nameOfExport } from './export-id.ts';
-import { type ImportLease, releaseWithLease, type Sender } from './ownership.ts';
+import { checkRange, type DescriptorFields, type MemoryFields } from '../descriptor.ts';
+import { findExport, nameOfExport } from '../identity.ts';
+import { type ImportLease, releaseWithLease, type Sender } from './imported-object.ts';
 import { exportGone } from './worker-exports.ts';
 
 /**
@@ -19,7 +19,7 @@ import { exportGone } from './worker-exports.ts';
  * @throws IpcError if the object no longer exists, ClosedError if it is closed
  */
 export function openAlias(
-  descriptor: IpcDescriptor,
+  descriptor: DescriptorFields,
   access: Access = 'read-write',
   sender?: Sender,
 ): DeviceBuffer | CudaEvent | MemoryPool {
@@ -88,14 +88,14 @@ const offsetInAllocation = ({ resource, address, context }: DeviceBuffer): numbe
 
 function aliasView(
   exported: unknown,
-  descriptor: IpcMemoryDescriptor,
+  descriptor: MemoryFields,
   isReadOnly: boolean,
 ): DeviceBuffer | undefined {
   const view = rangeView(exported, descriptor);
   return view && isReadOnly ? view.readOnly() : view;
 }
 
-function rangeView(exported: unknown, descriptor: IpcMemoryDescriptor): DeviceBuffer | undefined {
+function rangeView(exported: unknown, descriptor: MemoryFields): DeviceBuffer | undefined {
   const { byteOffset, byteLength } = descriptor;
   if (exported instanceof DeviceBuffer) {
     const before = offsetInAllocation(exported);

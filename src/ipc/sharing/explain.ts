@@ -1,19 +1,30 @@
-import { mayBeDriverMemory } from '../../../ffi/fd-kind.ts';
-import { Context } from '../../context.ts';
-import { Device, devices } from '../../device.ts';
+import { selectionCount } from '../../../ffi/driver.ts';
+import { isMarkedReadOnly, mayBeDriverMemory } from '../../../ffi/fd-kind.ts';
+import { isOpenFd } from '../../../ffi/linux/libc.ts';
+import { Context, type PlaceOptions } from '../../context.ts';
+import { type Device, devices } from '../../device.ts';
 import { type IpcCause, IpcError } from '../../errors.ts';
 import type { Access } from '../../memory/buffer.ts';
-import type { IpcDescriptor, IpcKind } from '../descriptor.ts';
+import { checkBoolean, checkOptions } from '../../validate.ts';
+import {
+  ALWAYS_WRITABLE,
+  type DescriptorFields,
+  type IpcDescriptor,
+  type IpcKind,
+} from '../descriptor.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
-import { isFromThisProcess, type LocalProcess, localProcess } from '../identity.ts';
-import { accessBlocker, effectiveAccess } from './access.ts';
-import { findExport, nameOfExport } from './export-id.ts';
+import {
+  findExport,
+  isFromThisProcess,
+  type LocalProcess,
+  localProcess,
+  nameOfExport,
+} from '../identity.ts';
+import type { ReceivedFds } from './imported-object.ts';
 import { isPoolMemoryMapped } from './imported-pool.ts';
 import { isLegacyMapped } from './legacy.ts';
-import { checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { findPool } from './open-pools.ts';
 import { poolBlocker } from './pool.ts';
-import type { ReceivedFds } from './received-fds.ts';
 import {
   capabilityBlocker,
   type IpcSupport,
@@ -23,6 +34,31 @@ import {
 } from './support.ts';
 import { isVirtualMapped } from './virtual.ts';
 import { exportGoneBlocker, isFromOtherThread } from './worker-exports.ts';
+
+/**
+ * Options of the functions that open a descriptor. By default they open it in the primary context
+ * of its GPU.
+ */
+export interface OpenOptions extends PlaceOptions {
+  /**
+   * The file descriptors that came with it. cuffi owns them from now on. It closes them when they
+   * are no longer needed, or if the object cannot be opened.
+   */
+  readonly fds?: readonly number[];
+  /**
+   * The access to the memory: at most what the exporter allows. `'read'` maps virtual memory
+   * without write access. For other kinds, it only keeps cuffi's own copies and fills from writing.
+   */
+  readonly access?: Access;
+  /**
+   * What happens to a descriptor of this very thread of this process. Default `'refuse'`. `'alias'`
+   * opens it as a view of the object that it names, with its own `close()`; closing that object
+   * closes the view.
+   */
+  readonly sameProcess?: 'refuse' | 'alias';
+  /** Whether memory of other users' processes may be opened. Default false. */
+  readonly allowOtherUsers?: boolean;
+}
 
 /** The result of {@link explain}. */
 export interface Explanation {
@@ -64,12 +100,12 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
     return { openable: false, code: error.code, reason: error.message, hint };
   }
   const self = localProcess();
-  const byIdentity = identityBlocker(descriptor, checked, self);
+  const isOwn = isFromThisProcess(descriptor, self);
+  const byIdentity = isOwn ? ownBlocker(descriptor, checked) : foreignBlocker(descriptor, self);
   if (byIdentity) return { openable: false, ...byIdentity };
-  if (isFromThisProcess(descriptor, self)) return OPENABLE;
-  const byDevice = deviceBlocker(descriptor, checked);
-  if (byDevice) return { openable: false, ...byDevice };
+  if (isOwn) return OPENABLE;
   const context = contextFor(descriptor, checked);
+  if (!context) return { openable: false, ...deviceBlocker(descriptor) };
   const fds = { numbers: checked.fds ?? [], isNameTrusted: true };
   const access = effectiveAccess(descriptor, checked.access, fds.numbers);
   if (isMapped(descriptor, context, fds, access)) return OPENABLE;
@@ -89,7 +125,7 @@ const OTHER_PID_NAMESPACE: Explanation = {
 };
 
 /** A handle of freed memory may name the next allocation. */
-const unverified = ({ kind, pid }: IpcDescriptor): Explanation => ({
+const unverified = ({ kind, pid }: DescriptorFields): Explanation => ({
   openable: true,
   code: 'unverified',
   reason: `only process ${pid} knows whether the ${kind === 'event' ? 'event' : 'memory'} still exists and is the same: that cannot be verified here`,
@@ -97,47 +133,103 @@ const unverified = ({ kind, pid }: IpcDescriptor): Explanation => ({
 });
 
 /** Whether the accompanying file descriptors keep the object alive: a pool, virtual memory. */
-const isKeptAliveByFds = (descriptor: IpcDescriptor): boolean =>
+const isKeptAliveByFds = (descriptor: DescriptorFields): boolean =>
   descriptor.kind === 'virtual' || (descriptor.kind === 'pool' && descriptor.handle === null);
 
 // ---- What a function that opens a descriptor asks first ----
 
-/** @throws IpcError for what prevents opening it on any GPU */
-export const assertIdentity = (descriptor: IpcDescriptor, options: OpenOptions): void =>
-  throwIfBlocked(identityBlocker(descriptor, options));
+const optionNames = [
+  'context',
+  'device',
+  'fds',
+  'access',
+  'sameProcess',
+  'allowOtherUsers',
+] as const satisfies readonly (keyof OpenOptions)[];
+
+/** @throws TypeError for anything but {@link OpenOptions} */
+export function checkOpenOptions(options: OpenOptions | undefined, call: string): OpenOptions {
+  const checked = checkOptions(options, optionNames, call);
+  const { fds, access, sameProcess, allowOtherUsers } = checked;
+  checkBoolean(allowOtherUsers, 'allowOtherUsers', false);
+  checkChoice(access, 'access', ['read-write', 'read']);
+  checkChoice(sameProcess, 'sameProcess', ['refuse', 'alias']);
+  if (fds === undefined) return checked;
+  // A copy: what is checked here is what is closed in the end.
+  const own = Array.isArray(fds) ? [...fds] : undefined;
+  if (!own || new Set(own).size !== own.length || !own.every(isOpenFd))
+    throw new TypeError('fds must be a list of open file descriptors, each once');
+  return { ...checked, fds: own };
+}
+
+function checkChoice(value: unknown, name: string, choices: readonly string[]): void {
+  if (value !== undefined && !choices.includes(value as string))
+    throw new TypeError(
+      `${name} must be ${choices.map((word) => `'${word}'`).join(' or ')}, not ${String(value)}`,
+    );
+}
+
+/** @throws IpcError for a descriptor of another process that cannot be opened on any GPU */
+export function assertForeign(descriptor: DescriptorFields): void {
+  const blocker = foreignBlocker(descriptor, localProcess());
+  if (blocker) throwIfBlocked(blocker);
+}
+
+/** @throws IpcError for a descriptor of this process whose object must not be opened, or is gone */
+export const assertOwn = (descriptor: DescriptorFields, options: OpenOptions): void =>
+  throwIfBlocked(ownBlocker(descriptor, options));
 
 /** Returns where and with what access to open a descriptor. @throws IpcError if no device here can */
 export function placeFor(
-  descriptor: IpcDescriptor,
+  descriptor: DescriptorFields,
   fds: ReceivedFds,
   options: OpenOptions,
 ): { readonly context: Context; readonly access: Access } {
-  throwIfBlocked(deviceBlocker(descriptor, options));
   const context = contextFor(descriptor, options);
-  const access = effectiveAccess(descriptor, options.access, fds.numbers);
-  return { context, access };
+  if (context) return { context, access: effectiveAccess(descriptor, options.access, fds.numbers) };
+  const { reason, hint, code } = deviceBlocker(descriptor);
+  throw new IpcError(`${reason}. ${hint}`, undefined, code);
 }
 
-/** @throws IpcError for what prevents opening it in that place, unless it is already mapped there */
-export function assertOpenable(
-  descriptor: IpcDescriptor,
-  context: Context,
-  fds: ReceivedFds,
-  access: Access,
-  { allowOtherUsers = false }: OpenOptions,
-): void {
-  if (!isMapped(descriptor, context, fds, access))
-    throwIfBlocked(openBlocker(descriptor, context, fds, allowOtherUsers));
+/**
+ * Returns the access that memory is mapped with: the least of what the options, the descriptor and
+ * its file descriptors allow.
+ *
+ * @param requested the access that the caller asks for
+ * @param fds open file descriptors
+ */
+function effectiveAccess(
+  descriptor: DescriptorFields,
+  requested: Access | undefined,
+  fds: readonly number[],
+): Access {
+  if (requested === 'read') return 'read';
+  if (descriptor.kind !== 'event' && descriptor.access === 'read') return 'read';
+  return descriptor.kind === 'virtual' && fds.some(isMarkedReadOnly) ? 'read' : 'read-write';
 }
 
 // ---- What prevents opening a descriptor ----
 
-/** Returns what prevents opening it on any GPU, without a driver call. */
-function identityBlocker(
-  descriptor: IpcDescriptor,
+/** Returns what prevents opening an object of this process, without a driver call. */
+function ownBlocker(
+  descriptor: DescriptorFields,
   { sameProcess }: Pick<OpenOptions, 'sameProcess'>,
-  self: LocalProcess = localProcess(),
 ): OpenBlocker | undefined {
+  const isHere = findExport(nameOfExport(descriptor)) !== undefined;
+  if (!isHere) return isFromOtherThread(descriptor) ? undefined : exportGoneBlocker;
+  return sameProcess === 'alias'
+    ? undefined
+    : {
+        code: 'same-process',
+        reason: `this descriptor was made by this very process (pid ${descriptor.pid})`,
+        hint:
+          "Use the object that it names, or open an alias of it with { sameProcess: 'alias' }: " +
+          'CUDA does not open handles of its own process.',
+      };
+}
+
+/** Returns what prevents opening an object of another process on any GPU, without a driver call. */
+function foreignBlocker(descriptor: DescriptorFields, self: LocalProcess): OpenBlocker | undefined {
   const { kind, machine, pid, pidNamespace } = descriptor;
   if (machine !== self.machine)
     return {
@@ -147,19 +239,6 @@ function identityBlocker(
         `(boot id ${machine}, here ${self.machine})`,
       hint: 'Device memory can only be shared within one machine: copy the data.',
     };
-  if (isFromThisProcess(descriptor, self)) {
-    const isHere = findExport(nameOfExport(descriptor)) !== undefined;
-    if (!isHere) return isFromOtherThread(descriptor) ? undefined : exportGoneBlocker;
-    return sameProcess === 'alias'
-      ? undefined
-      : {
-          code: 'same-process',
-          reason: `this descriptor was made by this very process (pid ${pid})`,
-          hint:
-            "Use the object that it names, or open an alias of it with { sameProcess: 'alias' }: " +
-            'CUDA does not open handles of its own process.',
-        };
-  }
   if (self.isWsl) return wslBlocker;
   const isByPid = kind === 'legacy' || kind === 'event';
   if (isByPid && pid === self.pid && pidNamespace !== self.pidNamespace)
@@ -170,15 +249,19 @@ function identityBlocker(
         'The driver mistakes it for this process: run the containers in one pid namespace, or with ' +
         'different pid numbers, or share memory of a pool over a connection.',
     };
-  return accessBlocker(descriptor);
+  const alwaysWritable = ALWAYS_WRITABLE[kind];
+  if (!alwaysWritable || kind === 'event' || descriptor.access !== 'read') return undefined;
+  return {
+    code: 'not-supported',
+    reason: `process ${pid} shared ${alwaysWritable} read-only, but the driver maps it for writing as well`,
+    hint:
+      'Ask that process to share virtual memory, a copy, or the memory for reading and writing; ' +
+      "{ access: 'read' } keeps cuffi's own copies and fills from writing to it.",
+  };
 }
 
-/** Returns why no device here can open it. */
-function deviceBlocker(
-  { device: uuid }: IpcDescriptor,
-  { context, device }: OpenOptions,
-): OpenBlocker | undefined {
-  if (context || device !== undefined || deviceOf(uuid)) return undefined;
+/** Describes why no device here can open it. */
+function deviceBlocker({ device: uuid }: DescriptorFields): OpenBlocker {
   const visible = devices().map((candidate) => candidate.uuid);
   const reason = `the descriptor is of GPU ${uuid}, which this process does not see; it sees ${visible.join(', ')}`;
   if (uuid.startsWith('MIG-') || visible.every((seen) => seen.startsWith('MIG-')))
@@ -194,20 +277,29 @@ function deviceBlocker(
   };
 }
 
-/** The context to open it in: see {@link deviceBlocker}. */
-const contextFor = ({ device: uuid }: IpcDescriptor, place: OpenOptions): Context => {
-  const { context, device } = place;
-  if (context) return Context.resolve({ context, ...(device === undefined ? {} : { device }) });
-  return Context.primary(device ?? deviceOf(uuid));
-};
+/** Returns the context to open it in; undefined if this process does not see its device. */
+function contextFor(
+  { device: uuid }: DescriptorFields,
+  { context, device }: PlaceOptions,
+): Context | undefined {
+  if (!context && device === undefined) return primaryContextOf(uuid);
+  return Context.resolve({ ...(context && { context }), ...(device !== undefined && { device }) });
+}
 
-function deviceOf(uuid: string): Device | undefined {
-  const { count } = Device;
-  for (let ordinal = 0; ordinal < count; ordinal += 1) {
-    const device = Device.get(ordinal);
-    if (device.uuid === uuid) return device;
-  }
-  return undefined;
+/** The primary contexts by the UUID of their device, of the driver that was selected for them. */
+let primaryContexts = { selection: -1, byUuid: new Map<string, Context>() };
+
+function primaryContextOf(uuid: string): Context | undefined {
+  const selection = selectionCount();
+  if (primaryContexts.selection !== selection) primaryContexts = { selection, byUuid: new Map() };
+  const { byUuid } = primaryContexts;
+  const known = byUuid.get(uuid);
+  if (known) return known;
+  const device = devices().find((candidate) => candidate.uuid === uuid);
+  if (!device) return undefined;
+  const context = Context.primary(device);
+  byUuid.set(uuid, context);
+  return context;
 }
 
 const CAPABILITIES: Readonly<Record<IpcKind, keyof IpcSupport>> = {
@@ -222,7 +314,7 @@ const supportedByDevice = new WeakMap<Device, Set<keyof IpcSupport>>();
 
 /** Returns what prevents opening an object that is not yet mapped here. */
 export function openBlocker(
-  descriptor: IpcDescriptor,
+  descriptor: DescriptorFields,
   context: Context,
   fds: Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>,
   allowOtherUsers: boolean,
@@ -244,11 +336,13 @@ export function openBlocker(
 }
 
 /** Whether this process is in the exporter's pid namespace, so that the pid means the same here. */
-export const sharesPidNamespace = ({ pidNamespace }: IpcDescriptor, self: LocalProcess): boolean =>
-  pidNamespace !== 0 && pidNamespace === self.pidNamespace;
+export const sharesPidNamespace = (
+  { pidNamespace }: DescriptorFields,
+  self: LocalProcess,
+): boolean => pidNamespace !== 0 && pidNamespace === self.pidNamespace;
 
 function exporterBlocker(
-  descriptor: IpcDescriptor,
+  descriptor: DescriptorFields,
   allowOtherUsers: boolean,
   self: LocalProcess,
 ): OpenBlocker | undefined {
@@ -277,7 +371,7 @@ function exporterBlocker(
 }
 
 function fdBlocker(
-  descriptor: IpcDescriptor,
+  descriptor: DescriptorFields,
   context: Context,
   fds: Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>,
 ): OpenBlocker | undefined {
@@ -302,7 +396,7 @@ function fdBlocker(
  * nothing can prevent opening it.
  */
 function isMapped(
-  descriptor: IpcDescriptor,
+  descriptor: DescriptorFields,
   context: Context,
   fds: Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>,
   access: Access,

@@ -8,7 +8,7 @@ import type { MemoryPool } from '../../memory/pool.ts';
 import { type StreamOption, streamOf } from '../../stream.ts';
 import {
   checkIsArray,
-  type IpcDescriptor,
+  type DescriptorFields,
   type IpcDescriptors,
   type IpcKind,
   type IpcMemoryDescriptor,
@@ -19,13 +19,19 @@ import { isFromThisProcess } from '../identity.ts';
 import { notExportedToSender, openAlias } from './alias.ts';
 import { asArray, type OpenRawArrayOptions, openRawArray, type RawIpcArray } from './array.ts';
 import { openEvent } from './event.ts';
-import { assertIdentity, assertOpenable, placeFor } from './explain.ts';
+import {
+  assertForeign,
+  assertOwn,
+  checkOpenOptions,
+  type OpenOptions,
+  openBlocker,
+  placeFor,
+} from './explain.ts';
+import { OwnedFds, type ReceivedFds, type Sender } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { openLegacy } from './legacy.ts';
-import { checkOpenOptions, type OpenOptions } from './open-options.ts';
 import { openPool } from './open-pools.ts';
-import type { Sender } from './ownership.ts';
-import { OwnedFds, type ReceivedFds } from './received-fds.ts';
+import { throwIfBlocked } from './support.ts';
 import { openVirtual } from './virtual.ts';
 import { isFromOtherThread, openThreadMemory } from './worker-exports.ts';
 
@@ -169,7 +175,7 @@ function openDescribed(source: IpcMemoryDescriptor, options: OpenArrayOptions = 
 const isPoolDescriptor = ({
   kind,
   handle,
-}: IpcDescriptor & { readonly handle?: unknown }): boolean => kind === 'pool' && handle === null;
+}: DescriptorFields & { readonly handle?: unknown }): boolean => kind === 'pool' && handle === null;
 
 /** Parses a message and opens it with `open`. */
 function openAs<K extends IpcKind, O>(
@@ -189,47 +195,64 @@ function openAs<K extends IpcKind, O>(
 }
 
 /** Like {@link openParsed}; returns an array if the descriptor describes one. */
-export const openObject = (
-  descriptor: IpcDescriptor,
+export function openObject(
+  descriptor: DescriptorFields,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
   sender?: Sender,
-): Opened => asArray(openParsed(descriptor, fds, options, sender), descriptor);
+): Opened {
+  const opened = openParsed(descriptor, fds, options, sender);
+  return 'layout' in descriptor ? asArray(opened, descriptor) : opened;
+}
 
 /**
- * Opens a parsed descriptor. The caller keeps the file descriptors that are not taken.
+ * Opens a valid descriptor. The caller keeps the file descriptors that are not taken.
  *
  * @param sender the other end of the connection that it came over
  * @throws IpcError
  */
 function openParsed(
-  descriptor: IpcDescriptor,
+  descriptor: DescriptorFields,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
   sender?: Sender,
 ): OpenedBytes {
   assertNotCapturing('opening what another process shared');
-  const isOfThisProcess = isFromThisProcess(descriptor);
-  // A sender learns nothing about this process's own objects but that they are refused.
-  if (!isOfThisProcess || !sender) assertIdentity(descriptor, options);
-  if (isOfThisProcess) {
-    if (descriptor.kind === 'event' || !isFromOtherThread(descriptor))
-      return openAlias(descriptor, options.access, sender);
-    if (sender && !sender.isOwnProcess) throw notExportedToSender();
-    const { context, access } = placeFor(descriptor, fds, options);
-    return openThreadMemory(context, descriptor, fds, access, sender?.lease);
-  }
+  if (isFromThisProcess(descriptor)) return openOwn(descriptor, fds, options, sender);
+  assertForeign(descriptor);
   const { context, access } = placeFor(descriptor, fds, options);
-  assertOpenable(descriptor, context, fds, access, options);
-  const lease = sender?.lease;
+  const { allowOtherUsers = false } = options;
+  const request = {
+    context,
+    access,
+    fds,
+    lease: sender?.lease,
+    assertOpenable: () => throwIfBlocked(openBlocker(descriptor, context, fds, allowOtherUsers)),
+  };
   switch (descriptor.kind) {
     case 'legacy':
-      return openLegacy(context, descriptor, access, lease);
+      return openLegacy({ descriptor, ...request });
     case 'pool':
-      return openPool(context, descriptor, fds, access, lease);
+      return openPool({ descriptor, ...request });
     case 'virtual':
-      return openVirtual(context, descriptor, fds, access, lease);
+      return openVirtual({ descriptor, ...request });
     case 'event':
-      return openEvent(context, descriptor, lease);
+      return openEvent({ descriptor, ...request });
   }
+}
+
+/** Opens a descriptor that this process made. */
+function openOwn(
+  descriptor: DescriptorFields,
+  fds: ReceivedFds,
+  options: Omit<OpenOptions, 'fds'>,
+  sender: Sender | undefined,
+): OpenedBytes {
+  // A sender learns nothing about this process's own objects but that they are refused.
+  if (!sender) assertOwn(descriptor, options);
+  if (descriptor.kind === 'event' || !isFromOtherThread(descriptor))
+    return openAlias(descriptor, options.access, sender);
+  if (sender && !sender.isOwnProcess) throw notExportedToSender();
+  const place = placeFor(descriptor, fds, options);
+  return openThreadMemory({ descriptor, ...place, fds, lease: sender?.lease });
 }

@@ -1,8 +1,7 @@
 import { IpcError } from '../../errors.ts';
 import { ByteReader } from '../bytes.ts';
-import type { IpcDescriptor } from '../descriptor.ts';
-import { MAX_DESCRIPTOR_BYTE_LENGTH } from '../descriptor-bytes.ts';
-import { decodeDescriptor } from '../descriptor-codec.ts';
+import type { DescriptorFields } from '../descriptor.ts';
+import { decodeFields, MAX_DESCRIPTOR_BYTE_LENGTH } from '../descriptor-bytes.ts';
 import { type ControlBlock, readControlBlock } from './control-block.ts';
 import {
   MAX_BIGINT_DIGITS,
@@ -19,7 +18,7 @@ import { binaryTypes, Tag } from './value-tags.ts';
 /** A GPU object of a value that is not opened yet. */
 export interface EncodedObject {
   /** Or why the object cannot be opened. */
-  readonly descriptor: IpcDescriptor | IpcError;
+  readonly descriptor: DescriptorFields | IpcError;
   readonly fdCount: number;
 }
 
@@ -32,7 +31,7 @@ export interface ScannedValue {
 }
 
 /** Decoded descriptors by their bytes, as the same buffers are sent again and again. */
-export type DescriptorCache = Map<string, IpcDescriptor>;
+export type DescriptorCache = Map<string, DescriptorFields>;
 
 /**
  * Checks a value of another process, and finds its GPU objects and its control block. A byte on the
@@ -381,7 +380,7 @@ class ValueReader {
   }
 
   /** An invalid descriptor fails only its own value, when that is opened. */
-  #readDescriptor(bytes: Buffer, cache: DescriptorCache): IpcDescriptor | IpcError {
+  #readDescriptor(bytes: Buffer, cache: DescriptorCache): DescriptorFields | IpcError {
     // Nothing of the value is opened. One error is enough: one for each would cost more than the
     // descriptors.
     if (this.#descriptorError) return this.#descriptorError;
@@ -389,7 +388,7 @@ class ValueReader {
     const existing = cache.get(text);
     if (existing !== undefined) return existing;
     try {
-      const descriptor = decodeDescriptor(bytes);
+      const descriptor = decodeFields(bytes);
       if (cache.size >= MAX_CACHED_DESCRIPTORS) cache.clear();
       cache.set(text, descriptor);
       return descriptor;

@@ -12,7 +12,8 @@ import {
   toDeviceSync,
 } from '../../../../../src/index.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
 import {
   type ControlBlock,
@@ -49,7 +50,7 @@ const objectsIn = (value: Uint8Array): number => {
   return [...parcels].reduce((sum, bytes) => sum + text.split(bytes).length - 1, 0);
 };
 const parcel = (descriptor: IpcDescriptor, fdCount = 0): Buffer => {
-  const bytes = writeDescriptor(descriptor);
+  const bytes = encodeFields(descriptor);
   parcels.add(Buffer.from(bytes).toString('latin1'));
   return Buffer.concat([Buffer.from([Tag.gpuObject, fdCount, ...length(bytes.byteLength)]), bytes]);
 };

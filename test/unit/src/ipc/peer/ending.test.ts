@@ -11,7 +11,7 @@ import {
   PeerGoneError,
   Stream,
 } from '../../../../../src/index.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { ForwardRequester } from '../../../../../src/ipc/lease/forward.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
@@ -136,7 +136,7 @@ describe('Peer.close', () => {
     using other = new RawPeer();
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send(buffer);
-    const bytes = writeDescriptor(getIpcHandle(buffer));
+    const bytes = encodeFields(getIpcHandle(buffer));
     assert.ok(bytes.byteLength >= 128);
     const length = [(bytes.byteLength & 127) | 128, bytes.byteLength >> 7];
     other.send(Uint8Array.of(Tag.gpuObject, 0, ...length, ...bytes, ...leasesFrom(3, 1)));

@@ -12,7 +12,8 @@ import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { ByteReader, ByteWriter } from '../../../../../src/ipc/bytes.ts';
-import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { encodeValue } from '../../../../../src/ipc/peer/value-encoder.ts';
 import { emptySharingSession } from '../../../../../src/ipc/sharing/marshal.ts';
@@ -351,7 +352,7 @@ describe('Peer with a hostile other end', () => {
 
   test('objects of a value that nobody gets are closed, and their leases released', async () => {
     using buffer = DeviceBuffer.allocate(64);
-    const bytes = Buffer.from(writeDescriptor(getIpcHandle(buffer)));
+    const bytes = Buffer.from(encodeFields(getIpcHandle(buffer)));
     before = openDescriptors();
     const open = [
       Tag.gpuObject,
@@ -452,7 +453,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('a changed message is refused or is a plain value, and its descriptors are closed', async () => {
-    const { kind, ...fields } = withChecksum<'event'>({
+    const { kind, ...fields } = withChecksum({
       kind: 'event',
       handle: Buffer.alloc(64, 7).toString('base64'),
       device: Device.get().uuid,

@@ -4,7 +4,7 @@ import { closeFd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import type { Exported } from '../../../../../src/ipc/descriptor.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
 import type { LeaseStats } from '../../../../../src/ipc/lease/lease.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
@@ -104,7 +104,7 @@ export class OtherProcess extends RawPeer {
   /** Sends an array of objects, behind work that goes on until {@link finish}. Borrows `fds`. */
   lend(objects: readonly Exported[]): void {
     const parcels = objects.flatMap(({ descriptor, fds }) => {
-      const bytes = writeDescriptor(descriptor);
+      const bytes = encodeFields(descriptor);
       return [Tag.gpuObject, fds.length, ...length(bytes.byteLength), ...bytes];
     });
     const { length: count } = objects;

@@ -12,7 +12,8 @@ import {
   VirtualMemory,
 } from '../../../../../src/index.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, openIpcBuffer, type Shareable } from '../../../../../src/ipc/index.ts';
 import { ExportTable } from '../../../../../src/ipc/lease/export-table.ts';
 import { type LeaseHolder, leaseRegistry } from '../../../../../src/ipc/lease/lease.ts';
@@ -174,7 +175,7 @@ describe('openAlias', () => {
     emulate();
     using buffer = DeviceBuffer.allocate(16);
     buffer.fill(7);
-    const bytes = writeDescriptor(exportIpc(buffer).descriptor as IpcDescriptor);
+    const bytes = encodeFields(exportIpc(buffer).descriptor as IpcDescriptor);
     const { byteLength } = bytes;
     const parcel = [Tag.gpuObject, 0, (byteLength & 0x7f) | 0x80, byteLength >>> 7, ...bytes];
     using stranger = new RawPeer({ process: PeerProcess.ofChild(0) } as never);

@@ -14,8 +14,7 @@ import {
   Stream,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-bytes.ts';
-import { parseDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import { parseDescriptor, withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, getIpcHandle, openIpcArray } from '../../../../../src/ipc/index.ts';
 import { failing } from '../../../../support/faults.ts';
 import { currentContext, emulate } from '../../emulate.ts';

@@ -4,7 +4,8 @@ import { describe, type TestContext, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { DeviceBuffer, IpcError } from '../../../../../src/index.ts';
-import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { ControlReceiver } from '../../../../../src/ipc/peer/control.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
@@ -132,7 +133,7 @@ describe('ValueScan', () => {
   test('nothing overtakes a long value', async () => {
     emulate();
     using buffer = DeviceBuffer.allocate(64);
-    const descriptor = writeDescriptor(getIpcHandle(buffer));
+    const descriptor = encodeFields(getIpcHandle(buffer));
     const object = Buffer.concat([
       Buffer.of(Tag.gpuObject, 0, ...length(descriptor.byteLength)),
       descriptor,
@@ -299,7 +300,7 @@ describe('ValueScan', () => {
     const descriptor = getIpcHandle(buffer);
     const known: DescriptorCache = new Map();
     for (let bufferId = 1; bufferId <= 1025; bufferId++) {
-      const bytes = writeDescriptor(withChecksum({ ...descriptor, bufferId } as never));
+      const bytes = encodeFields(withChecksum({ ...descriptor, bufferId } as never));
       const value = Buffer.concat([
         Buffer.of(Tag.gpuObject, 0, ...length(bytes.byteLength)),
         bytes,
