@@ -66,7 +66,7 @@ export class ByteReader {
     );
   }
 
-  /** Reads a signed integer of eight bytes. One that is not safe may be rounded, but not to a safe one. */
+  /** Reads a signed integer of eight bytes. An unsafe one may be rounded, but not to a safe one. */
   int64(): number {
     return this.uint32() + (this.uint32() | 0) * 2 ** 32;
   }

@@ -1,4 +1,7 @@
-/** The fields of descriptors as bytes: what connections send. A third of the size of their JSON, and checked as strictly. */
+/**
+ * The fields of descriptors as bytes, as connections send them: a third of the size of their JSON,
+ * and checked as strictly.
+ */
 
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { MAX_NDIM } from '../array/shape.ts';

@@ -1,4 +1,7 @@
-/** The descriptors that users get and pass on, as messages and as bytes. They have a version and a checksum. */
+/**
+ * The descriptors that users get and pass on, as messages and as bytes, with a version and a
+ * checksum.
+ */
 
 import { createRequire } from 'node:module';
 import { crc32 } from 'node:zlib';

@@ -48,7 +48,10 @@ export interface IpcRange {
    * `virtual`, with file descriptors that state it too.
    */
   readonly access: Access;
-  /** Tells apart the allocations that had the same address one after the other. */
+  /**
+   * Tells apart the allocations that had the same address one after the other; 0 where `generation`
+   * alone does.
+   */
   readonly bufferId: number;
   /** The exporter's random number for the allocation; 0 for memory that cuffi did not allocate. */
   readonly generation: number;

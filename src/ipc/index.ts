@@ -8,14 +8,14 @@ export {
   openIpcBuffer,
   openIpcEvent,
   openIpcPool,
-  type Opened,
 } from './sharing/import.ts';
 export { type OpenArrayOptions, openIpcArray } from './sharing/import.ts';
 export type { OpenRawArrayOptions, RawIpcArray } from './sharing/array.ts';
 export { moveIpcBuffer } from './sharing/imported-object.ts';
 export { type ReadyOptions, ready } from './sharing/ready.ts';
 export { ImportedPool } from './sharing/imported-pool.ts';
-export { type Explanation, explain, type OpenOptions } from './sharing/explain.ts';
+export { type Explanation, explain } from './sharing/explain.ts';
+export type { Opened, OpenOptions } from './sharing/open.ts';
 export { type IpcSupport, ipcSupport, type Support } from './sharing/support.ts';
 export type {
   Exported,

@@ -8,7 +8,8 @@ import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkRange, type DescriptorFields, type MemoryFields } from '../descriptor.ts';
 import { findExport, nameOfExport } from '../identity.ts';
 import { type ImportLease, releaseWithLease, type Sender } from './imported-object.ts';
-import { exportGone } from './worker-exports.ts';
+import { blockedError } from './support.ts';
+import { exportGoneBlocker } from './worker-exports.ts';
 
 /**
  * Opens a descriptor that this process made, as a view with its own `close()`. A pool is returned
@@ -43,7 +44,7 @@ export function openAlias(
       return lease ? leasedView(view, lease) : view;
     }
   }
-  throw sender && !sender.isOwnProcess ? notExportedToSender() : exportGone();
+  throw sender && !sender.isOwnProcess ? notExportedToSender() : blockedError(exportGoneBlocker);
 }
 
 /** Also thrown for what does not exist, so that a sender cannot find out what does. */

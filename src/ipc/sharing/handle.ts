@@ -17,8 +17,8 @@ import {
 } from '../descriptor.ts';
 import { parseDescriptor, withChecksum } from '../descriptor-codec.ts';
 import { recordReady, withReadyEvent } from './event.ts';
-import type { OpenOptions } from './explain.ts';
 import { openIpcArray, openIpcBuffer } from './import.ts';
+import type { OpenOptions } from './open.ts';
 import { type ReadyOptions, waitReady } from './ready.ts';
 
 /** Options of a handle's `open()`. Plain memory comes without file descriptors. */

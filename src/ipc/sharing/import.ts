@@ -2,9 +2,7 @@ import type { DeviceArray } from '../../array/device-array.ts';
 import type { Dtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
-import { assertNotCapturing } from '../../graph-capture.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
-import type { MemoryPool } from '../../memory/pool.ts';
 import { type StreamOption, streamOf } from '../../stream.ts';
 import {
   checkIsArray,
@@ -15,32 +13,16 @@ import {
   MEMORY_KINDS,
 } from '../descriptor.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
-import { isFromThisProcess } from '../identity.ts';
-import { notExportedToSender, openAlias } from './alias.ts';
 import { asArray, type OpenRawArrayOptions, openRawArray, type RawIpcArray } from './array.ts';
-import { openEvent } from './event.ts';
-import {
-  assertForeign,
-  assertOwn,
-  checkOpenOptions,
-  type OpenOptions,
-  openBlocker,
-  placeFor,
-} from './explain.ts';
-import { OwnedFds, type ReceivedFds, type Sender } from './imported-object.ts';
+import { OwnedFds, type ReceivedFds } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
-import { openLegacy } from './legacy.ts';
-import { openPool } from './open-pools.ts';
-import { throwIfBlocked } from './support.ts';
-import { openVirtual } from './virtual.ts';
-import { isFromOtherThread, openThreadMemory } from './worker-exports.ts';
-
-type OpenedBytes = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
-
-/**
- * What a descriptor may open as. It is a MemoryPool only for an alias of this process's own pool.
- */
-export type Opened = DeviceArray | OpenedBytes;
+import {
+  checkOpenOptions,
+  type Opened,
+  type OpenOptions,
+  openDescriptor,
+  openObject,
+} from './open.ts';
 
 /**
  * Opens anything that another process shared with `exportIpc` or `getIpcHandle`, without copying
@@ -84,7 +66,7 @@ export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBu
       throw new IpcError(
         'the descriptor is of a memory pool, not of memory: open it with openIpcPool',
       );
-    return openParsed(descriptor, fds, checked) as DeviceBuffer;
+    return openDescriptor(descriptor, fds, checked) as DeviceBuffer;
   });
 }
 
@@ -97,7 +79,7 @@ export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBu
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export const openIpcEvent = (message: unknown, options?: OpenOptions): CudaEvent =>
-  openAs(['event'], message, options, 'openIpcEvent', openParsed) as CudaEvent;
+  openAs(['event'], message, options, 'openIpcEvent', openDescriptor) as CudaEvent;
 
 /**
  * Opens a memory pool of another process. Until the pool is closed, its buffers can be opened
@@ -111,7 +93,7 @@ export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPo
       throw new IpcError(
         'the descriptor is of memory of a pool, not of the pool: open it with openIpcBuffer',
       );
-    const opened = openParsed(descriptor, fds, checked);
+    const opened = openDescriptor(descriptor, fds, checked);
     if (opened instanceof ImportedPool) return opened;
     throw new IpcError(
       'the pool was made by this very process: use that pool',
@@ -168,7 +150,7 @@ function openDescribed(source: IpcMemoryDescriptor, options: OpenArrayOptions = 
   const ordered = streamOf(stream);
   return openAs(MEMORY_KINDS, source, rest, 'openIpcArray', (descriptor, fds, checked) => {
     checkIsArray(descriptor);
-    return asArray(openParsed(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
+    return asArray(openDescriptor(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
   });
 }
 
@@ -192,67 +174,4 @@ function openAs<K extends IpcKind, O>(
   } finally {
     fds[Symbol.dispose]();
   }
-}
-
-/** Like {@link openParsed}; returns an array if the descriptor describes one. */
-export function openObject(
-  descriptor: DescriptorFields,
-  fds: ReceivedFds,
-  options: Omit<OpenOptions, 'fds'>,
-  sender?: Sender,
-): Opened {
-  const opened = openParsed(descriptor, fds, options, sender);
-  return 'layout' in descriptor ? asArray(opened, descriptor) : opened;
-}
-
-/**
- * Opens a valid descriptor. The caller keeps the file descriptors that are not taken.
- *
- * @param sender the other end of the connection that it came over
- * @throws IpcError
- */
-function openParsed(
-  descriptor: DescriptorFields,
-  fds: ReceivedFds,
-  options: Omit<OpenOptions, 'fds'>,
-  sender?: Sender,
-): OpenedBytes {
-  assertNotCapturing('opening what another process shared');
-  if (isFromThisProcess(descriptor)) return openOwn(descriptor, fds, options, sender);
-  assertForeign(descriptor);
-  const { context, access } = placeFor(descriptor, fds, options);
-  const { allowOtherUsers = false } = options;
-  const request = {
-    context,
-    access,
-    fds,
-    lease: sender?.lease,
-    assertOpenable: () => throwIfBlocked(openBlocker(descriptor, context, fds, allowOtherUsers)),
-  };
-  switch (descriptor.kind) {
-    case 'legacy':
-      return openLegacy({ descriptor, ...request });
-    case 'pool':
-      return openPool({ descriptor, ...request });
-    case 'virtual':
-      return openVirtual({ descriptor, ...request });
-    case 'event':
-      return openEvent({ descriptor, ...request });
-  }
-}
-
-/** Opens a descriptor that this process made. */
-function openOwn(
-  descriptor: DescriptorFields,
-  fds: ReceivedFds,
-  options: Omit<OpenOptions, 'fds'>,
-  sender: Sender | undefined,
-): OpenedBytes {
-  // A sender learns nothing about this process's own objects but that they are refused.
-  if (!sender) assertOwn(descriptor, options);
-  if (descriptor.kind === 'event' || !isFromOtherThread(descriptor))
-    return openAlias(descriptor, options.access, sender);
-  if (sender && !sender.isOwnProcess) throw notExportedToSender();
-  const place = placeFor(descriptor, fds, options);
-  return openThreadMemory({ descriptor, ...place, fds, lease: sender?.lease });
 }

@@ -138,8 +138,8 @@ interface ImportedBufferInit extends Pick<BufferInit, 'resource' | 'owner' | 'ma
 /**
  * Returns the buffer for the range of a descriptor in a mapping.
  *
- * @throws IpcError for a range beyond the mapping, which may be smaller than the descriptor says, or
- * belong to an earlier one; its use is then released
+ * @throws IpcError for a range beyond the mapping, which may be smaller than the descriptor says or
+ * belong to an earlier descriptor; its use is then released
  */
 export function importedBuffer(
   request: Pick<OpenRequest<MemoryKind>, 'descriptor' | 'context' | 'access' | 'lease'>,

@@ -14,8 +14,6 @@ import type { Stream } from '../../stream.ts';
 import type { DescriptorFields, ExportedFields, IpcKind, MemoryFields } from '../descriptor.ts';
 import { exportArray } from './array.ts';
 import { exportEvent } from './event.ts';
-import type { OpenOptions } from './explain.ts';
-import { openObject } from './import.ts';
 import {
   type ImportSource,
   importSourceOf,
@@ -25,6 +23,7 @@ import {
 } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { exportLegacy } from './legacy.ts';
+import { type OpenOptions, openObject } from './open.ts';
 import { exportPool, exportPoolMemory } from './pool.ts';
 import { exportVirtual } from './virtual.ts';
 import { publish } from './worker-exports.ts';
@@ -39,7 +38,10 @@ export type Shareable = ShareableMemory | CudaEvent | MemoryPool | ImportedPool;
 export interface ShareableKind<T extends object = object> {
   /** In one word, as `leases.stats()` shows it. */
   readonly name: 'memory' | 'pool' | 'event';
-  /** The kinds of descriptors that its objects travel as. Their places in the table of descriptors are the codes on the wire. */
+  /**
+   * The kinds of descriptors that its objects travel as. The code on the wire is the index of such a
+   * kind in `descriptorKinds` of descriptor.ts.
+   */
   readonly descriptorKinds: readonly IpcKind[];
   isInstance(object: object): object is T;
   /** Whether another process made the object. */
@@ -48,7 +50,11 @@ export interface ShareableKind<T extends object = object> {
   bufferOf?(object: T): DeviceBuffer;
   /** @throws IpcError, ClosedError, RangeError for memory without bytes */
   export(object: T): ExportedFields;
-  /** Opens what another process exported. The caller keeps the file descriptors that are not taken. */
+  /**
+   * Opens what another process exported. The caller keeps the file descriptors that are not taken.
+   *
+   * @throws IpcError
+   */
   import(
     descriptor: DescriptorFields,
     fds: ReceivedFds,
@@ -96,7 +102,7 @@ const event: ShareableKind<CudaEvent> = {
   discard: (object) => object.close(),
 };
 
-/** Later rooms add their kinds. */
+/** The table. Later rooms add their kinds. */
 export const shareableKinds: ShareableKind[] = [memory, pool, event];
 
 const rowOf = (object: object): ShareableKind | undefined =>

@@ -7,7 +7,7 @@ import type { MemoryPool } from '../../memory/pool.ts';
 import { numberFromEnvironment } from '../../release-queue.ts';
 import { checkReadOnlyKind, type DescriptorFields, type ExportedFields } from '../descriptor.ts';
 import { describeExporter, exportIdOf, rememberExport } from '../identity.ts';
-import { type OpenBlocker, throwIfBlocked } from './support.ts';
+import { blockedError, type OpenBlocker } from './support.ts';
 
 /** Exports a pool itself. @throws IpcError for a pool that was not made for sharing */
 export function exportPool(pool: MemoryPool): ExportedFields<'pool'> {
@@ -37,7 +37,7 @@ export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Export
   const { address, byteLength, access, root, context } = buffer;
   if (access === 'read') checkReadOnlyKind('pool');
   const tooLarge = sizeBlocker(root.byteLength);
-  if (tooLarge) throwIfBlocked(tooLarge);
+  if (tooLarge) throw blockedError(tooLarge);
   const { id, fd } = pool.share();
   const base = root.address;
   check(

@@ -15,8 +15,8 @@ import {
 import { parseDescriptor, withChecksum } from '../descriptor-codec.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
 import { withReadyEvent } from './event.ts';
-import { sharesPidNamespace } from './explain.ts';
 import { openIpcEvent } from './import.ts';
+import { sharesPidNamespace } from './open.ts';
 
 /** Options of {@link ready}. */
 export interface ReadyOptions extends DeadlineOptions, PlaceOptions {

@@ -15,7 +15,7 @@ import type { DescriptorFields, MemoryFields, MemoryKind } from '../descriptor.t
 import { ResetWatch } from '../reset-watch.ts';
 import { importedBuffer, type OpenRequest } from './imported-object.ts';
 import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
-import type { OpenBlocker } from './support.ts';
+import { blockedError, type OpenBlocker } from './support.ts';
 import { withExportsTable } from './worker-counts.ts';
 
 /**
@@ -153,7 +153,7 @@ function openFromOtherThread(context: Context, descriptor: MemoryFields): Mappin
   const { mapping, release } = mappings(context).use(nameOf(descriptor), 0, context, () =>
     withExportsTable((table) => {
       const at = findRecord(table, descriptor);
-      if (at === undefined) throw exportGone();
+      if (at === undefined) throw blockedError(exportGoneBlocker);
       table[at + USERS] = (table[at + USERS] as number) + 1;
       const base = table[at + ADDRESS] as CUdeviceptr;
       return { generation, at, context, epoch: context.epoch, base, byteLength: 0 };
@@ -201,15 +201,7 @@ function findRecord(table: Float64Array, descriptor: MemoryFields): number | und
   return undefined;
 }
 
-/** The object that a descriptor of this process names is open in none of its threads. */
-export const exportGone = (): IpcError =>
-  new IpcError(
-    `${exportGoneBlocker.reason}. ${exportGoneBlocker.hint}`,
-    undefined,
-    exportGoneBlocker.code,
-  );
-
-/** See {@link exportGone}. */
+/** Why an object that a descriptor of this process names cannot be opened: no thread has it open. */
 export const exportGoneBlocker = {
   code: 'exporter-gone',
   reason:

@@ -23,7 +23,7 @@ import {
   type OpenOptions,
   openIpc,
 } from '../../../../../src/ipc/index.ts';
-import { openBlocker } from '../../../../../src/ipc/sharing/explain.ts';
+import { openBlocker } from '../../../../../src/ipc/sharing/open.ts';
 import { killed, startProcess } from '../../../../support/program.ts';
 import { emulate, runProgram } from '../../emulate.ts';
 

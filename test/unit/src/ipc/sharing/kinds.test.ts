@@ -10,7 +10,6 @@ import {
 import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { leases, type Shareable } from '../../../../../src/ipc/index.ts';
 import { exportEvent } from '../../../../../src/ipc/sharing/event.ts';
-import { openObject } from '../../../../../src/ipc/sharing/import.ts';
 import {
   bufferOf,
   byteLengthOf,
@@ -23,6 +22,7 @@ import {
   shareableKinds,
 } from '../../../../../src/ipc/sharing/kinds.ts';
 import { emptySharingSession, exportForPeer } from '../../../../../src/ipc/sharing/marshal.ts';
+import { openObject } from '../../../../../src/ipc/sharing/open.ts';
 import { Resource } from '../../../../../src/lifetime.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
