@@ -13,11 +13,14 @@ const scratchFloat64 = new Float64Array(scratch.buffer);
 /** Reads the bytes of another process in order, and never beyond their end. */
 export class ByteReader {
   readonly #bytes: Uint8Array;
+  readonly #error: (why: string) => Error;
   #cachedBuffer: Buffer | undefined;
   #offset = 0;
 
-  constructor(bytes: Uint8Array) {
+  /** @param error makes the error for invalid bytes */
+  constructor(bytes: Uint8Array, error = (why: string): Error => new IpcError(why)) {
     this.#bytes = bytes;
+    this.#error = error;
   }
 
   /** How many bytes were read. */
@@ -32,7 +35,7 @@ export class ByteReader {
 
   /** Returns a reader of a copy of the first bytes, at the same offset. */
   copyOfFirst(byteLength: number): ByteReader {
-    const copy = new ByteReader(new Uint8Array(this.#bytes.subarray(0, byteLength)));
+    const copy = new ByteReader(new Uint8Array(this.#bytes.subarray(0, byteLength)), this.#error);
     copy.#offset = this.#offset;
     return copy;
   }
@@ -51,6 +54,23 @@ export class ByteReader {
     return scratchInt32[0] as number;
   }
 
+  uint32(): number {
+    const from = this.#take(4);
+    const bytes = this.#bytes;
+    const high = (bytes[from + 3] as number) * 2 ** 24;
+    return (
+      high +
+      ((bytes[from] as number) |
+        ((bytes[from + 1] as number) << 8) |
+        ((bytes[from + 2] as number) << 16))
+    );
+  }
+
+  /** Reads a signed integer of eight bytes. An unsafe one may be rounded, but not to a safe one. */
+  int64(): number {
+    return this.uint32() + (this.uint32() | 0) * 2 ** 32;
+  }
+
   float64(): number {
     const from = this.#take(8);
     for (let i = 0; i < 8; i++) scratch[i] = this.#bytes[from + i] as number;
@@ -66,7 +86,7 @@ export class ByteReader {
     const first = this.uint8();
     const value = first > 0x7f ? this.#longLength(first & 0x7f) : first;
     if (value * byteLength > this.remaining)
-      throw new IpcError(
+      throw this.#error(
         `a count of ${value} needs more than the ${this.remaining} bytes that are left`,
       );
     return value;
@@ -79,7 +99,7 @@ export class ByteReader {
       value |= (byte & 0x7f) << shift;
       if (byte <= 0x7f) return value;
     }
-    throw new IpcError('a length is too large');
+    throw this.#error('a length is too large');
   }
 
   latin1(): string {
@@ -94,10 +114,15 @@ export class ByteReader {
 
   utf16(): string {
     const length = this.length();
-    if (length % 2 !== 0)
-      throw new IpcError(`a string of ${length} bytes ends in half a character`);
+    if (length % 2 !== 0) throw this.#error(`a string of ${length} bytes ends in half a character`);
     const from = this.#take(length);
     return this.#buffer.toString('utf16le', from, from + length);
+  }
+
+  /** Reads text that takes so many bytes. */
+  text(encoding: 'base64' | 'hex' | 'latin1', byteLength: number): string {
+    const from = this.#take(byteLength);
+    return this.#buffer.toString(encoding, from, from + byteLength);
   }
 
   /** Skips so many bytes. */
@@ -132,14 +157,16 @@ export class ByteReader {
   /** The bytes as a Buffer, which short messages do not need. */
   get #buffer(): Buffer {
     const bytes = this.#bytes;
-    this.#cachedBuffer ??= Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+    this.#cachedBuffer ??=
+      bytes instanceof Buffer
+        ? bytes
+        : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
     return this.#cachedBuffer;
   }
 
   #take(byteLength: number): number {
     const from = this.#offset;
-    if (byteLength > this.remaining)
-      throw new IpcError('the message ends in the middle of a value');
+    if (byteLength > this.remaining) throw this.#error('the bytes end in the middle of a value');
     this.#offset = from + byteLength;
     return from;
   }
@@ -150,7 +177,9 @@ const MAX_REUSED_BYTE_LENGTH = 1 << 20;
 /** Up to about this many characters, a loop is faster than a native call. */
 const MAX_INLINE_WRITE = 16;
 
-let reusable: ByteWriter | undefined;
+/** One for a value, and one for a descriptor in it. */
+const MAX_IDLE_WRITERS = 2;
+const idleWriters: ByteWriter[] = [];
 
 /** A growing buffer. Its user may leave room in front, such as that of a frame header. */
 export class ByteWriter {
@@ -167,14 +196,17 @@ export class ByteWriter {
    */
   static use<T>(begin: number, use: (writer: ByteWriter) => T): T {
     // A getter in a value may send another value meanwhile.
-    const writer = reusable ?? new ByteWriter();
-    reusable = undefined;
+    const writer = idleWriters.pop() ?? new ByteWriter();
     writer.#offset = begin;
     writer.#limit = Number.POSITIVE_INFINITY;
     try {
       return use(writer);
     } finally {
-      if (writer.#bytes.byteLength <= MAX_REUSED_BYTE_LENGTH) reusable = writer;
+      if (
+        writer.#bytes.byteLength <= MAX_REUSED_BYTE_LENGTH &&
+        idleWriters.length < MAX_IDLE_WRITERS
+      )
+        idleWriters.push(writer);
     }
   }
 
@@ -208,6 +240,19 @@ export class ByteWriter {
     this.#reserve(4);
     this.#view.setInt32(this.#offset, value, true);
     this.#offset += 4;
+  }
+
+  uint32(value: number): void {
+    this.#reserve(4);
+    this.#view.setUint32(this.#offset, value, true);
+    this.#offset += 4;
+  }
+
+  /** Writes a safe integer in eight bytes. */
+  int64(value: number): void {
+    const high = Math.floor(value / 2 ** 32);
+    this.uint32(value - high * 2 ** 32);
+    this.uint32(high);
   }
 
   float64(value: number): void {
@@ -262,11 +307,11 @@ export class ByteWriter {
     this.#offset += this.#bytes.write(text, this.#offset, text.length * 2, 'utf16le');
   }
 
-  /** Writes the bytes that hexadecimal digits stand for. */
-  hex(digits: string): void {
-    const byteLength = digits.length / 2;
+  /** Writes text that takes so many bytes. */
+  text(text: string, encoding: 'base64' | 'hex' | 'latin1', byteLength: number): void {
     this.#reserve(byteLength);
-    this.#offset += this.#bytes.write(digits, this.#offset, byteLength, 'hex');
+    this.#bytes.write(text, this.#offset, byteLength, encoding);
+    this.#offset += byteLength;
   }
 
   bytes(bytes: Uint8Array): void {

@@ -1,14 +1,20 @@
-/** Descriptors as messages and as bytes: parsed, checked, encoded and decoded. */
+/**
+ * The descriptors that users get and pass on, as messages and as bytes, with a version and a
+ * checksum.
+ */
 
 import { createRequire } from 'node:module';
+import { crc32 } from 'node:zlib';
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { MAX_NDIM } from '../array/shape.ts';
 import { IpcError } from '../errors.ts';
+import { ByteWriter } from './bytes.ts';
 import {
   ACCESS,
-  checkRange,
+  checkConsistency,
   DESCRIPTOR_VERSION,
   DEVICE_PREFIXES,
+  type DescriptorFields,
   DTYPE_NAME,
   descriptorFields,
   descriptorKinds,
@@ -18,13 +24,23 @@ import {
   type IpcDescriptor,
   type IpcDescriptors,
   type IpcKind,
-  type IpcMemoryDescriptor,
-  layoutOf,
+  invalidDescriptor,
   MAX_PIECES,
   NUMBERS,
   type NumberType,
 } from './descriptor.ts';
-import { checksumOf, corrupted, readDescriptor, writeDescriptor } from './descriptor-bytes.ts';
+import { descriptorReader, encodeFields, malformed, readFields } from './descriptor-bytes.ts';
+
+/** Returns the descriptor with these fields: adds the version and the checksum. */
+export function withChecksum<F extends DescriptorFields>(fields: F): IpcDescriptors[F['kind']] {
+  const { readyEvent } = fields as { readonly readyEvent?: DescriptorFields<'event'> };
+  return {
+    ...fields,
+    ...(readyEvent && { readyEvent: withChecksum(readyEvent) }),
+    version: DESCRIPTOR_VERSION,
+    checksum: checksumOf(encodeFields(fields)),
+  } as unknown as IpcDescriptors[F['kind']];
+}
 
 /**
  * Encodes a descriptor in its compact binary form, for sockets and shared memory. Most take 120 to
@@ -32,16 +48,39 @@ import { checksumOf, corrupted, readDescriptor, writeDescriptor } from './descri
  *
  * @throws IpcError if it is not a valid descriptor
  */
-export const encodeDescriptor = (descriptor: IpcDescriptor): Uint8Array =>
-  new Uint8Array(writeDescriptor(parseDescriptor(descriptor)));
+export function encodeDescriptor(descriptor: IpcDescriptor): Uint8Array {
+  const fields = encodeFields(parseDescriptor(descriptor));
+  return ByteWriter.use(0, (writer) => {
+    writer.bytes(MAGIC);
+    writer.uint8(DESCRIPTOR_VERSION);
+    writer.uint32(checksumOf(fields));
+    writer.bytes(fields);
+    return new Uint8Array(writer.written);
+  });
+}
 
 /**
  * Decodes the bytes that {@link encodeDescriptor} returned.
  *
  * @throws IpcError for any other bytes
  */
-export const decodeDescriptor = (bytes: Uint8Array): IpcDescriptor =>
-  checkDecoded(readDescriptor(bytes));
+export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
+  if (!(bytes instanceof Uint8Array)) throw new TypeError('bytes must be a Uint8Array');
+  const reader = descriptorReader(bytes);
+  if (!reader.view(MAGIC.byteLength).equals(MAGIC)) throw malformed('wrong magic number');
+  const version = reader.uint8();
+  if (version !== DESCRIPTOR_VERSION)
+    throw malformed(`they have version ${version}, not ${DESCRIPTOR_VERSION}`);
+  const checksum = reader.uint32();
+  const begin = reader.offset;
+  const fields = readFields(reader);
+  if (checksumOf(bytes.subarray(begin)) !== checksum) throw corrupted(fields);
+  checkConsistency(fields);
+  const descriptor = withChecksum(fields);
+  if ('readyEvent' in descriptor) Object.freeze(descriptor.readyEvent);
+  validated.add(Object.freeze(descriptor));
+  return descriptor;
+}
 
 /**
  * Parses a message as a descriptor.
@@ -61,32 +100,45 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
   const result = (kind ? schemas[kind] : anyOf(kinds)).safeParse(message);
   if (!result.success)
     throw invalidDescriptor(kinds, hintFor(message) ?? prettify(result.error).slice(0, 1000));
-  const descriptor = result.data as IpcDescriptors[K];
-  if (checksumOf(descriptor) !== descriptor.checksum) throw corrupted(descriptor);
-  if (descriptor.kind !== 'event') checkMemory(descriptor as IpcMemoryDescriptor);
+  const descriptor = result.data as IpcDescriptor;
+  verifyChecksum(descriptor);
+  checkConsistency(descriptor);
+  if (descriptor.kind !== 'event' && descriptor.readyEvent) verifyChecksum(descriptor.readyEvent);
   if (isDeeplyFrozen(message)) validated.add(message as object);
-  return descriptor;
+  return descriptor as IpcDescriptors[K];
 }
 
-// ---- What a descriptor must be ----
+// ---- The checksum ----
+
+/** Precedes the version, the checksum and the encoded fields. */
+const MAGIC = Buffer.from('cufd', 'latin1');
+
+/** CRC-32 of the version: the start value of each checksum. */
+const checksumSeed = crc32(Uint8Array.of(DESCRIPTOR_VERSION));
 
 /**
- * Frozen descriptors that were validated. A connection that receives one again does not parse it
- * again.
+ * CRC-32 of version and encoded fields. The driver does not detect every corrupted byte of a
+ * handle. It maps some memory, and the first use of that memory destroys the context
+ * (CUDA_ERROR_LAUNCH_FAILED, seen on an H200).
  */
+const checksumOf = (encodedFields: Uint8Array): number => crc32(encodedFields, checksumSeed);
+
+/** @throws IpcError for a wrong checksum */
+function verifyChecksum(descriptor: IpcDescriptor): void {
+  if (checksumOf(encodeFields(descriptor)) !== descriptor.checksum) throw corrupted(descriptor);
+}
+
+const corrupted = ({ kind, pid }: DescriptorFields): IpcError =>
+  new IpcError(
+    `this ${kind} descriptor of process ${pid} is corrupted: its checksum is wrong`,
+    undefined,
+    'corrupted',
+  );
+
+// ---- What a message must be ----
+
+/** Frozen descriptors that were validated, which need no second check. */
 const validated = new WeakSet<object>();
-
-/**
- * Checks that the fields of a decoded descriptor are consistent, and marks it as validated. Its
- * fields are within bounds, it is frozen, and its checksum is right.
- *
- * @throws IpcError for inconsistent fields
- */
-function checkDecoded(descriptor: IpcDescriptor): IpcDescriptor {
-  if (descriptor.kind !== 'event') checkMemory(descriptor);
-  validated.add(descriptor);
-  return descriptor;
-}
 
 const isValidated = (message: unknown): message is IpcDescriptor =>
   typeof message === 'object' && message !== null && validated.has(message);
@@ -109,30 +161,6 @@ function isDeeplyFrozen(value: unknown): boolean {
   );
 }
 
-function checkMemory(descriptor: IpcMemoryDescriptor): void {
-  const { readyEvent } = descriptor;
-  const inconsistency = inconsistencyIn(descriptor);
-  if (inconsistency) throw invalidDescriptor([descriptor.kind], inconsistency);
-  checkRange(descriptor);
-  layoutOf(descriptor);
-  if (readyEvent && checksumOf(readyEvent) !== readyEvent.checksum) throw corrupted(readyEvent);
-}
-
-/** Returns why fields that are valid one by one are inconsistent. */
-function inconsistencyIn(descriptor: IpcMemoryDescriptor): string | undefined {
-  if (descriptor.kind === 'pool') {
-    const { handle, byteLength, baseByteLength, layout, readyEvent } = descriptor;
-    const isConsistent =
-      handle === null ? baseByteLength === 0 && !layout && !readyEvent : byteLength > 0;
-    return isConsistent
-      ? undefined
-      : 'the pool itself has size 0, and memory of the pool has a size above 0';
-  }
-  if (descriptor.kind !== 'virtual') return undefined;
-  const sum = descriptor.pieces.reduce((total, piece) => total + piece, 0);
-  return sum === descriptor.baseByteLength ? undefined : 'the pieces must add up to baseByteLength';
-}
-
 /** Returns what the caller probably did wrong, for common mistakes. */
 function hintFor(message: unknown): string | undefined {
   if (typeof message === 'string') return 'it is text: JSON.parse it first';
@@ -140,13 +168,6 @@ function hintFor(message: unknown): string | undefined {
   const isExported = typeof message === 'object' && message !== null && 'descriptor' in message;
   return isExported ? 'it contains one: pass its descriptor, and its fds as { fds }' : undefined;
 }
-
-const invalidDescriptor = (kinds: readonly IpcKind[], why: string): IpcError =>
-  new IpcError(
-    `this is not a cuffi descriptor of kind ${kinds.join(' or ')}:\n${why}`,
-    undefined,
-    'invalid-descriptor',
-  );
 
 /** The length of a handle in base64. */
 const HANDLE_TEXT_LENGTH = 4 * Math.ceil(CU_IPC_HANDLE_SIZE / 3);

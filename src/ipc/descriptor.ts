@@ -48,7 +48,10 @@ export interface IpcRange {
    * `virtual`, with file descriptors that state it too.
    */
   readonly access: Access;
-  /** Tells apart the allocations that had the same address one after the other. */
+  /**
+   * Tells apart the allocations that had the same address one after the other; 0 where `generation`
+   * alone does.
+   */
   readonly bufferId: number;
   /** The exporter's random number for the allocation; 0 for memory that cuffi did not allocate. */
   readonly generation: number;
@@ -115,8 +118,26 @@ export type IpcDescriptor = IpcDescriptors[IpcKind];
 /** A descriptor of memory. */
 export type IpcMemoryDescriptor = Exclude<IpcDescriptor, IpcEventDescriptor>;
 
+/**
+ * The fields of a descriptor without version and checksum. Connections send only these, because the
+ * kernel corrupts no byte. The functions that return a descriptor to the user add the rest.
+ */
+export type DescriptorFields<K extends IpcKind = IpcKind> = {
+  readonly [Kind in K]: FieldsOf<IpcDescriptors[Kind]>;
+}[K];
+
+type FieldsOf<D> = Omit<D, keyof Checksummed | 'readyEvent'> &
+  ('readyEvent' extends keyof D
+    ? { readonly readyEvent?: FieldsOf<IpcEventDescriptor> | undefined }
+    : unknown);
+
+export type MemoryKind = Exclude<IpcKind, 'event'>;
+
+/** The fields of a descriptor of memory. */
+export type MemoryFields = DescriptorFields<MemoryKind>;
+
 /** The kinds that are memory. */
-export const MEMORY_KINDS: readonly Exclude<IpcKind, 'event'>[] = ['legacy', 'pool', 'virtual'];
+export const MEMORY_KINDS: readonly MemoryKind[] = ['legacy', 'pool', 'virtual'];
 
 /** What is sent to another process for one object: plain data, and file descriptors. */
 export interface Exported {
@@ -125,11 +146,17 @@ export interface Exported {
   readonly fds: readonly number[];
 }
 
+/** Like {@link Exported}, without version and checksum. */
+export interface ExportedFields<K extends IpcKind = IpcKind> {
+  readonly descriptor: DescriptorFields<K>;
+  readonly fds: readonly number[];
+}
+
 // ---- The fields of each kind, in order and with their types ----
-// The schema of messages, the binary codec and the checksum all follow these tables.
+// The schema of messages and the binary codec follow these tables, and the checksum the codec.
 
 /** The version of all descriptors of this cuffi. */
-export const DESCRIPTOR_VERSION = 2;
+export const DESCRIPTOR_VERSION = 3;
 
 /** Integer types, each with its least and greatest value. */
 export const NUMBERS = {
@@ -207,11 +234,42 @@ export const descriptorKinds = Object.keys(
   descriptorFields,
 ) as readonly (keyof typeof descriptorFields)[];
 
-// ---- Ranges and layouts ----
+// ---- What the fields must be together ----
+
+/** @throws IpcError for fields that are valid one by one but inconsistent */
+export function checkConsistency(fields: DescriptorFields): void {
+  if (fields.kind === 'event') return;
+  const inconsistency = inconsistencyIn(fields);
+  if (inconsistency) throw invalidDescriptor([fields.kind], inconsistency);
+  checkRange(fields);
+  if (fields.layout) layoutOf(fields);
+}
+
+export const invalidDescriptor = (kinds: readonly IpcKind[], why: string): IpcError =>
+  new IpcError(
+    `this is not a cuffi descriptor of kind ${kinds.join(' or ')}:\n${why}`,
+    undefined,
+    'invalid-descriptor',
+  );
+
+/** Returns why the fields are inconsistent. */
+function inconsistencyIn(fields: MemoryFields): string | undefined {
+  if (fields.kind === 'pool') {
+    const { handle, byteLength, baseByteLength, layout, readyEvent } = fields;
+    const isConsistent =
+      handle === null ? baseByteLength === 0 && !layout && !readyEvent : byteLength > 0;
+    return isConsistent
+      ? undefined
+      : 'the pool itself has size 0, and memory of the pool has a size above 0';
+  }
+  if (fields.kind !== 'virtual') return undefined;
+  const sum = fields.pieces.reduce((total, piece) => total + piece, 0);
+  return sum === fields.baseByteLength ? undefined : 'the pieces must add up to baseByteLength';
+}
 
 /** @throws IpcError for a range beyond its allocation */
 export function checkRange(
-  { byteOffset, byteLength, baseByteLength, pid }: IpcMemoryDescriptor,
+  { byteOffset, byteLength, baseByteLength, pid }: MemoryFields,
   available: number = baseByteLength,
 ): void {
   if (byteOffset + byteLength > available)
@@ -235,11 +293,7 @@ export interface ParsedLayout {
  *
  * @throws IpcError for an unknown dtype, and for items beyond the range
  */
-export function layoutOf({
-  layout,
-  byteLength,
-  pid,
-}: IpcMemoryDescriptor): ParsedLayout | undefined {
+export function layoutOf({ layout, byteLength, pid }: MemoryFields): ParsedLayout | undefined {
   if (!layout) return undefined;
   const parsed = readLayout(layout, pid);
   const { high } = layoutExtents(parsed.layout);
@@ -273,8 +327,33 @@ export const describeLayout = (dtype: Dtype, { shape, strides }: Layout): IpcLay
   strides: [...strides],
 });
 
+// ---- Read-only memory ----
+
+/**
+ * Names of the kinds that the driver always maps for reading and writing. For virtual memory, its
+ * importer chooses the access. So read-only memory is shared as virtual memory or not at all, and
+ * an importer does not rely on the descriptor alone.
+ */
+export const ALWAYS_WRITABLE: Readonly<Partial<Record<IpcKind, string>>> = {
+  legacy: 'plain device memory',
+  pool: 'memory of a pool',
+};
+
+/** @throws IpcError for a kind that the driver cannot map read-only */
+export function checkReadOnlyKind(kind: MemoryKind): void {
+  const what = ALWAYS_WRITABLE[kind];
+  if (what)
+    throw new IpcError(
+      `${what} cannot be shared read-only: the driver gives every process that opens it write ` +
+        'access. Share virtual memory (VirtualMemory.reserve(byteLength, { shareable: true })), ' +
+        'a copy, or the memory for reading and writing',
+      undefined,
+      'not-supported',
+    );
+}
+
 /** @throws IpcError for a descriptor of plain bytes */
-export function checkIsArray({ layout }: IpcMemoryDescriptor): void {
+export function checkIsArray({ layout }: MemoryFields): void {
   if (!layout)
     throw new IpcError(
       'the descriptor is of bytes, not of an array: open it with openIpcBuffer, and view the ' +

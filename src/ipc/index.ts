@@ -1,5 +1,5 @@
 export { exportIpc, getIpcHandle, type ShareOptions } from './sharing/export.ts';
-export type { Shareable, ShareableMemory } from './shareable.ts';
+export type { Shareable, ShareableMemory } from './sharing/kinds.ts';
 export { IpcArrayHandle } from './sharing/handle.ts';
 export { IpcBufferHandle } from './sharing/handle.ts';
 export type { HandleOpenOptions, IpcMemoryHandle } from './sharing/handle.ts';
@@ -8,15 +8,14 @@ export {
   openIpcBuffer,
   openIpcEvent,
   openIpcPool,
-  type Opened,
 } from './sharing/import.ts';
 export { type OpenArrayOptions, openIpcArray } from './sharing/import.ts';
 export type { OpenRawArrayOptions, RawIpcArray } from './sharing/array.ts';
-export { moveIpcBuffer } from './sharing/import-source.ts';
+export { moveIpcBuffer } from './sharing/imported-object.ts';
 export { type ReadyOptions, ready } from './sharing/ready.ts';
-export type { OpenOptions } from './sharing/open-options.ts';
 export { ImportedPool } from './sharing/imported-pool.ts';
 export { type Explanation, explain } from './sharing/explain.ts';
+export type { Opened, OpenOptions } from './sharing/open.ts';
 export { type IpcSupport, ipcSupport, type Support } from './sharing/support.ts';
 export type {
   Exported,

@@ -33,21 +33,24 @@ export function allocationBase(address: CUdeviceptr): CUdeviceptr {
   return readHandle<CUdeviceptr>(OUT0);
 }
 
-/** The size of an allocation, in bytes. */
-export function allocationByteLength(base: CUdeviceptr): number {
-  check(cu.cuMemGetAddressRange_v2(OUT0, OUT1, base), 'cuMemGetAddressRange_v2');
-  return readSize(OUT1);
+/** What the driver knows about an allocation. */
+export interface Allocation {
+  readonly base: CUdeviceptr;
+  readonly byteLength: number;
+  /** The driver's id, which distinguishes it from an earlier allocation at the same address. */
+  readonly id: number;
 }
 
-/**
- * The driver's id of an allocation, which distinguishes it from an earlier one at the same address.
- */
-export function bufferIdOf(base: CUdeviceptr): number {
+/** The allocation that contains `address`. */
+export function allocationOf(address: CUdeviceptr): Allocation {
+  check(cu.cuMemGetAddressRange_v2(OUT0, OUT1, address), 'cuMemGetAddressRange_v2');
+  const base = readHandle<CUdeviceptr>(OUT0);
+  const byteLength = readSize(OUT1);
   check(
     cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_BUFFER_ID, base),
     'cuPointerGetAttribute',
   );
-  return readSize(OUT0);
+  return { base, byteLength, id: readSize(OUT0) };
 }
 
 /**

@@ -4,7 +4,7 @@ import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu, recordCalls } from '../../ffi/driver.ts';
 import type { CUcontext } from '../../ffi/types.ts';
 import { Context, Device, DeviceBuffer, Stream } from '../../src/index.ts';
-import { withChecksum } from '../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle, type IpcBufferDescriptor, openIpcBuffer } from '../../src/ipc/index.ts';
 import { iterations } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';

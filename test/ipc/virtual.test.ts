@@ -4,7 +4,7 @@ import { cu, recordCalls } from '../../ffi/driver.ts';
 import type { CUstream } from '../../ffi/types.ts';
 import { Context, Device, DeviceBuffer, VirtualMemory } from '../../src/index.ts';
 import type { IpcDescriptor } from '../../src/ipc/descriptor.ts';
-import { withChecksum } from '../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
 import { exportIpc, openIpc, spawnPeer } from '../../src/ipc/index.ts';
 import { iterations } from '../support/iterations.ts';
 import { valuesOf } from '../support/layouts.ts';

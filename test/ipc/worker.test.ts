@@ -9,7 +9,7 @@ import { duplicateFd } from '../../ffi/linux/libc.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { ClosedError, Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../src/index.ts';
-import { withChecksum } from '../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
 import {
   explain,
   exportIpc,
@@ -253,7 +253,7 @@ describe('worker threads', () => {
       const buffer = DeviceBuffer.allocate(4 << 20);
       const { address, byteLength } = buffer;
       const larger = { baseByteLength: 2 * byteLength, byteLength: byteLength + 1 };
-      const descriptor = withChecksum<'legacy'>({ ...getIpcHandle(buffer), ...larger });
+      const descriptor = withChecksum({ ...getIpcHandle(buffer), ...larger });
       await assert.rejects(ask(worker, { do: 'open', descriptor, fds: [] }), {
         name: 'IpcError',
         code: 'invalid-descriptor',

@@ -12,7 +12,7 @@ import {
   ownerOf,
   rangeOf,
   type Shareable,
-} from '../shareable.ts';
+} from '../sharing/kinds.ts';
 
 /**
  * The leases of the objects that were sent over one connection. Their numbers travel with the value

@@ -5,7 +5,7 @@ import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
 import { processStartTime } from '../../../ffi/linux/process.ts';
 import { isMessageSocket, peerCredentials, socketPair } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
-import type { Shareable } from '../shareable.ts';
+import type { Shareable } from '../sharing/kinds.ts';
 import type { ForwardRequest } from '../wire/control-block.ts';
 import type { Lease } from './export-table.ts';
 import { type ForwardHandle, type OwnerConnection, ownerConnectionOf } from './import-table.ts';

@@ -2,7 +2,7 @@ import { checkDeadline, type DeadlineOptions, timeoutError } from '../../deadlin
 import { pollUntil } from '../../poller.ts';
 import { formatValue } from '../../validate.ts';
 import { processName } from '../identity.ts';
-import { isShareable, ownerOf, type Shareable } from '../shareable.ts';
+import { isShareable, ownerOf, type Shareable } from '../sharing/kinds.ts';
 import { type LeasesStats, leaseRegistry } from './export-table.ts';
 
 /**

@@ -5,9 +5,8 @@ import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import { pollInBackground, pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import type { ByteWriter } from '../bytes.ts';
-import type { IpcDescriptor } from '../descriptor.ts';
-import { writeDescriptor } from '../descriptor-bytes.ts';
-import { decodeDescriptor } from '../descriptor-codec.ts';
+import type { DescriptorFields } from '../descriptor.ts';
+import { decodeFields } from '../descriptor-bytes.ts';
 import { ExportTable, type Lease } from '../lease/export-table.ts';
 import {
   ForwardedLease,
@@ -18,7 +17,7 @@ import {
 } from '../lease/forward.ts';
 import { ImportTable } from '../lease/import-table.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
-import { contextOf, defaultStreamOf, isImported, type Shareable } from '../shareable.ts';
+import { contextOf, defaultStreamOf, isImported, type Shareable } from '../sharing/kinds.ts';
 import {
   closeSharingSession,
   type EncodedExport,
@@ -80,7 +79,7 @@ export class Session implements SharingSession {
   /** Whether there may be control entries to send. */
   #isControlPending = false;
   /** Decoded descriptors by their bytes, as the same buffers are sent again and again. */
-  readonly #descriptors = new Map<string, IpcDescriptor>();
+  readonly #descriptors = new Map<string, DescriptorFields>();
   #forwardedCount = 0;
   #stopWatching: (() => void) | undefined;
   #abandonedWaits = 0;
@@ -179,8 +178,11 @@ export class Session implements SharingSession {
         const link = forwarded?.links[forwarded.indices.indexOf(at)];
         for (const fd of ready.fds) fds.push(fd);
         if (link !== undefined) fds.push(link);
-        const bytes = ready.bytes ?? Buffer.from(writeDescriptor(ready.descriptor));
-        entries.push({ bytes, fdCount: ready.fds.length, hasLink: link !== undefined });
+        entries.push({
+          bytes: ready.bytes,
+          fdCount: ready.fds.length,
+          hasLink: link !== undefined,
+        });
       }
       checkFdCount(fds.length);
       const points = this.#readyPoints(objects, stream);
@@ -253,11 +255,11 @@ export class Session implements SharingSession {
    *
    * @throws IpcError for anything but a descriptor
    */
-  decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
+  decodeDescriptor(bytes: Uint8Array): DescriptorFields {
     const text = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString('latin1');
     const known = this.#descriptors.get(text);
     if (known) return known;
-    const descriptor = decodeDescriptor(bytes);
+    const descriptor = decodeFields(bytes);
     if (this.#descriptors.size >= MAX_CACHED_DESCRIPTORS) this.#descriptors.clear();
     this.#descriptors.set(text, descriptor);
     return descriptor;

@@ -1,12 +1,12 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { type ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
-import type { IpcDescriptor } from '../descriptor.ts';
+import type { DescriptorFields, IpcDescriptor } from '../descriptor.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess } from '../identity.ts';
-import type { Shareable } from '../shareable.ts';
 import { openAlias } from '../sharing/alias.ts';
 import { asArray } from '../sharing/array.ts';
 import { exportIpc } from '../sharing/export.ts';
+import type { Shareable } from '../sharing/kinds.ts';
 import { FrameKind } from '../wire/frames.ts';
 import { MAX_REQUEST_BYTE_LENGTH } from '../wire/limits.ts';
 import type { ValueMessage } from '../wire/value-message.ts';
@@ -96,7 +96,7 @@ export class DescriptorVerifier {
 
   /** Returns why the object of a response is not opened. The peer's claims are not trusted. */
   #mismatchError({ descriptor }: VerificationRequest, answer: ValueMessage): IpcError | undefined {
-    let named: IpcDescriptor;
+    let named: DescriptorFields;
     try {
       named = this.#session.decodeDescriptor(answer.objects.entries[0]?.bytes as Uint8Array);
     } catch {
@@ -213,13 +213,19 @@ function checkLength({ value }: ValueMessage, what: 'a question' | 'an answer'):
 }
 
 /** Fields that do not identify the object: how it is used, or what follows from other fields. */
-const NOT_IDENTITY: ReadonlySet<string> = new Set(['checksum', 'access', 'layout', 'readyEvent']);
+const NOT_IDENTITY: ReadonlySet<string> = new Set([
+  'version',
+  'checksum',
+  'access',
+  'layout',
+  'readyEvent',
+]);
 
 /**
  * Describes how a descriptor's object differs from the requested one; undefined for the same
  * object.
  */
-function differenceFrom(asked: IpcDescriptor, found: IpcDescriptor): string | undefined {
+function differenceFrom(asked: IpcDescriptor, found: DescriptorFields): string | undefined {
   if (found.kind !== asked.kind) return `its kind is ${found.kind}, not ${asked.kind}`;
   const values = found as unknown as Readonly<Record<string, unknown>>;
   for (const [name, value] of Object.entries(asked)) {
@@ -238,7 +244,7 @@ function differenceFrom(asked: IpcDescriptor, found: IpcDescriptor): string | un
  * Describes what is wrong with the object of a response. It must be the requested memory, event or
  * pool, with the same size. Less access than requested is allowed, more is not.
  */
-function mismatch(asked: IpcDescriptor, found: IpcDescriptor): string | undefined {
+function mismatch(asked: IpcDescriptor, found: DescriptorFields): string | undefined {
   const difference = differenceFrom(asked, found);
   if (difference || asked.kind === 'event' || found.kind === 'event') return difference;
   // The requested descriptor tells how an array lies in the bytes.

@@ -5,10 +5,11 @@ import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
 import { allocationBase } from '../../memory/pointer-attributes.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import { checkRange, type IpcDescriptor, type IpcMemoryDescriptor } from '../descriptor.ts';
-import { findExport, nameOfExport } from './export-id.ts';
-import { type ImportLease, releaseWithLease, type Sender } from './ownership.ts';
-import { exportGone } from './worker-exports.ts';
+import { checkRange, type DescriptorFields, type MemoryFields } from '../descriptor.ts';
+import { findExport, nameOfExport } from '../identity.ts';
+import { type ImportLease, releaseWithLease, type Sender } from './imported-object.ts';
+import { blockedError } from './support.ts';
+import { exportGoneBlocker } from './worker-exports.ts';
 
 /**
  * Opens a descriptor that this process made, as a view with its own `close()`. A pool is returned
@@ -19,7 +20,7 @@ import { exportGone } from './worker-exports.ts';
  * @throws IpcError if the object no longer exists, ClosedError if it is closed
  */
 export function openAlias(
-  descriptor: IpcDescriptor,
+  descriptor: DescriptorFields,
   access: Access = 'read-write',
   sender?: Sender,
 ): DeviceBuffer | CudaEvent | MemoryPool {
@@ -43,7 +44,7 @@ export function openAlias(
       return lease ? leasedView(view, lease) : view;
     }
   }
-  throw sender && !sender.isOwnProcess ? notExportedToSender() : exportGone();
+  throw sender && !sender.isOwnProcess ? notExportedToSender() : blockedError(exportGoneBlocker);
 }
 
 /** Also thrown for what does not exist, so that a sender cannot find out what does. */
@@ -88,14 +89,14 @@ const offsetInAllocation = ({ resource, address, context }: DeviceBuffer): numbe
 
 function aliasView(
   exported: unknown,
-  descriptor: IpcMemoryDescriptor,
+  descriptor: MemoryFields,
   isReadOnly: boolean,
 ): DeviceBuffer | undefined {
   const view = rangeView(exported, descriptor);
   return view && isReadOnly ? view.readOnly() : view;
 }
 
-function rangeView(exported: unknown, descriptor: IpcMemoryDescriptor): DeviceBuffer | undefined {
+function rangeView(exported: unknown, descriptor: MemoryFields): DeviceBuffer | undefined {
   const { byteOffset, byteLength } = descriptor;
   if (exported instanceof DeviceBuffer) {
     const before = offsetInAllocation(exported);

@@ -15,13 +15,12 @@ import { type StreamOption, streamOf } from '../../stream.ts';
 import { bytesOfView, typedArrayKind } from '../../typed-array.ts';
 import { checkInteger, checkOptions } from '../../validate.ts';
 import {
+  type DescriptorFields,
   describeLayout,
-  type IpcDescriptor,
-  type IpcMemoryDescriptor,
   layoutOf,
+  type MemoryFields,
 } from '../descriptor.ts';
-import { withChecksum } from '../descriptor-bytes.ts';
-import { importSourceOf } from './import-source.ts';
+import { importSourceOf } from './imported-object.ts';
 import { mapRaw } from './legacy.ts';
 
 /**
@@ -31,7 +30,7 @@ import { mapRaw } from './legacy.ts';
  * @throws RangeError for an array without items, ClosedError, IpcError for a read-only array whose
  * memory the driver cannot protect
  */
-export function exportArray<M extends IpcMemoryDescriptor>(
+export function exportArray<M extends MemoryFields>(
   array: DeviceArray,
   describe: (view: DeviceBuffer) => M,
 ): M {
@@ -42,8 +41,8 @@ export function exportArray<M extends IpcMemoryDescriptor>(
   const view = buffer.subarray(low, high);
   // A process that opens an array with repeated items sees by its layout that it is read-only.
   const isProtected = readOnly && (isVirtual(view) || !hasRepeatedItems(layout));
-  const described = { ...describe(isProtected ? view.readOnly() : view) };
-  return withChecksum({ ...described, layout: describeLayout(dtype, layout) } as never) as M;
+  const described = describe(isProtected ? view.readOnly() : view);
+  return { ...described, layout: describeLayout(dtype, layout) };
 }
 
 /** Whether the driver can map it without write access. */
@@ -58,7 +57,7 @@ const isVirtual = ({ keepalive, root }: DeviceBuffer): boolean =>
  */
 export function asArray<O>(
   opened: O,
-  descriptor: IpcDescriptor,
+  descriptor: DescriptorFields,
   stream?: StreamOption['stream'],
 ): O | DeviceArray {
   if (!(opened instanceof DeviceBuffer) || descriptor.kind === 'event') return opened;

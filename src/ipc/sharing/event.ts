@@ -2,42 +2,32 @@ import { OUT0, readHandle } from '../../../ffi/arena.ts';
 import { cu } from '../../../ffi/driver.ts';
 import type { CUevent } from '../../../ffi/types.ts';
 import { cudaError } from '../../check.ts';
-import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import type { Stream } from '../../stream.ts';
-import type { IpcEventDescriptor, IpcMemoryDescriptor } from '../descriptor.ts';
-import { withChecksum } from '../descriptor-bytes.ts';
-import { describeExporter } from '../identity.ts';
-import { rememberExport } from './export-id.ts';
-import { importSourceOf, setImportSource } from './import-source.ts';
-import type { ImportLease } from './ownership.ts';
+import type { DescriptorFields, MemoryFields } from '../descriptor.ts';
+import { describeExporter, rememberExport } from '../identity.ts';
+import { importSourceOf, type OpenRequest, setImportSource } from './imported-object.ts';
 
 /** Exports an event. @throws IpcError for one that is not interprocess */
-export function exportEvent(event: CudaEvent): IpcEventDescriptor {
+export function exportEvent(event: CudaEvent): DescriptorFields<'event'> {
   const { ipcBytes } = event;
   // Reading the handle throws for a closed event.
   const source = event.handle ? importSourceOf(event) : undefined;
-  if (source) return source.descriptor as IpcEventDescriptor;
+  if (source) return source.descriptor as DescriptorFields<'event'>;
   if (!ipcBytes)
     throw new IpcError(
       'this event is not interprocess: create it with CudaEvent.create({ interprocess: true })',
     );
   const handle = Buffer.from(ipcBytes).toString('base64');
   rememberExport(`event ${handle}`, event);
-  return withChecksum<'event'>({
-    kind: 'event',
-    ...describeExporter(event.context.device.uuid),
-    handle,
-  });
+  return { kind: 'event', ...describeExporter(event.context.device), handle };
 }
 
 /** Opens an event of another process. @throws IpcError if the driver refuses it */
-export function openEvent(
-  context: Context,
-  descriptor: IpcEventDescriptor,
-  lease: ImportLease | undefined,
-): CudaEvent {
+export function openEvent(request: OpenRequest<'event'>): CudaEvent {
+  request.assertOpenable();
+  const { descriptor, context, lease } = request;
   const { handle, pid } = descriptor;
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
   const opened = context.run(() => {
@@ -72,5 +62,7 @@ export function recordReady(stream: Stream): CudaEvent {
 }
 
 /** Returns the descriptor of memory that may be used when the event is done. */
-export const withReadyEvent = <M extends IpcMemoryDescriptor>(descriptor: M, event: CudaEvent): M =>
-  withChecksum({ ...descriptor, readyEvent: exportEvent(event) } as never) as M;
+export const withReadyEvent = <F extends MemoryFields>(descriptor: F, event: CudaEvent): F => ({
+  ...descriptor,
+  readyEvent: exportEvent(event),
+});

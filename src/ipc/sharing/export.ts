@@ -3,25 +3,29 @@ import type { Dtype } from '../../dtype.ts';
 import { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
-import { MemoryPool } from '../../memory/pool.ts';
-import { VirtualMemory } from '../../memory/virtual.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import { checkOptions, formatValue } from '../../validate.ts';
 import type {
+  DescriptorFields,
   Exported,
   IpcBufferDescriptor,
   IpcEventDescriptor,
-  IpcMemoryDescriptor,
+  MemoryFields,
 } from '../descriptor.ts';
-import { isShareableMemory, type Shareable, type ShareableMemory } from '../shareable.ts';
+import { withChecksum } from '../descriptor-codec.ts';
 import { exportArray } from './array.ts';
 import { exportEvent, recordReady } from './event.ts';
-import { exportBuffer, exportLegacyBuffer, type OnExport } from './export-buffer.ts';
 import { IpcArrayHandle, IpcBufferHandle, keepExported } from './handle.ts';
-import { ImportedPool } from './imported-pool.ts';
-import { exportPool } from './pool.ts';
+import {
+  exportLegacyBuffer,
+  exportObject,
+  isShareable,
+  isShareableMemory,
+  publishToThreads,
+  type Shareable,
+  type ShareableMemory,
+} from './kinds.ts';
 import { ReadyExport } from './ready.ts';
-import { publish } from './worker-exports.ts';
 
 /** Options of {@link getIpcHandle} and {@link exportIpc}. */
 export interface ShareOptions {
@@ -69,19 +73,19 @@ export function getIpcHandle(
 ): IpcArrayHandle | IpcBufferHandle | IpcBufferDescriptor | IpcEventDescriptor {
   const { stream } = checkShareOptions(options, 'getIpcHandle');
   assertNotCapturing('sharing');
-  if (source instanceof DeviceArray)
-    return new IpcArrayHandle(
-      keepExported(source.buffer, exportArray(source, exportLegacyBuffer), stream),
-    );
-  if (source instanceof CudaEvent && !stream) return exportEvent(source);
+  if (source instanceof DeviceArray) {
+    const fields = published(source, exportArray(source, exportLegacyBuffer));
+    return new IpcArrayHandle(keepExported(source.buffer, fields, stream));
+  }
+  if (source instanceof CudaEvent && !stream) return withChecksum(exportEvent(source));
   if (!(source instanceof DeviceBuffer))
     throw new TypeError(
       stream
         ? `getIpcHandle with a stream takes a DeviceArray or a DeviceBuffer, not ${formatValue(source)}`
         : `getIpcHandle takes a DeviceArray, a DeviceBuffer or a CudaEvent, not ${formatValue(source)}`,
     );
-  const descriptor = exportLegacyBuffer(source);
-  return stream ? new IpcBufferHandle(keepExported(source, descriptor, stream)) : descriptor;
+  const fields = published(source, exportLegacyBuffer(source));
+  return stream ? new IpcBufferHandle(keepExported(source, fields, stream)) : withChecksum(fields);
 }
 
 /**
@@ -114,41 +118,25 @@ export function exportIpc(
 export function exportIpc(object: Shareable): Exported;
 export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
   const { stream } = checkShareOptions(options, 'exportIpc');
-  if (!stream) return exportObject(object, publish);
-  if (!isShareableMemory(object))
+  assertNotCapturing('sharing');
+  if (typeof object !== 'object' || object === null || !isShareable(object))
+    throw new TypeError(
+      `exportIpc takes an array, a buffer, an event, a memory pool or virtual memory, not ${formatValue(object)}`,
+    );
+  if (stream && !isShareableMemory(object))
     throw new TypeError(
       `exportIpc with a stream takes an array, a buffer or virtual memory, not ${formatValue(object)}`,
     );
-  const { descriptor, fds } = exportObject(object, publish);
-  return new ReadyExport(descriptor as IpcMemoryDescriptor, fds, recordReady(stream));
+  const { descriptor, fds } = exportObject(object);
+  published(object, descriptor);
+  if (!stream) return { descriptor: withChecksum(descriptor), fds };
+  return new ReadyExport(descriptor as MemoryFields, fds, recordReady(stream));
 }
 
-/**
- * Like {@link exportIpc}. Only other processes can open the result unless `onExport` is
- * {@link publish}.
- */
-export function exportObject(object: Shareable, onExport?: OnExport): Exported {
-  assertNotCapturing('sharing');
-  if (object instanceof DeviceBuffer) return exportBuffer(object, onExport);
-  if (object instanceof DeviceArray) {
-    let fds: readonly number[] = [];
-    const descriptor = exportArray(object, (part) => {
-      const exported = exportBuffer(part, onExport);
-      ({ fds } = exported);
-      return exported.descriptor as IpcMemoryDescriptor;
-    });
-    return { descriptor, fds };
-  }
-  if (object instanceof CudaEvent) return { descriptor: exportEvent(object), fds: [] };
-  if (object instanceof MemoryPool) return exportPool(object);
-  if (object instanceof ImportedPool) {
-    object.handle; // throws for a closed pool
-    return { descriptor: object.descriptor, fds: [object.shared.fd] };
-  }
-  if (object instanceof VirtualMemory) return exportBuffer(object.buffer, onExport);
-  throw new TypeError(
-    `exportIpc takes an array, a buffer, an event, a memory pool or virtual memory, not ${formatValue(object)}`,
-  );
+/** Returns the fields after letting the other threads of this process open what they describe. */
+function published<F extends DescriptorFields>(object: Shareable, fields: F): F {
+  publishToThreads(object, fields);
+  return fields;
 }
 
 function checkShareOptions(options: ShareOptions | undefined, call: string): ShareOptions {

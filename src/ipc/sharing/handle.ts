@@ -10,14 +10,15 @@ import type { Stream } from '../../stream.ts';
 import { assertInternal, checkOptions } from '../../validate.ts';
 import {
   checkIsArray,
+  type DescriptorFields,
   type IpcBufferDescriptor,
   type IpcEventDescriptor,
   type IpcLayout,
 } from '../descriptor.ts';
-import { parseDescriptor } from '../descriptor-codec.ts';
+import { parseDescriptor, withChecksum } from '../descriptor-codec.ts';
 import { recordReady, withReadyEvent } from './event.ts';
 import { openIpcArray, openIpcBuffer } from './import.ts';
-import type { OpenOptions } from './open-options.ts';
+import type { OpenOptions } from './open.ts';
 import { type ReadyOptions, waitReady } from './ready.ts';
 
 /** Options of a handle's `open()`. Plain memory comes without file descriptors. */
@@ -205,7 +206,7 @@ export class IpcArrayHandle<D extends Dtype = Dtype> extends IpcMemoryHandle<Dev
  */
 export function keepExported(
   buffer: DeviceBuffer,
-  descriptor: IpcBufferDescriptor,
+  fields: DescriptorFields<'legacy'>,
   stream: Stream | undefined,
 ): HandleInit {
   const removeKeepalive = keepMemoryAlive(buffer);
@@ -214,7 +215,7 @@ export function keepExported(
   try {
     event = stream && recordReady(stream);
     return {
-      descriptor: event ? withReadyEvent(descriptor, event) : descriptor,
+      descriptor: withChecksum(event ? withReadyEvent(fields, event) : fields),
       keepalive: { context: buffer.context, release },
     };
   } catch (error) {

@@ -2,39 +2,27 @@ import type { DeviceArray } from '../../array/device-array.ts';
 import type { Dtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
-import { assertNotCapturing } from '../../graph-capture.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
-import type { MemoryPool } from '../../memory/pool.ts';
 import { type StreamOption, streamOf } from '../../stream.ts';
 import {
   checkIsArray,
-  type IpcDescriptor,
+  type DescriptorFields,
   type IpcDescriptors,
   type IpcKind,
   type IpcMemoryDescriptor,
   MEMORY_KINDS,
 } from '../descriptor.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
-import { isFromThisProcess } from '../identity.ts';
-import { notExportedToSender, openAlias } from './alias.ts';
 import { asArray, type OpenRawArrayOptions, openRawArray, type RawIpcArray } from './array.ts';
-import { openEvent } from './event.ts';
-import { assertIdentity, assertOpenable, placeFor } from './explain.ts';
+import { OwnedFds, type ReceivedFds } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
-import { openLegacy } from './legacy.ts';
-import { checkOpenOptions, type OpenOptions } from './open-options.ts';
-import { openPool } from './open-pools.ts';
-import type { Sender } from './ownership.ts';
-import { OwnedFds, type ReceivedFds } from './received-fds.ts';
-import { openVirtual } from './virtual.ts';
-import { isFromOtherThread, openThreadMemory } from './worker-exports.ts';
-
-type OpenedBytes = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
-
-/**
- * What a descriptor may open as. It is a MemoryPool only for an alias of this process's own pool.
- */
-export type Opened = DeviceArray | OpenedBytes;
+import {
+  checkOpenOptions,
+  type Opened,
+  type OpenOptions,
+  openDescriptor,
+  openObject,
+} from './open.ts';
 
 /**
  * Opens anything that another process shared with `exportIpc` or `getIpcHandle`, without copying
@@ -78,7 +66,7 @@ export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBu
       throw new IpcError(
         'the descriptor is of a memory pool, not of memory: open it with openIpcPool',
       );
-    return openParsed(descriptor, fds, checked) as DeviceBuffer;
+    return openDescriptor(descriptor, fds, checked) as DeviceBuffer;
   });
 }
 
@@ -91,7 +79,7 @@ export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBu
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export const openIpcEvent = (message: unknown, options?: OpenOptions): CudaEvent =>
-  openAs(['event'], message, options, 'openIpcEvent', openParsed) as CudaEvent;
+  openAs(['event'], message, options, 'openIpcEvent', openDescriptor) as CudaEvent;
 
 /**
  * Opens a memory pool of another process. Until the pool is closed, its buffers can be opened
@@ -105,7 +93,7 @@ export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPo
       throw new IpcError(
         'the descriptor is of memory of a pool, not of the pool: open it with openIpcBuffer',
       );
-    const opened = openParsed(descriptor, fds, checked);
+    const opened = openDescriptor(descriptor, fds, checked);
     if (opened instanceof ImportedPool) return opened;
     throw new IpcError(
       'the pool was made by this very process: use that pool',
@@ -162,14 +150,14 @@ function openDescribed(source: IpcMemoryDescriptor, options: OpenArrayOptions = 
   const ordered = streamOf(stream);
   return openAs(MEMORY_KINDS, source, rest, 'openIpcArray', (descriptor, fds, checked) => {
     checkIsArray(descriptor);
-    return asArray(openParsed(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
+    return asArray(openDescriptor(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
   });
 }
 
 const isPoolDescriptor = ({
   kind,
   handle,
-}: IpcDescriptor & { readonly handle?: unknown }): boolean => kind === 'pool' && handle === null;
+}: DescriptorFields & { readonly handle?: unknown }): boolean => kind === 'pool' && handle === null;
 
 /** Parses a message and opens it with `open`. */
 function openAs<K extends IpcKind, O>(
@@ -185,51 +173,5 @@ function openAs<K extends IpcKind, O>(
     return open(parseDescriptor(message, kinds), fds, checked);
   } finally {
     fds[Symbol.dispose]();
-  }
-}
-
-/** Like {@link openParsed}; returns an array if the descriptor describes one. */
-export const openObject = (
-  descriptor: IpcDescriptor,
-  fds: ReceivedFds,
-  options: Omit<OpenOptions, 'fds'>,
-  sender?: Sender,
-): Opened => asArray(openParsed(descriptor, fds, options, sender), descriptor);
-
-/**
- * Opens a parsed descriptor. The caller keeps the file descriptors that are not taken.
- *
- * @param sender the other end of the connection that it came over
- * @throws IpcError
- */
-function openParsed(
-  descriptor: IpcDescriptor,
-  fds: ReceivedFds,
-  options: Omit<OpenOptions, 'fds'>,
-  sender?: Sender,
-): OpenedBytes {
-  assertNotCapturing('opening what another process shared');
-  const isOfThisProcess = isFromThisProcess(descriptor);
-  // A sender learns nothing about this process's own objects but that they are refused.
-  if (!isOfThisProcess || !sender) assertIdentity(descriptor, options);
-  if (isOfThisProcess) {
-    if (descriptor.kind === 'event' || !isFromOtherThread(descriptor))
-      return openAlias(descriptor, options.access, sender);
-    if (sender && !sender.isOwnProcess) throw notExportedToSender();
-    const { context, access } = placeFor(descriptor, fds, options);
-    return openThreadMemory(context, descriptor, fds, access, sender?.lease);
-  }
-  const { context, access } = placeFor(descriptor, fds, options);
-  assertOpenable(descriptor, context, fds, access, options);
-  const lease = sender?.lease;
-  switch (descriptor.kind) {
-    case 'legacy':
-      return openLegacy(context, descriptor, access, lease);
-    case 'pool':
-      return openPool(context, descriptor, fds, access, lease);
-    case 'virtual':
-      return openVirtual(context, descriptor, fds, access, lease);
-    case 'event':
-      return openEvent(context, descriptor, lease);
   }
 }

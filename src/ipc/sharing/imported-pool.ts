@@ -7,7 +7,7 @@ import { Context } from '../../context.ts';
 import type { Device } from '../../device.ts';
 import { IpcError } from '../../errors.ts';
 import { Resource, runAll } from '../../lifetime.ts';
-import type { Access, DeviceBuffer, MemoryResource } from '../../memory/buffer.ts';
+import type { DeviceBuffer, MemoryResource } from '../../memory/buffer.ts';
 import { freeNonBlocking } from '../../memory/internal-stream.ts';
 import type { PoolCloseOptions } from '../../memory/pool-attributes.ts';
 import * as driver from '../../memory/pool-attributes.ts';
@@ -20,11 +20,10 @@ import {
   teardownOf,
 } from '../../memory/pool-state.ts';
 import { assertInternal } from '../../validate.ts';
-import { checkRange, type IpcPoolDescriptor } from '../descriptor.ts';
-import { withChecksum } from '../descriptor-bytes.ts';
-import { isExporterGone } from '../identity.ts';
-import { type Mapping, MappingTable, type MappingUse, mapImported } from './mapping.ts';
-import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
+import type { DescriptorFields } from '../descriptor.ts';
+import { type ImportLease, importedBuffer, type OpenRequest } from './imported-object.ts';
+import { type Mapping, MappingTable, mapImported } from './mapping.ts';
+import { POOL_ITSELF } from './pool.ts';
 import {
   acquireSharedMapping,
   acquireSharedUse,
@@ -55,8 +54,8 @@ export class ImportedPool extends Resource implements MemoryResource {
   /** Whether another process made the object. */
   readonly isMapped = true;
   /** The descriptor that it was opened with: of the pool, or of memory of it. */
-  readonly #source: IpcPoolDescriptor;
-  #descriptor: IpcPoolDescriptor | undefined;
+  readonly #source: DescriptorFields<'pool'>;
+  #descriptor: DescriptorFields<'pool'> | undefined;
   /** @internal The pool's id, and this object's own file descriptor of it. */
   readonly shared: SharedPool;
   readonly #handle: CUmemoryPool;
@@ -70,7 +69,12 @@ export class ImportedPool extends Resource implements MemoryResource {
   readonly #leases: ImportLease[];
 
   /** @internal */
-  constructor(context: Context, handle: CUmemoryPool, fd: number, source: IpcPoolDescriptor) {
+  constructor(
+    context: Context,
+    handle: CUmemoryPool,
+    fd: number,
+    source: DescriptorFields<'pool'>,
+  ) {
     assertInternal(context, Context, 'ImportedPool', 'openIpcPool');
     const state = newPoolState(context);
     const { epoch } = context;
@@ -99,7 +103,7 @@ export class ImportedPool extends Resource implements MemoryResource {
   }
 
   /** @internal The descriptor for exporting it again, made when first needed. */
-  get descriptor(): IpcPoolDescriptor {
+  get descriptor(): DescriptorFields<'pool'> {
     this.#descriptor ??= describePoolOf(this.#source);
     return this.#descriptor;
   }
@@ -166,55 +170,41 @@ export class ImportedPool extends Resource implements MemoryResource {
   }
 
   /** @internal Opens memory of the pool by the driver's 64 bytes. @throws IpcError */
-  openBuffer(
-    handle: string,
-    descriptor: IpcPoolDescriptor,
-    access: Access,
-    lease?: ImportLease,
-  ): DeviceBuffer {
+  openBuffer(handle: string, request: OpenRequest<'pool'>): DeviceBuffer {
     const { context } = this;
     const state = this.#state;
-    const { byteLength, generation } = descriptor;
-    let use: MappingUse<Mapping> | undefined;
+    const { byteLength, generation, pid } = request.descriptor;
     try {
       this.#allowDevice();
-      use = mappings.use(mappingKey(this, handle), generation, context, () =>
-        acquireSharedMapping(generation, (isUsed) => this.#map(handle, descriptor, isUsed)),
-      );
-      checkRange(descriptor, use.mapping.byteLength);
+      const use = mappings.use(mappingKey(this, handle), generation, context, () => {
+        request.assertOpenable();
+        return acquireSharedMapping(generation, (isUsed) => this.#map(handle, pid, isUsed));
+      });
+      state.byteLength += byteLength;
+      return importedBuffer(request, {
+        use: {
+          mapping: use.mapping,
+          // A failure to unmap is reported before the driver refuses to destroy the pool.
+          release: (onReleased) =>
+            runAll([
+              () => use.release(onReleased),
+              () => {
+                state.byteLength -= byteLength;
+                this.closeUnused();
+              },
+            ]),
+        },
+        resource: this,
+        owner: state.buffers,
+        fds: () => [this.shared.fd],
+      });
     } catch (error) {
-      use?.release();
       this.closeUnused();
       throw error;
     }
-    const { mapping, release } = use;
-    state.byteLength += byteLength;
-    const leased = releaseWithLease(context, release, lease);
-    return importedBuffer({
-      descriptor,
-      context,
-      base: mapping.base,
-      resource: this,
-      owner: state.buffers,
-      isOwnerGone: () => isExporterGone(descriptor),
-      release: {
-        setStream: leased.setStream,
-        release: () => {
-          state.byteLength -= byteLength;
-          // A failure to unmap is reported before the driver refuses to destroy the pool.
-          runAll([() => leased.release(), () => this.closeUnused()]);
-        },
-      },
-      access,
-      fds: () => [this.shared.fd],
-    });
   }
 
-  #map(
-    handle: string,
-    { pid }: IpcPoolDescriptor,
-    isUsed: (base: CUdeviceptr) => boolean,
-  ): Mapping {
+  #map(handle: string, pid: number, isUsed: (base: CUdeviceptr) => boolean): Mapping {
     const { context } = this;
     const pool = this.handle;
     const exporter = `process ${pid}`;
@@ -278,12 +268,14 @@ const mappings = new MappingTable<Mapping>(
 /** Whether the memory of a pool that a descriptor names is mapped here. */
 export const isPoolMemoryMapped = (
   pool: ImportedPool,
-  { handle, generation }: IpcPoolDescriptor,
+  { handle, generation }: DescriptorFields<'pool'>,
 ): boolean => handle !== null && mappings.has(mappingKey(pool, handle), generation);
 
 /** Returns the descriptor of the pool itself, from one of its memory. */
-function describePoolOf(descriptor: IpcPoolDescriptor): IpcPoolDescriptor {
-  const { layout: _, readyEvent: __, ...fields } = descriptor;
-  const nothing = { baseByteLength: 0, byteOffset: 0, byteLength: 0, bufferId: 0, generation: 0 };
-  return withChecksum<'pool'>({ ...fields, ...nothing, access: 'read-write', handle: null });
+function describePoolOf({
+  layout: _,
+  readyEvent: __,
+  ...fields
+}: DescriptorFields<'pool'>): DescriptorFields<'pool'> {
+  return { ...fields, ...POOL_ITSELF };
 }

@@ -12,34 +12,25 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
+import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { HostVisibleBuffer } from '../../memory/host-visible.ts';
 import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
-import {
-  allocationBase,
-  allocationByteLength,
-  bufferIdOf,
-  getLegacyHandle,
-} from '../../memory/pointer-attributes.ts';
+import { allocationOf, getLegacyHandle } from '../../memory/pointer-attributes.ts';
 import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import type { IpcBufferDescriptor } from '../descriptor.ts';
-import { withChecksum } from '../descriptor-bytes.ts';
-import { describeExporter, isExporterGone } from '../identity.ts';
-import { checkExportAccess } from './access.ts';
-import { exportIdOf } from './export-id.ts';
+import { checkReadOnlyKind, type DescriptorFields } from '../descriptor.ts';
+import { describeExporter, exportIdOf } from '../identity.ts';
+import { importedBuffer, type OpenRequest } from './imported-object.ts';
 import {
-  checkMappedRange,
   type Mapping,
   MappingTable,
   type MappingUse,
   mapImported,
   tableByContext,
 } from './mapping.ts';
-import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
 
 /** Exports memory by the driver's 64 bytes, which name its whole allocation. @throws IpcError */
-export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
+export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
   const { address, byteLength, context, origin, access, root, resource } = buffer;
   if (root instanceof HostVisibleBuffer)
     throw new IpcError(
@@ -48,30 +39,28 @@ export function exportLegacy(buffer: DeviceBuffer): IpcBufferDescriptor {
   if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
   if (root.keepalive instanceof VirtualMemory)
     throw new IpcError('virtual memory has no legacy IPC handle: share it with exportIpc');
-  checkExportAccess('legacy', access);
-  if (origin === 'borrowed') context.run(() => checkIpcCapable(address));
-  const { handle, base } =
-    resource instanceof ManagerAdapter
-      ? resource.getAllocationHandle(buffer)
-      : context.run(() => ({
-          handle: getLegacyHandle(address, byteLength),
-          base: allocationBase(address),
-        }));
-  const { baseByteLength, bufferId } = context.run(() => ({
-    baseByteLength: allocationByteLength(base),
-    bufferId: obfuscatedId(bufferIdOf(base)),
-  }));
-  return withChecksum<'legacy'>({
+  if (access === 'read') checkReadOnlyKind('legacy');
+  const manager = resource instanceof ManagerAdapter ? resource : undefined;
+  const { handle, allocation } = context.run(() => {
+    if (origin === 'borrowed') checkIpcCapable(address);
+    return {
+      handle: manager ? undefined : getLegacyHandle(address, byteLength),
+      allocation: allocationOf(address),
+    };
+  });
+  const { base } = allocation;
+  const bytes = handle ?? (manager as ManagerAdapter).getLegacyHandle(buffer, base);
+  return {
     kind: 'legacy',
-    ...describeExporter(context.device.uuid),
-    handle: Buffer.from(handle).toString('base64'),
-    baseByteLength,
+    ...describeExporter(context.device),
+    handle: Buffer.from(bytes).toString('base64'),
+    baseByteLength: allocation.byteLength,
     byteOffset: address - base,
     byteLength,
     access,
-    bufferId,
+    bufferId: obfuscatedId(allocation.id),
     generation: origin === 'allocated' ? exportIdOf(root) : 0,
-  });
+  };
 }
 
 // ---- Mappings, and what the driver says of memory of other libraries ----
@@ -81,37 +70,23 @@ const mappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBloc
 
 export const isLegacyMapped = (
   context: Context,
-  { handle, bufferId }: IpcBufferDescriptor,
+  { handle, bufferId }: DescriptorFields<'legacy'>,
 ): boolean => mappings(context).has(handle, bufferId);
 
-export function openLegacy(
-  context: Context,
-  descriptor: IpcBufferDescriptor,
-  access: Access,
-  lease: ImportLease | undefined,
-): DeviceBuffer {
-  const use = mapLegacy(context, descriptor);
-  checkMappedRange(descriptor, use);
-  return importedBuffer({
-    descriptor,
-    context,
-    base: use.mapping.base,
-    release: releaseWithLease(context, use.release, lease),
-    isOwnerGone: () => isExporterGone(descriptor),
-    access,
-    fds: () => [],
-  });
-}
-
 /**
- * Maps the allocation that a descriptor names, or adds a user to its mapping.
+ * Opens plain memory: maps its allocation, or adds a user to its mapping.
  *
  * @throws IpcError if the driver refuses it, or if an earlier allocation is mapped by this handle
  */
-const mapLegacy = (context: Context, descriptor: IpcBufferDescriptor): MappingUse<Mapping> =>
-  mappings(context).use(descriptor.handle, descriptor.bufferId, context, () =>
-    map(context, descriptor.handle, `process ${descriptor.pid}`),
-  );
+export function openLegacy(request: OpenRequest<'legacy'>): DeviceBuffer {
+  const { descriptor, context } = request;
+  const { handle, bufferId, pid } = descriptor;
+  const use = mappings(context).use(handle, bufferId, context, () => {
+    request.assertOpenable();
+    return map(context, handle, `process ${pid}`);
+  });
+  return importedBuffer(request, { use, fds: () => [] });
+}
 
 /**
  * Mappings by a handle that came without a descriptor. The driver counts how often an allocation is
@@ -119,7 +94,7 @@ const mapLegacy = (context: Context, descriptor: IpcBufferDescriptor): MappingUs
  */
 const rawMappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
 
-/** Like {@link mapLegacy}, by the driver's 64 bytes alone, in base64. */
+/** Maps plain memory by the driver's 64 bytes alone, in base64. */
 export const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
   rawMappings(context).use(handle, 0, context, () => map(context, handle, 'another process'));
 

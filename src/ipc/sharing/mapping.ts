@@ -6,7 +6,6 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { cudaError } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { checkRange, type IpcMemoryDescriptor } from '../descriptor.ts';
 
 /** An allocation of another process, mapped in a context. */
 export interface Mapping {
@@ -151,19 +150,6 @@ export const tableByContext = <M extends Mapping>(
     return table;
   };
 };
-
-/** The mapping may be smaller than the descriptor says, or belong to an earlier descriptor. */
-export function checkMappedRange(
-  descriptor: IpcMemoryDescriptor,
-  { mapping, release }: MappingUse<Mapping>,
-): void {
-  try {
-    checkRange(descriptor, mapping.byteLength);
-  } catch (error) {
-    release();
-    throw error;
-  }
-}
 
 // ---- Mapping anew ----
 

@@ -3,27 +3,28 @@
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { DeviceArray } from '../../array/device-array.ts';
 import { CudaError, IpcError } from '../../errors.ts';
-import { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { MemoryPool } from '../../memory/pool.ts';
-import type { Exported, IpcDescriptor, IpcPoolDescriptor } from '../descriptor.ts';
-import { writeDescriptor } from '../descriptor-bytes.ts';
-import { parseDescriptor } from '../descriptor-codec.ts';
+import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
+import { encodeFields } from '../descriptor-bytes.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
-import { bufferOf, isShareable, rangeOf, type Shareable } from '../shareable.ts';
-import { exportObject } from './export.ts';
-import { openObject } from './import.ts';
+import { type ImportLease, OwnedFds, type ReceivedFds, type Sender } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
-import type { ImportLease, Sender } from './ownership.ts';
-import { OwnedFds, type ReceivedFds } from './received-fds.ts';
-import { publish } from './worker-exports.ts';
+import {
+  bufferOf,
+  exportObject,
+  importObject,
+  isShareable,
+  publishToThreads,
+  type Shareable,
+} from './kinds.ts';
 
 /** An exported object as a connection sends it. */
-export interface EncodedExport extends Exported {
-  /** The encoded descriptor, kept for objects that are sent repeatedly. */
-  bytes: Buffer | undefined;
+export interface EncodedExport extends ExportedFields {
+  /** The encoded fields: what is put on the wire. */
+  readonly bytes: Uint8Array;
 }
 
 /** What one end of a connection remembers about the other, e.g. which pools it already has. */
@@ -70,7 +71,22 @@ export function exportForPeer(object: object, session: SharingSession): EncodedE
 export function exportForAnyPeer(object: Shareable): EncodedExport {
   // Also checked for what was exported before: queued work must come before it.
   assertNotCapturing('sharing');
-  return encodedExportOf(object);
+  const known = (object as WithEncodedExport)[ENCODED_EXPORT];
+  if (known && !object.closed) return known;
+  const { descriptor, fds } = exportObject(object);
+  const encoded = { descriptor, fds, bytes: encodeFields(descriptor) };
+  // Virtual memory may grow. Borrowed memory may have been freed and allocated again.
+  const isConstant = object instanceof DeviceBuffer || object instanceof DeviceArray;
+  if (isConstant && bufferOf(object)?.origin !== 'borrowed')
+    (object as WithEncodedExport)[ENCODED_EXPORT] = encoded;
+  return encoded;
+}
+
+// Stored on the object: a WeakMap with an entry for each would slow down garbage collection.
+const ENCODED_EXPORT = Symbol('encodedExport');
+
+interface WithEncodedExport {
+  [ENCODED_EXPORT]?: EncodedExport;
 }
 
 /**
@@ -93,12 +109,6 @@ export function prepareForPeer(
 /** Whether the other end is a thread of this process. */
 const isOwnProcess = (session: SharingSession): boolean => session.process?.pid === process.pid;
 
-function publishToThreads(object: Shareable, descriptor: IpcDescriptor): void {
-  const buffer = bufferOf(object);
-  const range = rangeOf(object);
-  if (buffer && range && descriptor.kind !== 'event') publish(buffer, range.begin, descriptor);
-}
-
 /** Notifies the session when the pool of an object is closed. */
 function subscribeToPoolClose(object: Shareable, id: string, session: SharingSession): () => void {
   const pool = bufferOf(object)?.root.resource ?? object;
@@ -112,33 +122,6 @@ function subscribeToPoolClose(object: Shareable, id: string, session: SharingSes
   return () => onEnd.delete(onClose);
 }
 
-// Stored on the object: a WeakMap with an entry for each would slow down garbage collection.
-const ENCODED_EXPORT = Symbol('encodedExport');
-
-interface WithEncodedExport {
-  [ENCODED_EXPORT]?: EncodedExport;
-}
-
-function encodedExportOf(object: Shareable): EncodedExport {
-  const isRange = object instanceof DeviceBuffer || object instanceof DeviceArray;
-  // Borrowed memory may have been freed and allocated again.
-  if (!isRange || bufferOf(object)?.origin === 'borrowed') return exportAnew(object);
-  const range = object as WithEncodedExport;
-  const known = object.closed ? undefined : range[ENCODED_EXPORT];
-  if (known) {
-    known.bytes ??= Buffer.from(writeDescriptor(known.descriptor));
-    return known;
-  }
-  const encoded = exportAnew(object);
-  range[ENCODED_EXPORT] = encoded;
-  return encoded;
-}
-
-function exportAnew(object: Shareable): EncodedExport {
-  const { descriptor, fds } = exportObject(object);
-  return { descriptor, bytes: undefined, fds };
-}
-
 /**
  * Imports an object that another process exported. Takes ownership of `fds` in every case, and
  * closes those that it does not keep.
@@ -149,14 +132,13 @@ function exportAnew(object: Shareable): EncodedExport {
  * @throws IpcError
  */
 export function importFromPeer(
-  descriptor: unknown,
+  descriptor: DescriptorFields,
   fds: readonly number[],
   session: SharingSession,
   lease?: ImportLease,
 ): object {
   const owned = new OwnedFds(fds, false);
   try {
-    const parsed = parseDescriptor(descriptor);
     // The connection has checked the credentials of its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
     const sender: Sender = {
@@ -165,30 +147,22 @@ export function importFromPeer(
       hasLeaseOn: (object) => session.hasLeaseOn(object),
     };
     // Objects of this process never need the pool's file descriptor.
-    if (parsed.kind !== 'pool' || isFromThisProcess(parsed))
-      return openObject(parsed, owned, options, sender);
-    const pool = receivePool(parsed, owned, session);
+    if (descriptor.kind !== 'pool' || isFromThisProcess(descriptor))
+      return importObject(descriptor, owned, options, sender);
+    const pool = receivePool(descriptor, owned, session);
     try {
-      const opened = openObject(parsed, pool ?? owned, options, sender);
+      const opened = importObject(descriptor, pool ?? owned, options, sender);
       pool?.keep(opened);
       return opened;
     } catch (error) {
       // The file descriptor is sent only once: it is kept for the pool's next memory, unless it is
       // not a pool's.
-      if (pool && isPoolImportFailure(error)) releaseImportedPool(parsed.pool, session);
+      if (pool && isPoolImportFailure(error)) releaseImportedPool(descriptor.pool, session);
       throw error;
     }
   } finally {
     owned[Symbol.dispose]();
   }
-}
-
-/** Closes an imported object that nobody received. A pool that others use stays open. */
-export function discardImported(object: object): void {
-  if (object instanceof ImportedPool) object.closeUnclaimed();
-  const isOurs =
-    object instanceof DeviceBuffer || object instanceof DeviceArray || object instanceof CudaEvent;
-  if (isOurs) object.close();
 }
 
 const isPoolImportFailure = (error: unknown): boolean =>
@@ -245,7 +219,7 @@ export function releaseImportedPoolLater(
 
 /** Returns the pool with that id. A pool that comes with its file descriptor is remembered. */
 function receivePool(
-  { pool: id, pid, pidNamespace }: IpcPoolDescriptor,
+  { pool: id, pid, pidNamespace }: DescriptorFields<'pool'>,
   owned: OwnedFds,
   { receivedPools, process: sender }: SharingSession,
 ): ReceivedPool | undefined {

@@ -8,30 +8,23 @@ import type { Address, CUmemoryPool } from '../../../ffi/types.ts';
 import { cudaError } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
+import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { addDuplicateFd, closeContextFd } from '../../memory/context-fds.ts';
 import { isSharedPool } from '../../memory/pool-state.ts';
-import type { IpcPoolDescriptor } from '../descriptor.ts';
+import type { DescriptorFields } from '../descriptor.ts';
+import type { OpenRequest, ReceivedFds } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
-import type { ImportLease } from './ownership.ts';
-import type { ReceivedFds } from './received-fds.ts';
 import { openSharedHandle, releaseSharedHandle, retainSharedHandle } from './worker-counts.ts';
 
 /** Opens a pool of another process, or memory of it. @throws IpcError */
-export function openPool(
-  context: Context,
-  descriptor: IpcPoolDescriptor,
-  fds: ReceivedFds,
-  access: Access,
-  lease: ImportLease | undefined,
-): DeviceBuffer | ImportedPool {
-  const pool = importPool(context, descriptor, fds);
-  if (descriptor.handle === null) {
-    pool.keepOpen();
-    if (lease) pool.addLease(lease);
-    return pool;
-  }
-  return pool.openBuffer(descriptor.handle, descriptor, access, lease);
+export function openPool(request: OpenRequest<'pool'>): DeviceBuffer | ImportedPool {
+  const { handle } = request.descriptor;
+  if (handle !== null) return importPool(request).openBuffer(handle, request);
+  request.assertOpenable();
+  const pool = importPool(request);
+  pool.keepOpen();
+  if (request.lease) pool.addLease(request.lease);
+  return pool;
 }
 
 // ---- The registry of open pools ----
@@ -49,7 +42,7 @@ interface OpenPool {
  */
 const openPools = new Map<string, OpenPool[]>();
 
-const identityOf = ({ pid, startTime, pidNamespace, pool }: IpcPoolDescriptor): string =>
+const identityOf = ({ pid, startTime, pidNamespace, pool }: DescriptorFields<'pool'>): string =>
   `${pid} ${startTime} ${pidNamespace} ${pool}`;
 
 /** The file descriptors that came with a descriptor of a pool. */
@@ -61,13 +54,13 @@ type PoolFds = Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>;
  */
 export const findPool = (
   context: Context,
-  descriptor: IpcPoolDescriptor,
+  descriptor: DescriptorFields<'pool'>,
   fds: PoolFds,
 ): ImportedPool | undefined => findOpenPool(context, descriptor, fds)?.pool;
 
 function findOpenPool(
   context: Context,
-  descriptor: IpcPoolDescriptor,
+  descriptor: DescriptorFields<'pool'>,
   { numbers, isNameTrusted }: PoolFds,
 ): OpenPool | undefined {
   const [fd] = numbers;
@@ -81,17 +74,19 @@ function findOpenPool(
 }
 
 /**
- * Returns the pool of a descriptor. Imports it at its first use in the context.
+ * Returns the pool of a descriptor. Imports it at its first use in the context, with the file
+ * descriptor that came with it, which the caller still owns.
  *
- * @param fds the pool's file descriptor, still owned by the caller; needed if the pool is not open
  * @throws IpcError
  */
-function importPool(context: Context, descriptor: IpcPoolDescriptor, fds: PoolFds): ImportedPool {
+function importPool(request: OpenRequest<'pool'>): ImportedPool {
+  const { context, descriptor, fds } = request;
   const open = findOpenPool(context, descriptor, fds);
   if (open) {
     open.isNameTrusted ||= fds.isNameTrusted;
     return open.pool;
   }
+  request.assertOpenable();
   const [fd] = fds.numbers;
   if (fd === undefined)
     throw new IpcError(
@@ -114,7 +109,11 @@ function addOpenPool(name: string, opened: OpenPool): void {
   openPools.set(name, [...(openPools.get(name) ?? []), opened]);
 }
 
-function importNew(context: Context, descriptor: IpcPoolDescriptor, fd: number): ImportedPool {
+function importNew(
+  context: Context,
+  descriptor: DescriptorFields<'pool'>,
+  fd: number,
+): ImportedPool {
   const open = [...openPools.values()].flat().flatMap(({ pool }) => (pool.closed ? [] : [pool]));
   const ownFd = addDuplicateFd(context, fd);
   let handle: CUmemoryPool;
@@ -135,7 +134,7 @@ function importNew(context: Context, descriptor: IpcPoolDescriptor, fd: number):
   return same;
 }
 
-function importHandle(fd: number, { pid }: IpcPoolDescriptor): CUmemoryPool {
+function importHandle(fd: number, { pid }: DescriptorFields<'pool'>): CUmemoryPool {
   const status = cu.cuMemPoolImportFromShareableHandle(
     OUT0,
     fd as Address,

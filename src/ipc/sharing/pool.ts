@@ -3,72 +3,62 @@ import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
 import { check } from '../../check.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
-import { bufferIdOf } from '../../memory/pointer-attributes.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
 import { numberFromEnvironment } from '../../release-queue.ts';
-import type { Exported, IpcDescriptor } from '../descriptor.ts';
-import { withChecksum } from '../descriptor-bytes.ts';
-import { describeExporter } from '../identity.ts';
-import { checkExportAccess } from './access.ts';
-import { exportIdOf, rememberExport } from './export-id.ts';
-import { type OpenBlocker, throwIfBlocked } from './support.ts';
+import { checkReadOnlyKind, type DescriptorFields, type ExportedFields } from '../descriptor.ts';
+import { describeExporter, exportIdOf, rememberExport } from '../identity.ts';
+import { blockedError, type OpenBlocker } from './support.ts';
 
 /** Exports a pool itself. @throws IpcError for a pool that was not made for sharing */
-export function exportPool(pool: MemoryPool): Exported {
+export function exportPool(pool: MemoryPool): ExportedFields<'pool'> {
   const { id, fd } = pool.share();
   rememberExport(`pool ${id}`, pool);
-  const descriptor = withChecksum<'pool'>({
-    kind: 'pool',
-    ...describeExporter(pool.context.device.uuid),
-    pool: id,
-    handle: null,
-    baseByteLength: 0,
-    byteOffset: 0,
-    byteLength: 0,
-    access: 'read-write',
-    bufferId: 0,
-    generation: 0,
-  });
-  return { descriptor, fds: [fd] };
+  const exporter = describeExporter(pool.context.device);
+  return { descriptor: { kind: 'pool', ...exporter, pool: id, ...POOL_ITSELF }, fds: [fd] };
 }
+
+/** The fields of a pool itself that are those of memory. */
+export const POOL_ITSELF = {
+  handle: null,
+  baseByteLength: 0,
+  byteOffset: 0,
+  byteLength: 0,
+  access: 'read-write',
+  bufferId: 0,
+  generation: 0,
+} as const;
 
 /**
  * Exports memory of a pool. The driver names an allocation by its first address only.
  *
  * @throws IpcError for read-only memory, and for an allocation that crashes the receiver's driver
  */
-export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Exported {
+export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): ExportedFields<'pool'> {
   const { address, byteLength, access, root, context } = buffer;
-  checkExportAccess('pool', access);
-  throwIfBlocked(sizeBlocker(root.byteLength));
+  if (access === 'read') checkReadOnlyKind('pool');
+  const tooLarge = sizeBlocker(root.byteLength);
+  if (tooLarge) throw blockedError(tooLarge);
   const { id, fd } = pool.share();
   const base = root.address;
-  const { handle, bufferId } = context.run(() => {
-    check(
-      cu.cuMemPoolExportPointer(BLOCK, base),
-      'cuMemPoolExportPointer',
-      () => `sharing ${root.byteLength} bytes of a memory pool`,
-    );
-    return { handle: readBase64(BLOCK, CU_IPC_HANDLE_SIZE), bufferId: bufferIdOf(base) };
-  });
-  const { device, machine, pid, startTime, pidNamespace } = describeExporter(context.device.uuid);
-  // Field by field: a spread costs more than all of them.
-  const descriptor = withChecksum<'pool'>({
+  check(
+    cu.cuMemPoolExportPointer(BLOCK, base),
+    'cuMemPoolExportPointer',
+    () => `sharing ${root.byteLength} bytes of a memory pool`,
+  );
+  // Read at once: describing the exporter may call the driver.
+  const handle = readBase64(BLOCK, CU_IPC_HANDLE_SIZE);
+  const descriptor = {
     kind: 'pool',
-    device,
-    machine,
-    pid,
-    startTime,
-    pidNamespace,
+    ...describeExporter(context.device),
     pool: id,
     handle,
     baseByteLength: root.byteLength,
     byteOffset: address - base,
     byteLength,
     access,
-    bufferId,
+    bufferId: 0,
     generation: exportIdOf(root),
-  });
+  } as const;
   return { descriptor, fds: [fd] };
 }
 
@@ -105,5 +95,5 @@ function sizeBlocker(byteLength: number): OpenBlocker | undefined {
 }
 
 /** Like {@link sizeBlocker}, for the allocation of a descriptor. */
-export const poolBlocker = (descriptor: IpcDescriptor): OpenBlocker | undefined =>
+export const poolBlocker = (descriptor: DescriptorFields): OpenBlocker | undefined =>
   descriptor.kind === 'pool' ? sizeBlocker(descriptor.baseByteLength) : undefined;

@@ -10,12 +10,13 @@ import {
   type IpcEventDescriptor,
   type IpcMemoryDescriptor,
   MEMORY_KINDS,
+  type MemoryFields,
 } from '../descriptor.ts';
-import { parseDescriptor } from '../descriptor-codec.ts';
+import { parseDescriptor, withChecksum } from '../descriptor-codec.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
 import { withReadyEvent } from './event.ts';
-import { sharesPidNamespace } from './explain.ts';
 import { openIpcEvent } from './import.ts';
+import { sharesPidNamespace } from './open.ts';
 
 /** Options of {@link ready}. */
 export interface ReadyOptions extends DeadlineOptions, PlaceOptions {
@@ -114,10 +115,10 @@ export class ReadyExport extends Resource implements Exported {
   readonly fds: readonly number[];
 
   /** @internal */
-  constructor(descriptor: IpcMemoryDescriptor, fds: readonly number[], event: CudaEvent) {
+  constructor(fields: MemoryFields, fds: readonly number[], event: CudaEvent) {
     assertInternal(event, CudaEvent, 'ReadyExport', 'exportIpc');
     super('ReadyExport', { owner: event.context.resources, release: () => event.close() });
-    this.descriptor = withReadyEvent(descriptor, event);
+    this.descriptor = withChecksum(withReadyEvent(fields, event));
     this.fds = fds;
   }
 }

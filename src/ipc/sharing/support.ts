@@ -30,10 +30,8 @@ export interface OpenBlocker {
   readonly hint: string;
 }
 
-/** @throws IpcError if there is a blocker */
-export function throwIfBlocked(blocker: OpenBlocker | undefined): void {
-  if (blocker) throw new IpcError(`${blocker.reason}. ${blocker.hint}`, undefined, blocker.code);
-}
+export const blockedError = ({ code, reason, hint }: OpenBlocker): IpcError =>
+  new IpcError(`${reason}. ${hint}`, undefined, code);
 
 /** WSL supports no sharing, on any device. */
 export const wslBlocker: OpenBlocker = {

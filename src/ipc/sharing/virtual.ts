@@ -17,25 +17,19 @@ import {
   reserveAddresses,
 } from '../../memory/physical-chunk.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
-import { type Exported, type IpcVirtualDescriptor, MAX_PIECES } from '../descriptor.ts';
-import { withChecksum } from '../descriptor-bytes.ts';
-import { describeExporter, isExporterGone } from '../identity.ts';
-import { exportIdOf } from './export-id.ts';
-import {
-  checkMappedRange,
-  type Mapping,
-  MappingTable,
-  type MappingUse,
-  tableByContext,
-} from './mapping.ts';
-import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
-import type { ReceivedFds } from './received-fds.ts';
+import { type DescriptorFields, type ExportedFields, MAX_PIECES } from '../descriptor.ts';
+import { describeExporter, exportIdOf } from '../identity.ts';
+import { importedBuffer, type OpenRequest } from './imported-object.ts';
+import { type Mapping, MappingTable, tableByContext } from './mapping.ts';
 
 /**
  * Exports the pieces of virtual memory that contain a buffer, each by a file descriptor. @throws
  * IpcError
  */
-export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Exported {
+export function exportVirtual(
+  buffer: DeviceBuffer,
+  memory: VirtualMemory,
+): ExportedFields<'virtual'> {
   if (!memory.shareable)
     throw new IpcError('this virtual memory is not shareable: reserve it with { shareable: true }');
   const { byteLength, access, context } = buffer;
@@ -47,15 +41,9 @@ export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Expo
     access,
   );
   const sizes = chunks.map((piece) => piece.byteLength);
-  const { device, machine, pid, startTime, pidNamespace } = describeExporter(context.device.uuid);
-  // Field by field: a spread costs more than all of them.
-  const descriptor = withChecksum<'virtual'>({
+  const descriptor = {
     kind: 'virtual',
-    device,
-    machine,
-    pid,
-    startTime,
-    pidNamespace,
+    ...describeExporter(context.device),
     memory: id,
     firstPiece: firstChunk,
     pieces: sizes,
@@ -65,7 +53,7 @@ export function exportVirtual(buffer: DeviceBuffer, memory: VirtualMemory): Expo
     access,
     bufferId: 0,
     generation: exportIdOf(memory),
-  });
+  } as const;
   return { descriptor, fds: chunks.map(({ fd }) => fd) };
 }
 
@@ -84,24 +72,25 @@ const mappings = tableByContext(
     ),
 );
 
-export function openVirtual(
-  context: Context,
-  descriptor: IpcVirtualDescriptor,
-  fds: ReceivedFds,
-  access: Access,
-  lease: ImportLease | undefined,
-): DeviceBuffer {
-  const { mapping, release } = mapVirtual(context, descriptor, fds, access);
-  checkMappedRange(descriptor, { mapping, release });
-  return importedBuffer({
-    descriptor,
-    context,
-    base: mapping.base,
-    release: releaseWithLease(context, release, lease).release,
-    isOwnerGone: () => isExporterGone(descriptor),
-    mappingBoundaries: () => mapping.chunks.map(({ address }) => address),
-    access,
-    fds: () => mapping.chunks.map(({ fd }) => fd as number),
+/**
+ * Opens virtual memory: maps the pieces that came with its descriptor, or adds a user to their
+ * mapping. Takes their file descriptors if it maps them.
+ *
+ * @throws IpcError if the driver refuses them
+ */
+export function openVirtual(request: OpenRequest<'virtual'>): DeviceBuffer {
+  const { descriptor, context, access, fds } = request;
+  const key = mappingKey(context, descriptor, fds.numbers, access);
+  const use = mappings(context).use(key, 0, context, () => {
+    request.assertOpenable();
+    return map(request);
+  });
+  const { chunks } = use.mapping;
+  return importedBuffer(request, {
+    use,
+    mappingBoundaries: () => chunks.map(({ address }) => address),
+    fds: () => chunks.map(({ fd }) => fd as number),
+    isStreamOrdered: false,
   });
 }
 
@@ -111,7 +100,7 @@ export function openVirtual(
  */
 const mappingKey = (
   context: Context,
-  { memory, firstPiece, pieces }: IpcVirtualDescriptor,
+  { memory, firstPiece, pieces }: DescriptorFields<'virtual'>,
   fds: readonly number[],
   access: Access,
 ): string =>
@@ -125,33 +114,13 @@ const mappingKey = (
 /** @param fds the file descriptors of the pieces */
 export const isVirtualMapped = (
   context: Context,
-  descriptor: IpcVirtualDescriptor,
+  descriptor: DescriptorFields<'virtual'>,
   fds: readonly number[],
   access: Access,
 ): boolean => mappings(context).has(mappingKey(context, descriptor, fds, access), 0);
 
-/**
- * Maps the pieces that came with a descriptor, or adds a user to their mapping.
- *
- * @param fds the file descriptors of the pieces; taken if they are needed
- * @throws IpcError if the driver refuses them
- */
-const mapVirtual = (
-  context: Context,
-  descriptor: IpcVirtualDescriptor,
-  fds: ReceivedFds,
-  access: Access,
-): MappingUse<VirtualMapping> =>
-  mappings(context).use(mappingKey(context, descriptor, fds.numbers, access), 0, context, () =>
-    map(context, descriptor, fds, access),
-  );
-
-function map(
-  context: Context,
-  { pieces, baseByteLength, pid }: IpcVirtualDescriptor,
-  fds: ReceivedFds,
-  access: Access,
-): VirtualMapping {
+function map({ descriptor, context, access, fds }: OpenRequest<'virtual'>): VirtualMapping {
+  const { pieces, baseByteLength, pid } = descriptor;
   const base = reserveAddresses(baseByteLength);
   const chunks: PhysicalChunk[] = [];
   try {

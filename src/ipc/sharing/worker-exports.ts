@@ -8,21 +8,14 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn, runAll } from '../../lifetime.ts';
-import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
+import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import { keepMemoryAlive } from '../../memory/keep-alive.ts';
-import type { IpcDescriptor, IpcMemoryDescriptor } from '../descriptor.ts';
+import type { DescriptorFields, MemoryFields, MemoryKind } from '../descriptor.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import {
-  checkMappedRange,
-  type Mapping,
-  MappingTable,
-  type MappingUse,
-  tableByContext,
-} from './mapping.ts';
-import { type ImportLease, importedBuffer, releaseWithLease } from './ownership.ts';
-import type { ReceivedFds } from './received-fds.ts';
-import type { OpenBlocker } from './support.ts';
+import { importedBuffer, type OpenRequest } from './imported-object.ts';
+import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
+import { blockedError, type OpenBlocker } from './support.ts';
 import { withExportsTable } from './worker-counts.ts';
 
 /**
@@ -52,10 +45,10 @@ const resetWatch = new ResetWatch((context) => {
     if (own === context) withExportsTable((table) => removeRecord(table, name, at));
 });
 
-const pieceOf = (descriptor: IpcMemoryDescriptor): number =>
+const pieceOf = (descriptor: MemoryFields): number =>
   descriptor.kind === 'virtual' ? descriptor.firstPiece : 0;
 
-const nameOf = (descriptor: IpcMemoryDescriptor): string =>
+const nameOf = (descriptor: MemoryFields): string =>
   `${descriptor.generation} ${pieceOf(descriptor)}`;
 
 /**
@@ -65,11 +58,7 @@ const nameOf = (descriptor: IpcMemoryDescriptor): string =>
  * @param begin the address of the first byte of the descriptor's range
  * @throws ClosedError
  */
-export function publish(
-  buffer: DeviceBuffer,
-  begin: number,
-  descriptor: IpcMemoryDescriptor,
-): void {
+export function publish(buffer: DeviceBuffer, begin: number, descriptor: MemoryFields): void {
   const { generation, byteOffset, baseByteLength } = descriptor;
   const { context, root } = buffer;
   // This thread cannot keep memory that it did not allocate.
@@ -148,7 +137,7 @@ const mappings = tableByContext(
 );
 
 /** Whether another thread of this process has shared the memory and still has it open. */
-export const isFromOtherThread = (descriptor: IpcDescriptor): boolean =>
+export const isFromOtherThread = (descriptor: DescriptorFields): boolean =>
   descriptor.kind !== 'event' &&
   descriptor.generation !== 0 &&
   !published.has(nameOf(descriptor)) &&
@@ -159,15 +148,12 @@ export const isFromOtherThread = (descriptor: IpcDescriptor): boolean =>
  *
  * @throws IpcError if it no longer exists
  */
-function openFromOtherThread(
-  context: Context,
-  descriptor: IpcMemoryDescriptor,
-): MappingUse<Mapping> {
+function openFromOtherThread(context: Context, descriptor: MemoryFields): MappingUse<Mapping> {
   const { generation } = descriptor;
   const { mapping, release } = mappings(context).use(nameOf(descriptor), 0, context, () =>
     withExportsTable((table) => {
       const at = findRecord(table, descriptor);
-      if (at === undefined) throw exportGone();
+      if (at === undefined) throw blockedError(exportGoneBlocker);
       table[at + USERS] = (table[at + USERS] as number) + 1;
       const base = table[at + ADDRESS] as CUdeviceptr;
       return { generation, at, context, epoch: context.epoch, base, byteLength: 0 };
@@ -179,25 +165,20 @@ function openFromOtherThread(
 
 /** Opens memory of another thread of this process, of any kind: it has the same address here. */
 export function openThreadMemory(
-  context: Context,
-  descriptor: IpcMemoryDescriptor,
-  fds: ReceivedFds,
-  access: Access,
-  lease: ImportLease | undefined,
+  request: Omit<OpenRequest<MemoryKind>, 'assertOpenable'>,
 ): DeviceBuffer {
-  const use = openFromOtherThread(context, descriptor);
-  checkMappedRange(descriptor, use);
-  const keptFds = fds.take().map((fd) => addContextFd(context, fd));
-  const { setStream, release } = releaseWithLease(context, use.release, lease);
-  return importedBuffer({
-    descriptor,
-    context,
-    base: use.mapping.base,
-    release: {
-      setStream,
-      release: () => runAll([release, ...keptFds.map((fd) => () => closeContextFd(context, fd))]),
+  const { context, descriptor, fds } = request;
+  const { mapping, release } = openFromOtherThread(context, descriptor);
+  const keptFds: number[] = [];
+  const buffer = importedBuffer(request, {
+    use: {
+      mapping,
+      release: (onReleased) =>
+        runAll([
+          () => release(onReleased),
+          ...keptFds.map((fd) => () => closeContextFd(context, fd)),
+        ]),
     },
-    access,
     fds() {
       if (descriptor.kind === 'legacy' || keptFds.length > 0) return keptFds;
       throw new IpcError(
@@ -206,10 +187,12 @@ export function openThreadMemory(
       );
     },
   });
+  for (const fd of fds.take()) keptFds.push(addContextFd(context, fd));
+  return buffer;
 }
 
 /** Returns the record of memory that its sharing thread has not closed. */
-function findRecord(table: Float64Array, descriptor: IpcMemoryDescriptor): number | undefined {
+function findRecord(table: Float64Array, descriptor: MemoryFields): number | undefined {
   const end = table[END_OFFSET] as number;
   const piece = pieceOf(descriptor);
   for (let at = RECORD_LENGTH; at < end; at += RECORD_LENGTH)
@@ -218,15 +201,7 @@ function findRecord(table: Float64Array, descriptor: IpcMemoryDescriptor): numbe
   return undefined;
 }
 
-/** The object that a descriptor of this process names is open in none of its threads. */
-export const exportGone = (): IpcError =>
-  new IpcError(
-    `${exportGoneBlocker.reason}. ${exportGoneBlocker.hint}`,
-    undefined,
-    exportGoneBlocker.code,
-  );
-
-/** See {@link exportGone}. */
+/** Why an object that a descriptor of this process names cannot be opened: no thread has it open. */
 export const exportGoneBlocker = {
   code: 'exporter-gone',
   reason:

@@ -159,7 +159,7 @@ export function writeControlBlock(to: ByteWriter, block: ControlBlock): void {
   if (block.closedPools.length > 0) {
     to.uint8(ControlField.closedPools);
     to.length(block.closedPools.length);
-    for (const pool of block.closedPools) to.hex(pool);
+    for (const pool of block.closedPools) to.text(pool, 'hex', POOL_ID_BYTES);
   }
   if (block.isDone) to.uint8(ControlField.done);
 }

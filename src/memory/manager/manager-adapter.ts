@@ -12,7 +12,6 @@ import { type AllocateOptions, DeviceBuffer, type ManagerResource } from '../buf
 import type { HostAllocation, HostMemoryKind } from '../host-allocation.ts';
 import { viewDriverMemory } from '../host-views.ts';
 import type { LockFlags } from '../page-lock.ts';
-import { allocationBase } from '../pointer-attributes.ts';
 import { type BaseMemoryManager, viewsOfPointer } from './host-only-manager.ts';
 import { AutoFreePointer, MappedPointer, MemoryPointer, PinnedPointer } from './memory-pointer.ts';
 import * as validate from './validate-manager.ts';
@@ -109,24 +108,23 @@ export class ManagerAdapter implements ManagerResource {
     return () => ownPointer.close();
   }
 
-  /** The legacy IPC handle and the start of the allocation that contains a buffer. */
-  getAllocationHandle(buffer: DeviceBuffer): {
-    readonly handle: Uint8Array;
-    readonly base: CUdeviceptr;
-  } {
+  /**
+   * The legacy IPC handle of the allocation that contains a buffer.
+   *
+   * @param base the start of the allocation
+   */
+  getLegacyHandle(buffer: DeviceBuffer, base: CUdeviceptr): Uint8Array {
     const { address, byteLength, context } = buffer;
     const allocation = pointersByBuffer.get(buffer.root) as MemoryPointer;
     const start = address - allocation.pointer;
     const memory = allocation.view(start, start + byteLength);
     try {
       const result = this.#callManager((manager) => manager.getIpcHandle(memory));
-      const base = context.run(() => allocationBase(address));
-      const { handle } = validate.checkIpcHandle(this.#callOf('getIpcHandle'), result, {
+      return validate.checkIpcHandle(this.#callOf('getIpcHandle'), result, {
         byteLength,
         device: context.device.uuid,
         offset: address - base,
-      });
-      return { handle, base };
+      }).handle;
     } finally {
       memory.close();
     }

@@ -36,7 +36,7 @@ import {
   VirtualMemory,
 } from '../../../src/index.ts';
 import type { IpcDescriptor } from '../../../src/ipc/descriptor.ts';
-import { withChecksum } from '../../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../../src/ipc/descriptor-codec.ts';
 import {
   exportIpc,
   getIpcHandle,

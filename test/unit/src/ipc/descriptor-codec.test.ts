@@ -2,18 +2,21 @@ import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import fc from 'fast-check';
 import { IpcError } from '../../../../src/errors.ts';
-import type { IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
+import { ByteWriter } from '../../../../src/ipc/bytes.ts';
+import type { DescriptorFields, IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
 import {
+  decodeFields,
+  encodeFields,
   MAX_DESCRIPTOR_BYTE_LENGTH,
-  withChecksum,
-  writeDescriptor,
 } from '../../../../src/ipc/descriptor-bytes.ts';
 import {
   decodeDescriptor,
   encodeDescriptor,
   parseDescriptor,
+  withChecksum,
 } from '../../../../src/ipc/descriptor-codec.ts';
 import { trials } from '../../../support/iterations.ts';
+import { rawBytes } from './raw-descriptor.ts';
 
 const hex = (byteLength: number) =>
   fc
@@ -110,6 +113,17 @@ const descriptors: fc.Arbitrary<IpcDescriptor> = fc.oneof(
 /** Offsets after the magic number. */
 const VERSION_AT = 4;
 
+/** The fields without version and checksum, which connections send. */
+const fieldsOf = ({ version: _, checksum: __, ...fields }: IpcDescriptor): DescriptorFields =>
+  'readyEvent' in fields
+    ? { ...fields, readyEvent: fieldsOf(fields.readyEvent as IpcDescriptor) as never }
+    : (fields as DescriptorFields);
+
+const isDeeplyFrozen = (value: unknown): boolean =>
+  typeof value !== 'object' ||
+  value === null ||
+  (Object.isFrozen(value) && Object.values(value).every(isDeeplyFrozen));
+
 describe('encodeDescriptor', () => {
   test('a decoded descriptor equals the encoded one, and its bytes are shorter than its JSON', () => {
     fc.assert(
@@ -123,16 +137,32 @@ describe('encodeDescriptor', () => {
       trials(300, 10_000),
     );
   });
+});
 
-  test('the bytes of a descriptor do not depend on which descriptor got a checksum or was written before', () => {
+describe('encodeFields', () => {
+  test('decoded fields equal the encoded ones, and can never change', () => {
+    fc.assert(
+      fc.property(descriptors, (descriptor) => {
+        const decoded = decodeFields(encodeFields(descriptor));
+        assert.deepEqual(decoded, fieldsOf(descriptor));
+        assert.ok(isDeeplyFrozen(decoded));
+      }),
+      trials(300, 10_000),
+    );
+  });
+
+  test('the bytes do not depend on what was encoded before, or is being written', () => {
     fc.assert(
       fc.property(descriptors, descriptors, (one, other) => {
-        const sealedLast = withChecksum({ ...one } as never) as IpcDescriptor;
-        const bytes = Buffer.from(writeDescriptor(sealedLast));
-        assert.deepEqual(Buffer.from(writeDescriptor(sealedLast)), bytes);
-        const between = withChecksum({ ...other } as never) as IpcDescriptor;
-        assert.deepEqual(Buffer.from(writeDescriptor(sealedLast)), bytes);
-        assert.deepEqual(decodeDescriptor(writeDescriptor(between)), other);
+        const bytes = encodeFields(one);
+        assert.deepEqual(decodeFields(encodeFields(other)), fieldsOf(other));
+        assert.deepEqual(encodeFields(one), bytes);
+        const within = ByteWriter.use(4, (writer) => {
+          writer.uint32(7);
+          writer.bytes(encodeFields(one));
+          return Buffer.from(writer.written.subarray(8));
+        });
+        assert.deepEqual(within, bytes);
       }),
       trials(100, 3000),
     );
@@ -154,26 +184,65 @@ describe('encodeDescriptor', () => {
       { startTime: 123_457 },
       { pidNamespace: 8 },
     ];
-    const of = (fields: object): IpcDescriptor =>
-      withChecksum<'event'>({
-        kind: 'event',
-        handle: Buffer.alloc(64, 1).toString('base64'),
-        ...one,
-        ...fields,
+    const of = (fields: object): DescriptorFields => ({
+      kind: 'event',
+      handle: Buffer.alloc(64, 1).toString('base64'),
+      ...one,
+      ...fields,
+    });
+    for (const fields of others) {
+      for (const each of [of({}), of(fields), of({})])
+        assert.deepEqual(decodeFields(encodeFields(each)), each);
+      const bytes = [of({}), of(fields), of({})].map(encodeFields);
+      assert.notDeepEqual(bytes[0], bytes[1]);
+      // A later process with the same pid stays a different one after decoding.
+      assert.deepEqual(bytes.map(decodeFields), [of({}), of(fields), of({})]);
+    }
+  });
+});
+
+describe('decodeFields', () => {
+  test('truncated, extended or invented bytes throw an IpcError that says why', () => {
+    const refused = (bytes: Uint8Array): void => {
+      assert.throws(() => decodeFields(bytes), {
+        name: 'IpcError',
+        code: 'invalid-descriptor',
+        message: /^these bytes are not a cuffi descriptor: ./,
       });
-    for (const fields of others)
-      for (const descriptor of [of({}), of(fields), of({})]) {
-        assert.deepEqual(decodeDescriptor(encodeDescriptor(descriptor)), descriptor);
-        const bytes = [of({}), of(fields), of({})].map((each) =>
-          Buffer.from(writeDescriptor(each)),
-        );
-        assert.notDeepEqual(bytes[0], bytes[1]);
-        // A later process with the same pid stays a different one after decoding.
-        assert.deepEqual(
-          bytes.map((each) => decodeDescriptor(each)),
-          [of({}), of(fields), of({})],
-        );
-      }
+    };
+    fc.assert(
+      fc.property(descriptors, fc.nat(), (descriptor, at) => {
+        const bytes = encodeFields(descriptor);
+        refused(bytes.subarray(0, at % bytes.byteLength));
+        refused(new Uint8Array([...bytes, 0]));
+        refused(new Uint8Array([4, ...bytes.subarray(1)]));
+      }),
+      trials(300, 10_000),
+    );
+    fc.assert(fc.property(fc.uint8Array({ maxLength: 100 }), refused), trials(100, 10_000));
+    refused(new Uint8Array(MAX_DESCRIPTOR_BYTE_LENGTH + 1));
+  });
+
+  test('a changed byte gives other valid fields or throws an IpcError', () => {
+    const change = fc.integer({ min: 1, max: 255 });
+    fc.assert(
+      fc.property(descriptors, fc.nat(), change, (descriptor, at, by) => {
+        const bytes = encodeFields(descriptor);
+        const place = at % bytes.byteLength;
+        bytes[place] = (bytes[place] as number) ^ by;
+        let fields: DescriptorFields;
+        try {
+          fields = decodeFields(bytes);
+        } catch (error) {
+          assert.ok(error instanceof IpcError, String(error));
+          return;
+        }
+        assert.notDeepEqual(fields, fieldsOf(descriptor));
+        // As valid as a message that states the same.
+        parseDescriptor(JSON.parse(JSON.stringify(withChecksum(fields))));
+      }),
+      trials(300, 10_000),
+    );
   });
 });
 
@@ -299,8 +368,8 @@ describe('decodeDescriptor', () => {
             if (name === 'handle' && descriptor.kind !== 'pool') continue;
             changed = { ...changed, [name]: edge?.[name] };
           }
-          if (isSealed) changed = { ...withChecksum<'event'>(changed as never) };
-          const bytes = Buffer.from(writeDescriptor(changed as never));
+          if (isSealed) changed = { ...(withChecksum(changed as never) as object) };
+          const bytes = rawBytes(changed as never);
           const expected = answer(() => parseDescriptor(JSON.parse(JSON.stringify(changed))));
           assert.deepEqual(
             answer(() => decodeDescriptor(bytes)),

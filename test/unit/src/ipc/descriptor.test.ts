@@ -7,9 +7,14 @@ import type {
   IpcEventDescriptor,
   IpcKind,
 } from '../../../../src/ipc/descriptor.ts';
-import { withChecksum, writeDescriptor } from '../../../../src/ipc/descriptor-bytes.ts';
-import { decodeDescriptor, parseDescriptor } from '../../../../src/ipc/descriptor-codec.ts';
+import {
+  decodeDescriptor,
+  encodeDescriptor,
+  parseDescriptor,
+  withChecksum,
+} from '../../../../src/ipc/descriptor-codec.ts';
 import { trials } from '../../../support/iterations.ts';
+import { rawBytes } from './raw-descriptor.ts';
 
 /** A frozen copy with a getter, or a prototype, that may return a different value each time. */
 const changing = (fields: object, name: string, answer: () => unknown): object[] => {
@@ -93,7 +98,7 @@ function sealed(message: Record<string, unknown>): unknown {
 
 /** Asserts that a message and its bytes are refused for the same reason. */
 function refusedBothWays(what: string, message: object, expected: object): void {
-  const bytesOf = Buffer.from(writeDescriptor(message as never));
+  const bytesOf = rawBytes(message as never);
   assert.throws(() => parseDescriptor(message), { name: 'IpcError', ...expected }, what);
   assert.throws(() => decodeDescriptor(bytesOf), { name: 'IpcError', ...expected }, what);
 }
@@ -180,7 +185,7 @@ describe('parseDescriptor', () => {
       for (const value of [-1, 0.5, Number.POSITIVE_INFINITY, 2 ** 53, 1e300, '1'])
         refused('legacy', { ...buffer, [field]: value }, field);
     for (const field of ['byteLength', 'pid']) refused('legacy', { ...buffer, [field]: 0 }, field);
-    for (const version of [0, 1, 3, 1.5, '2']) refused('legacy', { ...buffer, version }, 'version');
+    for (const version of [0, 2, 4, 1.5, '3']) refused('legacy', { ...buffer, version }, 'version');
   });
 
   test('a device that is not a UUID is refused', () => {
@@ -349,23 +354,37 @@ describe('parseDescriptor', () => {
     ]) {
       const descriptor = withChecksum(fields as never) as IpcBufferDescriptor;
       assert.deepEqual(parseDescriptor(descriptor), descriptor);
-      assert.deepEqual(decodeDescriptor(writeDescriptor(descriptor)), descriptor);
+      assert.deepEqual(decodeDescriptor(encodeDescriptor(descriptor)), descriptor);
     }
   });
 
   test('a corrupted ready event is refused, even if the descriptor around it is valid', () => {
-    const readyEvent = { ...event, handle: bytes(64).replace('pa', 'pb') };
-    for (const memory of [buffer, inPool, virtual])
-      refusedBothWays(memory.kind, withChecksum({ ...memory, readyEvent } as never), {
+    for (const memory of [buffer, inPool, virtual]) {
+      const { readyEvent, ...whole } = withChecksum({ ...memory, readyEvent: event });
+      assert.deepEqual(readyEvent, event);
+      const corrupted = { ...event, checksum: (event.checksum ^ 1) >>> 0 };
+      assert.throws(() => parseDescriptor({ ...whole, readyEvent: corrupted }), {
+        name: 'IpcError',
         code: 'corrupted',
         message: /^this event descriptor of process 4242 is corrupted/,
       });
+      // In the bytes, the checksum of the descriptor covers its event too.
+      const altered = { ...event, handle: bytes(64).replace('pa', 'pb') };
+      refusedBothWays(
+        memory.kind,
+        { ...whole, readyEvent: withChecksum(altered) },
+        {
+          code: 'corrupted',
+          message: new RegExp(`^this ${memory.kind} descriptor of process 4242`),
+        },
+      );
+    }
   });
 
   test('the error for an impossible dtype name does not repeat the name', () => {
     const layout = { dtype: 'f\u001b[2J', shape: [1], strides: [1] };
     const wrong = withChecksum({ ...buffer, layout });
-    assert.throws(() => decodeDescriptor(writeDescriptor(wrong)), {
+    assert.throws(() => decodeDescriptor(rawBytes(wrong)), {
       name: 'IpcError',
       code: 'invalid-descriptor',
       message: 'these bytes are not a cuffi descriptor: layout: that is not the name of a dtype',

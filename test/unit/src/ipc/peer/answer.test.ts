@@ -12,7 +12,8 @@ import {
   toDeviceSync,
 } from '../../../../../src/index.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
 import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
@@ -40,7 +41,7 @@ const text = (value: string): Buffer =>
   Buffer.concat([Buffer.from([Tag.latin1, ...length(value.length)]), Buffer.from(value, 'latin1')]);
 /** An object of an answer. */
 const entry = (descriptor: IpcDescriptor, fdCount = 0): Entry => ({
-  bytes: [...writeDescriptor(descriptor)],
+  bytes: [...encodeFields(descriptor)],
   fdCount,
 });
 /** The place of an object. */

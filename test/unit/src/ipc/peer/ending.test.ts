@@ -11,7 +11,7 @@ import {
   PeerGoneError,
   Stream,
 } from '../../../../../src/index.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
@@ -132,7 +132,7 @@ describe('Peer.close', () => {
     using other = new RawPeer();
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send(buffer);
-    const bytes = writeDescriptor(getIpcHandle(buffer));
+    const bytes = encodeFields(getIpcHandle(buffer));
     other.send(Uint8Array.of(Tag.gpuObject, ...tableOf(3, { bytes })));
     const received = (await other.peer.receive()) as DeviceBuffer;
     void (await fill(other.peer));

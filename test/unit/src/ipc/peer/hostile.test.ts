@@ -12,7 +12,8 @@ import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { ByteReader, ByteWriter } from '../../../../../src/ipc/bytes.ts';
-import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { readControlBlock, writeControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
 import {
@@ -254,11 +255,11 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
       }),
   ],
   'objects without their table': [
-    /ends in the middle of a value/,
+    /end in the middle of a value/,
     (o) => o.send(Uint8Array.of(Tag.gpuObject)),
   ],
   'fewer objects in the table than in the value': [
-    /ends in the middle of a value/,
+    /end in the middle of a value/,
     (o) =>
       o.send(
         Uint8Array.of(Tag.array, 2, Tag.gpuObject, Tag.gpuObject, ...tableOf(0, unknownObject)),
@@ -374,7 +375,7 @@ describe('Peer with a hostile other end', () => {
 
   test('objects of a value that nobody gets are closed, and their leases released', async () => {
     using buffer = DeviceBuffer.allocate(64);
-    const bytes = Buffer.from(writeDescriptor(getIpcHandle(buffer)));
+    const bytes = Buffer.from(encodeFields(getIpcHandle(buffer)));
     before = openDescriptors();
     const name = [Tag.latin1, 1, 'x'.charCodeAt(0)] as const;
     const values: readonly (readonly [number[], Entry[], RegExp])[] = [
@@ -469,7 +470,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('a changed message is refused or is a plain value, and its descriptors are closed', async () => {
-    const { kind, ...fields } = withChecksum<'event'>({
+    const { kind, ...fields } = withChecksum({
       kind: 'event',
       handle: Buffer.alloc(64, 7).toString('base64'),
       device: Device.get().uuid,
@@ -483,7 +484,7 @@ describe('Peer with a hostile other end', () => {
         encodeValue(writer, value, noObjects);
         return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
       });
-    const entry = { bytes: writeDescriptor({ kind, ...fields }), fdCount: 1 };
+    const entry = { bytes: encodeFields({ kind, ...fields }), fdCount: 1 };
     // [object, 'text', 1.5]
     const sample = Buffer.concat([
       Buffer.of(Tag.array, 3, Tag.gpuObject),

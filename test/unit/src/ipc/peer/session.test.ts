@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { DeviceBuffer } from '../../../../../src/index.ts';
-import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
 import type { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Session } from '../../../../../src/ipc/peer/session.ts';
@@ -16,7 +16,7 @@ describe('Session', () => {
     using buffer = DeviceBuffer.allocate(64);
     const { checksum: _, version: __, ...fields } = getIpcHandle(buffer);
     const bytesOf = (bufferId: number): Buffer =>
-      Buffer.from(writeDescriptor(withChecksum({ ...fields, bufferId } as never)));
+      Buffer.from(encodeFields({ ...fields, bufferId } as never));
     const first = session.decodeDescriptor(bytesOf(1));
     for (let bufferId = 2; bufferId <= MAX_CACHED_DESCRIPTORS; bufferId++)
       session.decodeDescriptor(bytesOf(bufferId));

@@ -4,7 +4,7 @@ import { closeFd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import type { Exported } from '../../../../../src/ipc/descriptor.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
 import type { LeaseStats } from '../../../../../src/ipc/lease/export-table.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
@@ -117,7 +117,7 @@ export class OtherProcess extends RawPeer {
   /** Sends an array of objects, behind work that goes on until {@link finish}. Borrows `fds`. */
   lend(objects: readonly Exported[]): void {
     const entries = objects.map(({ descriptor, fds }) => ({
-      bytes: [...writeDescriptor(descriptor)],
+      bytes: [...encodeFields(descriptor)],
       fdCount: fds.length,
     }));
     const { length: count } = objects;

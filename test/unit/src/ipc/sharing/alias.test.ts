@@ -12,7 +12,8 @@ import {
   VirtualMemory,
 } from '../../../../../src/index.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { withChecksum, writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, openIpcBuffer, type Shareable } from '../../../../../src/ipc/index.ts';
 import {
   ExportTable,
@@ -177,7 +178,7 @@ describe('openAlias', () => {
     emulate();
     using buffer = DeviceBuffer.allocate(16);
     buffer.fill(7);
-    const bytes = writeDescriptor(exportIpc(buffer).descriptor as IpcDescriptor);
+    const bytes = encodeFields(exportIpc(buffer).descriptor as IpcDescriptor);
     const entry = { bytes: [...bytes] };
     using stranger = new RawPeer({ process: PeerProcess.ofChild(0) } as never);
     stranger.send(Uint8Array.of(Tag.gpuObject, ...tableOf(0, entry)));

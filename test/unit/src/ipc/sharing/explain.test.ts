@@ -14,7 +14,7 @@ import {
   VirtualMemory,
 } from '../../../../../src/index.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { localProcess } from '../../../../../src/ipc/identity.ts';
 import {
   type Explanation,
@@ -23,7 +23,7 @@ import {
   type OpenOptions,
   openIpc,
 } from '../../../../../src/ipc/index.ts';
-import { openBlocker } from '../../../../../src/ipc/sharing/explain.ts';
+import { openBlocker } from '../../../../../src/ipc/sharing/open.ts';
 import { killed, startProcess } from '../../../../support/program.ts';
 import { emulate, runProgram } from '../../emulate.ts';
 
@@ -53,7 +53,7 @@ function descriptors(fields: object = {}): Record<IpcDescriptor['kind'], IpcDesc
       const { descriptor } = exportIpc(object);
       return [kind, withChecksum({ ...descriptor, ...by } as never)];
     }),
-  ) as Record<IpcDescriptor['kind'], IpcDescriptor>;
+  ) as unknown as Record<IpcDescriptor['kind'], IpcDescriptor>;
 }
 
 const FD_STANDING_FOR_ONE = createMemfd('cuffi.stand-in', 0);

@@ -14,8 +14,7 @@ import {
   Stream,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-bytes.ts';
-import { parseDescriptor } from '../../../../../src/ipc/descriptor-codec.ts';
+import { parseDescriptor, withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, getIpcHandle, openIpcArray } from '../../../../../src/ipc/index.ts';
 import { failing } from '../../../../support/faults.ts';
 import { currentContext, emulate } from '../../emulate.ts';
@@ -54,6 +53,35 @@ describe('getIpcHandle', () => {
     first.close();
     using second = DeviceBuffer.allocate(4096);
     assert.notEqual(getIpcHandle(second).bufferId, bufferId);
+  });
+});
+
+describe('exportIpc', () => {
+  test('an export asks the driver once for what it needs, in one switch of the context', () => {
+    emulate();
+    using plain = DeviceBuffer.allocate(4096);
+    using pool = MemoryPool.create({ maxSize: 1 << 20, shareable: true });
+    using ofPool = pool.allocate(4096);
+    using memory = VirtualMemory.reserve(4096, { shareable: true });
+    memory.grow(4096);
+    const callsOf = (buffer: DeviceBuffer): string[] => {
+      const recorder = recordCalls();
+      exportIpc(buffer);
+      recorder.stop();
+      return recorder.calls.map(({ name }) => name);
+    };
+    // The device's UUID and the file descriptors are asked for once.
+    for (const buffer of [plain, ofPool, memory.buffer]) exportIpc(buffer);
+    for (const buffer of [plain, plain.subarray(16, 32)])
+      assert.deepEqual(callsOf(buffer), [
+        'cuCtxPushCurrent_v2',
+        'cuIpcGetMemHandle',
+        'cuMemGetAddressRange_v2',
+        'cuPointerGetAttribute',
+        'cuCtxPopCurrent_v2',
+      ]);
+    assert.deepEqual(callsOf(ofPool), ['cuMemPoolExportPointer']);
+    assert.deepEqual(callsOf(memory.buffer.subarray(0, 16)), []);
   });
 });
 

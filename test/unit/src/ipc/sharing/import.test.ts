@@ -25,8 +25,12 @@ import {
   toDeviceSync,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import type { IpcDescriptor, IpcMemoryDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-bytes.ts';
+import type {
+  DescriptorFields,
+  IpcDescriptor,
+  IpcMemoryDescriptor,
+} from '../../../../../src/ipc/descriptor.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { localProcess } from '../../../../../src/ipc/identity.ts';
 import {
   decodeDescriptor,
@@ -45,9 +49,9 @@ import {
   ready,
 } from '../../../../../src/ipc/index.ts';
 import { asArray } from '../../../../../src/ipc/sharing/array.ts';
+import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
 import {
   closeSharingSession,
-  discardImported,
   emptySharingSession,
   exportForPeer,
   importFromPeer,
@@ -701,7 +705,8 @@ describe('openIpcArray', () => {
     const altered = { ...handle.readyEvent, handle: Buffer.alloc(64).toString('base64') };
     for (const message of [
       { ...handle, readyEvent: altered },
-      seal({ ...handle, readyEvent: altered }),
+      // The checksum around the event is right.
+      { ...handle, readyEvent: { ...handle.readyEvent, checksum: 0 } },
     ])
       await assert.rejects(ready(message), { name: 'IpcError', code: 'corrupted' });
     for (const each of [handle, ofBuffer]) each.close();
@@ -815,7 +820,7 @@ describe('openIpcArray', () => {
     );
     assert.ok(opened instanceof DeviceArray);
     assert.deepEqual(opened.copyToHostSync(), array.copyToHostSync());
-    const own = importFromPeer(first?.descriptor, [], {
+    const own = importFromPeer(first?.descriptor as DescriptorFields, [], {
       ...session,
       hasLeaseOn: () => true,
     }) as DeviceArray;

@@ -5,7 +5,7 @@ import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
 import type { Driver } from '../../../../../ffi/functions.ts';
 import type { CUdeviceptr } from '../../../../../ffi/types.ts';
 import { Context, Device, type DeviceBuffer, float32, Stream } from '../../../../../src/index.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { describeExporter } from '../../../../../src/ipc/identity.ts';
 import { getIpcHandle, openIpcArray, openIpcBuffer } from '../../../../../src/ipc/index.ts';
 import { type Mapping, MappingTable } from '../../../../../src/ipc/sharing/mapping.ts';
@@ -34,7 +34,7 @@ function importing(env?: NodeJS.ProcessEnv): {
 const descriptor = (fields: object = {}) =>
   withChecksum({
     kind: 'legacy',
-    ...describeExporter(Device.get().uuid),
+    ...describeExporter(Device.get()),
     pid: 2 ** 30,
     // In another pid namespace, so it may still run.
     pidNamespace: 1,

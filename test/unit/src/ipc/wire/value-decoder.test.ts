@@ -4,7 +4,7 @@ import { describe, type TestContext, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { DeviceBuffer, IpcError } from '../../../../../src/index.ts';
-import { writeDescriptor } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
 import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
@@ -131,7 +131,7 @@ describe('EncodedValue', () => {
   test('nothing overtakes a long value', async () => {
     emulate();
     using buffer = DeviceBuffer.allocate(64);
-    const descriptor = writeDescriptor(getIpcHandle(buffer));
+    const descriptor = encodeFields(getIpcHandle(buffer));
     const object = Buffer.of(Tag.gpuObject);
     const table = Buffer.from(tableOf(0, { bytes: descriptor }));
     using other = new RawPeer();

@@ -1,0 +1,267 @@
+/** The kinds of objects that can be shared with other processes: one table, with a row for each. */
+
+import { DeviceArray } from '../../array/device-array.ts';
+import { layoutExtents } from '../../array/layout.ts';
+import type { Context } from '../../context.ts';
+import { IpcError } from '../../errors.ts';
+import { CudaEvent } from '../../event.ts';
+import type { Resource } from '../../lifetime.ts';
+import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
+import { keepMemoryAlive } from '../../memory/keep-alive.ts';
+import { MemoryPool } from '../../memory/pool.ts';
+import { VirtualMemory } from '../../memory/virtual.ts';
+import type { Stream } from '../../stream.ts';
+import type { DescriptorFields, ExportedFields, IpcKind, MemoryFields } from '../descriptor.ts';
+import { exportArray } from './array.ts';
+import { exportEvent } from './event.ts';
+import {
+  type ImportSource,
+  importSourceOf,
+  type ReceivedFds,
+  reexportBuffer,
+  type Sender,
+} from './imported-object.ts';
+import { ImportedPool } from './imported-pool.ts';
+import { exportLegacy } from './legacy.ts';
+import { type OpenOptions, openObject } from './open.ts';
+import { exportPool, exportPoolMemory } from './pool.ts';
+import { exportVirtual } from './virtual.ts';
+import { publish } from './worker-exports.ts';
+
+/** Memory that can be shared with another process. Virtual memory arrives as a buffer. */
+export type ShareableMemory = DeviceArray | DeviceBuffer | VirtualMemory;
+
+/** What can be shared with another process. */
+export type Shareable = ShareableMemory | CudaEvent | MemoryPool | ImportedPool;
+
+/** A row of the table: objects of one kind, and how they travel. */
+export interface ShareableKind<T extends object = object> {
+  /** In one word, as `leases.stats()` shows it. */
+  readonly name: 'memory' | 'pool' | 'event';
+  /**
+   * The kinds of descriptors that its objects travel as. The code on the wire is the index of such a
+   * kind in `descriptorKinds` of descriptor.ts.
+   */
+  readonly descriptorKinds: readonly IpcKind[];
+  isInstance(object: object): object is T;
+  /** Whether another process made the object. */
+  isImported(object: T): boolean;
+  /** The buffer that an object is, or lies in. */
+  bufferOf?(object: T): DeviceBuffer;
+  /** @throws IpcError, ClosedError, RangeError for memory without bytes */
+  export(object: T): ExportedFields;
+  /**
+   * Opens what another process exported. The caller keeps the file descriptors that are not taken.
+   *
+   * @throws IpcError
+   */
+  import(
+    descriptor: DescriptorFields,
+    fds: ReceivedFds,
+    options: Omit<OpenOptions, 'fds'>,
+    sender?: Sender,
+  ): object;
+  /** Closes an imported object that nobody received. */
+  discard(object: T): void;
+}
+
+const memory: ShareableKind<ShareableMemory> = {
+  name: 'memory',
+  descriptorKinds: ['legacy', 'pool', 'virtual'],
+  isInstance: (object) =>
+    object instanceof DeviceBuffer ||
+    object instanceof DeviceArray ||
+    object instanceof VirtualMemory,
+  isImported: (object) => memoryBufferOf(object).origin === 'imported',
+  bufferOf: memoryBufferOf,
+  export: exportMemory,
+  import: openObject,
+  discard: (object) => object.close(),
+};
+
+const pool: ShareableKind<MemoryPool | ImportedPool> = {
+  name: 'pool',
+  descriptorKinds: ['pool'],
+  isInstance: (object) => object instanceof MemoryPool || object instanceof ImportedPool,
+  isImported: (object) => object instanceof ImportedPool,
+  export: (object) => (object instanceof MemoryPool ? exportPool(object) : reexportPool(object)),
+  import: openObject,
+  discard(object) {
+    // A pool that others use stays open.
+    if (object instanceof ImportedPool) object.closeUnclaimed();
+  },
+};
+
+const event: ShareableKind<CudaEvent> = {
+  name: 'event',
+  descriptorKinds: ['event'],
+  isInstance: (object) => object instanceof CudaEvent,
+  isImported: (object) => object.imported,
+  export: (object) => ({ descriptor: exportEvent(object), fds: [] }),
+  import: openObject,
+  discard: (object) => object.close(),
+};
+
+/** The table. Later rooms add their kinds. */
+export const shareableKinds: ShareableKind[] = [memory, pool, event];
+
+const rowOf = (object: object): ShareableKind | undefined =>
+  shareableKinds.find((kind) => kind.isInstance(object));
+
+const rowOfDescriptor = (kind: IpcKind): ShareableKind =>
+  shareableKinds.find((row) => row.descriptorKinds.includes(kind)) as ShareableKind;
+
+// ---- What holds for objects of all kinds ----
+
+/** Whether the object is of a kind that can be shared. It may still be refused. */
+export const isShareable = (object: object): object is Shareable => rowOf(object) !== undefined;
+
+export const isShareableMemory = memory.isInstance as (object: object) => object is ShareableMemory;
+
+/** The kind of an object, in one word. */
+export const kindOf = (object: Shareable): ShareableKind['name'] =>
+  (rowOf(object) as ShareableKind).name;
+
+/** The buffer that an object is, or lies in. */
+export const bufferOf = (object: object): DeviceBuffer | undefined =>
+  rowOf(object)?.bufferOf?.(object);
+
+/** Whether another process made the object. */
+export const isImported = (object: object): boolean => rowOf(object)?.isImported(object) ?? false;
+
+/** Exports an object. @throws IpcError, ClosedError, RangeError for memory without bytes */
+export const exportObject = (object: Shareable): ExportedFields =>
+  (rowOf(object) as ShareableKind).export(object);
+
+/** Opens what another process exported. See {@link ShareableKind.import}. @throws IpcError */
+export const importObject = (
+  descriptor: DescriptorFields,
+  ...rest: [fds: ReceivedFds, options: Omit<OpenOptions, 'fds'>, sender: Sender]
+): object => rowOfDescriptor(descriptor.kind).import(descriptor, ...rest);
+
+/** Closes an imported object that nobody received. A pool that others use stays open. */
+export const discardImported = (object: object): void => rowOf(object)?.discard(object);
+
+/**
+ * The resource that owns the memory of an object, which must not be freed while the object is
+ * shared.
+ */
+export function ownerOf(object: Shareable): Resource {
+  const buffer = bufferOf(object);
+  if (!buffer) return object;
+  return buffer.keepalive instanceof VirtualMemory ? buffer.keepalive : buffer.root;
+}
+
+/** A range of addresses and its access. */
+export interface AddressRange {
+  readonly begin: number;
+  readonly end: number;
+  readonly access: Access;
+}
+
+/** The address range of an object; for an array, that of its items. */
+export function rangeOf(object: Shareable): AddressRange | undefined {
+  const buffer = bufferOf(object);
+  if (!buffer) return undefined;
+  const { address, byteLength, access } = buffer;
+  if (!(object instanceof DeviceArray))
+    return { begin: address, end: address + byteLength, access };
+  const { low, high } = layoutExtents(object.layout);
+  return {
+    begin: address + low,
+    end: address + high,
+    access: object.readOnly ? 'read' : access,
+  };
+}
+
+/** The context whose streams use an object; undefined for objects that no stream uses. */
+export const contextOf = (object: object): Context | undefined => bufferOf(object)?.context;
+
+/** The stream that uses an object by default. */
+export const defaultStreamOf = (object: object): Stream | undefined =>
+  object instanceof DeviceArray && object.stream?.closed === false ? object.stream : undefined;
+
+/** How many bytes of memory an object keeps allocated. */
+export function byteLengthOf(object: Shareable): number {
+  if (object instanceof VirtualMemory) return object.mappedByteLength;
+  const buffer = bufferOf(object);
+  return buffer?.keepalive instanceof VirtualMemory
+    ? buffer.keepalive.mappedByteLength
+    : (buffer?.root.byteLength ?? 0);
+}
+
+/**
+ * Keeps what an object owns, and its pool, from being freed. Returns a function that ends this.
+ *
+ * @throws ClosedError
+ */
+export function keepAlive(object: Shareable, name: string): () => void {
+  const buffer = bufferOf(object);
+  return buffer ? keepMemoryAlive(buffer, name) : ownerOf(object).addKeepalive(name);
+}
+
+/** Lets the other threads of this process open exported memory. @throws ClosedError */
+export function publishToThreads(object: Shareable, descriptor: DescriptorFields): void {
+  const range = rangeOf(object);
+  if (range && descriptor.kind !== 'event')
+    publish(bufferOf(object) as DeviceBuffer, range.begin, descriptor);
+}
+
+// ---- Memory ----
+
+function memoryBufferOf(object: ShareableMemory): DeviceBuffer {
+  return object instanceof DeviceBuffer ? object : object.buffer;
+}
+
+function exportMemory(object: ShareableMemory): ExportedFields {
+  if (!(object instanceof DeviceArray)) return exportBuffer(memoryBufferOf(object));
+  let fds: readonly number[] = [];
+  const descriptor = exportArray(object, (part) => {
+    const exported = exportBuffer(part);
+    ({ fds } = exported);
+    return exported.descriptor as MemoryFields;
+  });
+  return { descriptor, fds };
+}
+
+/** Exports a buffer in the way that its memory allows, or as it came from another process. */
+function exportBuffer(buffer: DeviceBuffer): ExportedFields {
+  const { address, byteLength, resource, keepalive, origin } = buffer;
+  if (byteLength === 0) throw new RangeError(`an empty buffer (at ${address}) cannot be shared`);
+  const source = importSourceOfBuffer(buffer);
+  if (source) return reexportBuffer(buffer, source);
+  if (resource instanceof MemoryPool) return exportPoolMemory(buffer, resource);
+  if (origin === 'allocated' && keepalive instanceof VirtualMemory)
+    return exportVirtual(buffer, keepalive);
+  return { descriptor: exportLegacy(buffer), fds: [] };
+}
+
+/** Exports a buffer by its legacy handle. @throws IpcError for memory without one, RangeError for an empty one */
+export function exportLegacyBuffer(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
+  if (buffer.resource instanceof MemoryPool || buffer.resource instanceof ImportedPool)
+    throw new IpcError(
+      'memory of a pool has no legacy IPC handle: share it with exportIpc, or allocate the memory ' +
+        'as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
+    );
+  const source = importSourceOfBuffer(buffer);
+  if (!source) return exportLegacy(buffer);
+  if (source.descriptor.kind !== 'legacy')
+    throw new IpcError('imported virtual memory has no legacy IPC handle: share it with exportIpc');
+  return exportBuffer(buffer).descriptor as DescriptorFields<'legacy'>;
+}
+
+/** The import source of an imported buffer. */
+const importSourceOfBuffer = ({
+  origin,
+  root,
+}: DeviceBuffer): ImportSource<MemoryFields> | undefined =>
+  origin === 'imported'
+    ? (importSourceOf(root) as ImportSource<MemoryFields> | undefined)
+    : undefined;
+
+// ---- Pools ----
+
+function reexportPool(imported: ImportedPool): ExportedFields {
+  imported.handle; // throws for a closed pool
+  return { descriptor: imported.descriptor, fds: [imported.shared.fd] };
+}
