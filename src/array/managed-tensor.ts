@@ -3,7 +3,7 @@ import { permanentCallback } from '../../ffi/callback.ts';
 import { allocateNative, freeNative, viewMemory } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
 import { releaseOrWarn } from '../lifetime.ts';
-import { keepMemoryAlive } from '../memory/keep-alive.ts';
+import { keepMemoryAlive } from '../memory/buffer.ts';
 import type { DeviceArray } from './device-array.ts';
 import { type DlpackOptions, type DlpackTensor, dlpack } from './dlpack.ts';
 

@@ -4,7 +4,7 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import { CuffiError } from '../errors.ts';
-import { isClosed, Resource, type Scope, stateKey } from '../lifetime.ts';
+import { isClosed, Resource, runAll, type Scope, stateKey } from '../lifetime.ts';
 import type { WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
@@ -547,3 +547,23 @@ export const memoryManagerOf = (context: Context): ManagerResource | undefined =
  */
 export const keepaliveFor = (owner: unknown): unknown =>
   owner === undefined ? undefined : { owner };
+
+/**
+ * Prevents memory, and the virtual memory or pool that it belongs to, from being freed. Returns a
+ * function that ends this.
+ *
+ * @param name who keeps it, for the error of `close({ leases: 'refuse' })`
+ * @param onClose called when the memory or the pool is closed
+ * @throws ClosedError
+ */
+export function keepMemoryAlive(
+  { root }: DeviceBuffer,
+  name?: string,
+  onClose?: () => void,
+): () => void {
+  const { keepalive, resource: pool } = root;
+  const release = (keepalive instanceof Resource ? keepalive : root).addKeepalive(name, onClose);
+  if (!(pool instanceof Resource) || pool.closed) return release;
+  const releasePool = pool.addKeepalive(name, onClose);
+  return () => runAll([release, releasePool]);
+}

@@ -4,8 +4,7 @@ import type { Dtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
 import { Resource, releaseOrWarn, runAll, stateKey, tokenKey } from '../../lifetime.ts';
-import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
-import { keepMemoryAlive } from '../../memory/keep-alive.ts';
+import { type Access, type DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
 import type { Stream } from '../../stream.ts';
 import { assertInternal, checkOptions } from '../../validate.ts';
 import {

@@ -6,8 +6,7 @@ import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import type { Resource } from '../../lifetime.ts';
-import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
-import { keepMemoryAlive } from '../../memory/keep-alive.ts';
+import { type Access, DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { Stream } from '../../stream.ts';
@@ -105,8 +104,10 @@ const event: ShareableKind<CudaEvent> = {
 /** The table. Later rooms add their kinds. */
 export const shareableKinds: ShareableKind[] = [memory, pool, event];
 
-const rowOf = (object: object): ShareableKind | undefined =>
-  shareableKinds.find((kind) => kind.isInstance(object));
+function rowOf(object: object): ShareableKind | undefined {
+  for (const kind of shareableKinds) if (kind.isInstance(object)) return kind;
+  return undefined;
+}
 
 const rowOfDescriptor = (kind: IpcKind): ShareableKind =>
   shareableKinds.find((row) => row.descriptorKinds.includes(kind)) as ShareableKind;
