@@ -4,11 +4,11 @@ import type { Access } from '../../memory/buffer.ts';
 import type { DescriptorFields, IpcDescriptor } from '../descriptor.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
+import { checkOpenOptions } from './import.ts';
 import type { ReceivedFds } from './imported-object.ts';
 import { isPoolMemoryMapped } from './imported-pool.ts';
 import { isLegacyMapped } from './legacy.ts';
 import {
-  checkOpenOptions,
   contextFor,
   deviceBlocker,
   effectiveAccess,

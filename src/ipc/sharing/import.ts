@@ -1,9 +1,11 @@
+import { isOpenFd } from '../../../ffi/linux/libc.ts';
 import type { DeviceArray } from '../../array/device-array.ts';
 import type { Dtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { type StreamOption, streamOf } from '../../stream.ts';
+import { checkBoolean, checkOptions } from '../../validate.ts';
 import {
   checkIsArray,
   type DescriptorFields,
@@ -16,13 +18,7 @@ import { parseDescriptor } from '../descriptor-codec.ts';
 import { asArray, type OpenRawArrayOptions, openRawArray, type RawIpcArray } from './array.ts';
 import { OwnedFds, type ReceivedFds } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
-import {
-  checkOpenOptions,
-  type Opened,
-  type OpenOptions,
-  openDescriptor,
-  openObject,
-} from './open.ts';
+import { type Opened, type OpenOptions, openDescriptor, openObject } from './open.ts';
 
 /**
  * Opens anything that another process shared with `exportIpc` or `getIpcHandle`, without copying
@@ -174,4 +170,37 @@ function openAs<K extends IpcKind, O>(
   } finally {
     fds[Symbol.dispose]();
   }
+}
+
+// ---- Options ----
+
+const optionNames = [
+  'context',
+  'device',
+  'fds',
+  'access',
+  'sameProcess',
+  'allowOtherUsers',
+] as const satisfies readonly (keyof OpenOptions)[];
+
+/** @throws TypeError for anything but {@link OpenOptions} */
+export function checkOpenOptions(options: OpenOptions | undefined, call: string): OpenOptions {
+  const checked = checkOptions(options, optionNames, call);
+  const { fds, access, sameProcess, allowOtherUsers } = checked;
+  checkBoolean(allowOtherUsers, 'allowOtherUsers', false);
+  checkChoice(access, 'access', ['read-write', 'read']);
+  checkChoice(sameProcess, 'sameProcess', ['refuse', 'alias']);
+  if (fds === undefined) return checked;
+  // A copy: what is checked here is what is closed in the end.
+  const own = Array.isArray(fds) ? [...fds] : undefined;
+  if (!own || new Set(own).size !== own.length || !own.every(isOpenFd))
+    throw new TypeError('fds must be a list of open file descriptors, each once');
+  return { ...checked, fds: own };
+}
+
+function checkChoice(value: unknown, name: string, choices: readonly string[]): void {
+  if (value !== undefined && !choices.includes(value as string))
+    throw new TypeError(
+      `${name} must be ${choices.map((word) => `'${word}'`).join(' or ')}, not ${String(value)}`,
+    );
 }

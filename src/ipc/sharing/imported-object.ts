@@ -125,7 +125,7 @@ export function releaseWithLease(
 
 // ---- Imported buffers ----
 
-/** What an imported buffer is made of, besides its request. */
+/** @internal What an imported buffer is made of, besides its request. */
 interface ImportedBufferInit extends Pick<BufferInit, 'resource' | 'owner' | 'mappingBoundaries'> {
   /** The use of the mapping that contains the descriptor's range. The buffer releases it. */
   readonly use: MappingUse<Mapping>;
@@ -136,7 +136,7 @@ interface ImportedBufferInit extends Pick<BufferInit, 'resource' | 'owner' | 'ma
 }
 
 /**
- * Returns the buffer for the range of a descriptor in a mapping.
+ * @internal Returns the buffer for the range of a descriptor in a mapping.
  *
  * @throws IpcError for a range beyond the mapping, which may be smaller than the descriptor says or
  * belong to an earlier descriptor; its use is then released

@@ -45,6 +45,8 @@ export interface ShareableKind<T extends object = object> {
   isInstance(object: object): object is T;
   /** Whether another process made the object. */
   isImported(object: T): boolean;
+  /** Whether its export is the same each time, while it is open. Default: no. */
+  isConstant?(object: T): boolean;
   /** The buffer that an object is, or lies in. */
   bufferOf?(object: T): DeviceBuffer;
   /** @throws IpcError, ClosedError, RangeError for memory without bytes */
@@ -72,6 +74,9 @@ const memory: ShareableKind<ShareableMemory> = {
     object instanceof DeviceArray ||
     object instanceof VirtualMemory,
   isImported: (object) => memoryBufferOf(object).origin === 'imported',
+  // Virtual memory may grow. Borrowed memory may have been freed and allocated again.
+  isConstant: (object) =>
+    !(object instanceof VirtualMemory) && memoryBufferOf(object).origin !== 'borrowed',
   bufferOf: memoryBufferOf,
   export: exportMemory,
   import: openObject,
@@ -133,6 +138,10 @@ export const isImported = (object: object): boolean => rowOf(object)?.isImported
 /** Exports an object. @throws IpcError, ClosedError, RangeError for memory without bytes */
 export const exportObject = (object: Shareable): ExportedFields =>
   (rowOf(object) as ShareableKind).export(object);
+
+/** Whether the export of an object is the same each time, while it is open. */
+export const isExportConstant = (object: Shareable): boolean =>
+  rowOf(object)?.isConstant?.(object) ?? false;
 
 /** Opens what another process exported. See {@link ShareableKind.import}. @throws IpcError */
 export const importObject = (

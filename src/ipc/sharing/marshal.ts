@@ -16,6 +16,7 @@ import {
   bufferOf,
   exportObject,
   importObject,
+  isExportConstant,
   isShareable,
   publishToThreads,
   type Shareable,
@@ -75,10 +76,7 @@ export function exportForAnyPeer(object: Shareable): EncodedExport {
   if (known && !object.closed) return known;
   const { descriptor, fds } = exportObject(object);
   const encoded = { descriptor, fds, bytes: encodeFields(descriptor) };
-  // Virtual memory may grow. Borrowed memory may have been freed and allocated again.
-  const isConstant = object instanceof DeviceBuffer || object instanceof DeviceArray;
-  if (isConstant && bufferOf(object)?.origin !== 'borrowed')
-    (object as WithEncodedExport)[ENCODED_EXPORT] = encoded;
+  if (isExportConstant(object)) (object as WithEncodedExport)[ENCODED_EXPORT] = encoded;
   return encoded;
 }
 

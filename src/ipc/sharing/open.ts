@@ -2,7 +2,6 @@
 
 import { selectionCount } from '../../../ffi/driver.ts';
 import { isMarkedReadOnly, mayBeDriverMemory } from '../../../ffi/fd-kind.ts';
-import { isOpenFd } from '../../../ffi/linux/libc.ts';
 import type { DeviceArray } from '../../array/device-array.ts';
 import { Context, type PlaceOptions } from '../../context.ts';
 import { type Device, devices } from '../../device.ts';
@@ -10,7 +9,6 @@ import type { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
-import { checkBoolean, checkOptions } from '../../validate.ts';
 import { ALWAYS_WRITABLE, type DescriptorFields, type IpcKind } from '../descriptor.ts';
 import {
   findExport,
@@ -135,39 +133,6 @@ function openOwn(
   if (sender && !sender.isOwnProcess) throw notExportedToSender();
   const place = placeFor(descriptor, fds, options);
   return openThreadMemory({ descriptor, ...place, fds, lease: sender?.lease });
-}
-
-// ---- Options ----
-
-const optionNames = [
-  'context',
-  'device',
-  'fds',
-  'access',
-  'sameProcess',
-  'allowOtherUsers',
-] as const satisfies readonly (keyof OpenOptions)[];
-
-/** @throws TypeError for anything but {@link OpenOptions} */
-export function checkOpenOptions(options: OpenOptions | undefined, call: string): OpenOptions {
-  const checked = checkOptions(options, optionNames, call);
-  const { fds, access, sameProcess, allowOtherUsers } = checked;
-  checkBoolean(allowOtherUsers, 'allowOtherUsers', false);
-  checkChoice(access, 'access', ['read-write', 'read']);
-  checkChoice(sameProcess, 'sameProcess', ['refuse', 'alias']);
-  if (fds === undefined) return checked;
-  // A copy: what is checked here is what is closed in the end.
-  const own = Array.isArray(fds) ? [...fds] : undefined;
-  if (!own || new Set(own).size !== own.length || !own.every(isOpenFd))
-    throw new TypeError('fds must be a list of open file descriptors, each once');
-  return { ...checked, fds: own };
-}
-
-function checkChoice(value: unknown, name: string, choices: readonly string[]): void {
-  if (value !== undefined && !choices.includes(value as string))
-    throw new TypeError(
-      `${name} must be ${choices.map((word) => `'${word}'`).join(' or ')}, not ${String(value)}`,
-    );
 }
 
 // ---- Where to open it ----

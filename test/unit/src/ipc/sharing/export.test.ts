@@ -46,6 +46,16 @@ describe('getIpcHandle', () => {
     assert.deepEqual(getIpcHandle(borrowed), withChecksum({ ...range(8, 8), generation: 0 }));
   });
 
+  test('the id of an allocation does not reveal that of the next', () => {
+    emulate();
+    const buffers = Array.from({ length: 100 }, () => DeviceBuffer.allocate(64));
+    const ids = buffers.map((buffer) => getIpcHandle(buffer).bufferId);
+    assert.equal(new Set(ids).size, 100);
+    const high = ids.map((id) => Math.floor(id / 2 ** 32));
+    assert.ok(new Set(high).size > 90, String(high));
+    for (const buffer of buffers) buffer.close();
+  });
+
   test('two allocations have different ids, even at one address', () => {
     emulate();
     const first = DeviceBuffer.allocate(4096);

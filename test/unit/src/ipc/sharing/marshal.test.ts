@@ -21,7 +21,11 @@ import {
   Stream,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import type { IpcDescriptor, IpcPoolDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import type {
+  ExportedFields,
+  IpcDescriptor,
+  IpcPoolDescriptor,
+} from '../../../../../src/ipc/descriptor.ts';
 import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import {
   exportIpc,
@@ -313,6 +317,25 @@ describe('ImportedPool', () => {
 });
 
 describe('exportForPeer', () => {
+  test('the export of a buffer is kept, but not of what may be other memory when it is sent again', () => {
+    emulate();
+    using buffer = DeviceBuffer.allocate(64);
+    const exported = exportForPeer(buffer, session());
+    assert.equal(exportForPeer(buffer, session()), exported);
+    // Its owner may free the memory and allocate it again.
+    const borrowed = DeviceBuffer.fromPointer(buffer.address, 64);
+    exportForPeer(borrowed, session());
+    using recorder = recordCalls();
+    exportForPeer(borrowed, session());
+    assert.ok(recorder.calls.some(({ name }) => name === 'cuIpcGetMemHandle'));
+    using memory = VirtualMemory.reserve(8 * MIB, { shareable: true });
+    for (const byteLength of [2 * MIB, 6 * MIB]) {
+      memory.grow(byteLength);
+      const { descriptor, fds } = exportForPeer(memory, session()) as ExportedFields<'virtual'>;
+      assert.deepEqual([descriptor.byteLength, fds.length], [byteLength, byteLength >> 22 ? 2 : 1]);
+    }
+  });
+
   test('a session reports the close of a pool until the session is closed', () => {
     emulate();
     const closedPools: string[] = [];
