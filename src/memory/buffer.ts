@@ -549,8 +549,8 @@ export const keepaliveFor = (owner: unknown): unknown =>
   owner === undefined ? undefined : { owner };
 
 /**
- * Prevents memory, and the virtual memory or pool that it belongs to, from being freed. Returns a
- * function that ends this.
+ * @internal Prevents memory, and the virtual memory or pool that it belongs to, from being freed.
+ * Returns a function that ends this.
  *
  * @param name who keeps it, for the error of `close({ leases: 'refuse' })`
  * @param onClose called when the memory or the pool is closed
