@@ -25,6 +25,7 @@ export interface LibraryPurpose {
 
 /** No candidate could be opened. The message and `attempts` have the loader's error for each. */
 export class LibraryNotFoundError extends Error {
+  readonly code = 'library-not-found';
   readonly attempts: readonly { readonly path: string; readonly reason: string }[];
 
   constructor(attempts: LibraryNotFoundError['attempts'], purpose?: LibraryPurpose) {

@@ -20,6 +20,7 @@ describe('openLibrary', () => {
       (error) => {
         assert.ok(error instanceof LibraryNotFoundError);
         assert.equal(error.name, 'LibraryNotFoundError');
+        assert.equal(error.code, 'library-not-found');
         assert.deepEqual(
           error.attempts.map(({ path }) => path),
           ['libcuffi-missing.so', '/nonexistent/lib.so', text],

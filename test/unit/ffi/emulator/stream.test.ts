@@ -121,8 +121,8 @@ describe('emulated streams', () => {
     }
   });
 
-  /** Queues work that accesses memory which is unmapped by then. */
-  function lose(emulated: Emulated): void {
+  /** Queues work that accesses memory which is unmapped by then, and what `queueMore` queues behind it. */
+  function lose(emulated: Emulated, queueMore: (stream: CUstream) => void = () => {}): void {
     const unit = 2 ** 21;
     const { cu } = emulated;
     const { stream, release } = held(emulated, NON_BLOCKING);
@@ -130,9 +130,30 @@ describe('emulated streams', () => {
     emulated.ok(cu.cuMemMap(memory, unit, 0, emulated.createPhysical(unit), 0));
     emulated.ok(emulated.setAccess(memory, unit, 3));
     emulated.ok(cu.cuMemsetD8Async(memory, 1, 64, stream));
+    queueMore(stream);
     emulated.ok(cu.cuMemUnmap(memory, unit));
     assert.throws(release);
   }
+
+  test('a lost context runs nothing of what is queued behind the failure', () => {
+    const emulated = Emulated.inContext();
+    const { cu } = emulated;
+    const memory = emulated.allocate(8);
+    emulated.write(memory, 7, 8);
+    const host = hostWords(2);
+    emulated.ok(cu.cuMemHostRegister_v2(host.address, 8, 1));
+    host.words.set([1, 2]);
+    // Before the failure it arrives, behind it it does not.
+    emulated.ok(cu.cuMemcpyDtoHAsync_v2(host.address, memory, 4, LEGACY));
+    emulated.ok(cu.cuCtxSynchronize());
+    assert.deepEqual([...host.words], [7, 2]);
+    const second = (host.address + 4) as Address;
+    lose(emulated, (stream) => {
+      emulated.ok(cu.cuMemcpyDtoHAsync_v2(second, at(memory, 4), 4, stream));
+    });
+    assert.equal(cu.cuCtxSynchronize(), LAUNCH_FAILED);
+    assert.deepEqual([...host.words], [7, 2]);
+  });
 
   test('a process that has lost a context can give back only what belongs to none', () => {
     const unit = 2 ** 21;

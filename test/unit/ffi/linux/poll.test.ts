@@ -238,6 +238,23 @@ describe('watchFd', () => {
       [a, b].forEach(closeFd);
     });
 
+  test('a paused watch of a worker thread is not called for a hang-up or an error', async () => {
+    const [a, b] = socketPair();
+    const worker = startWorker(new URL('../fixtures/watching-worker.ts', import.meta.url), {
+      fd: a,
+      how: 'as Node has it',
+    });
+    const exit = once(worker, 'exit');
+    assert.deepEqual(await once(worker, 'message'), ['watching']);
+    sendMessage(b, Buffer.from('pause'));
+    assert.deepEqual(await once(worker, 'message'), ['pause']);
+    // The kernel reports both unasked: this end is closed with a message unread.
+    closeFd(b);
+    assert.deepEqual(await once(worker, 'message'), ['not called']);
+    assert.deepEqual(await exit, [0]);
+    closeFd(a);
+  });
+
   test('refuses every descriptor and use that would abort the process', async () => {
     assert.deepEqual(JSON.parse(await fixture('poll-misuse')), {
       'closed descriptor': 'EBADF',

@@ -52,6 +52,21 @@ describe('processStartTime and isProcessAlive', () => {
     }
   });
 
+  test('a process that /proc hides and that may not be signalled counts as alive', (t) => {
+    // No pid of Linux is this large.
+    const pid = 2 ** 30;
+    const signal = t.mock.method(process, 'kill', () => {
+      throw Object.assign(new Error('kill EPERM'), { code: 'EPERM' });
+    });
+    assert.equal(processStartTime(pid), undefined);
+    assert.equal(isProcessAlive(pid, 1), true);
+    assert.equal(isProcessEnding(pid), undefined);
+    assert.equal(isOtherUsersProcess(pid), true);
+    signal.mock.restore();
+    assert.equal(isProcessAlive(pid, 1), false);
+    assert.equal(isProcessEnding(pid), true);
+  });
+
   test('this process, its user, its machine and its namespace have names', () => {
     assert.equal(processStartTime('self'), processStartTime(process.pid));
     assert.equal(processUser(process.pid), process.geteuid?.());

@@ -205,6 +205,17 @@ describe('message sockets', () => {
       assert.equal(receiveMessage(b), 'end');
     }));
 
+  for (const receive of [receiveMessage, takeMessage])
+    test(`${receive.name} closes the descriptors beside an empty message`, () =>
+      withPair((a, b) => {
+        const memfd = createMemfd('beside the end', 0);
+        const before = openDescriptors();
+        assert.equal(rawSend(a, 0, [memfd, memfd]), 0);
+        assert.equal(receive(b), 'end');
+        assert.equal(openDescriptors(), before);
+        closeFd(memfd);
+      }));
+
   test('closes what arrived when descriptors were cut off', () =>
     withPair((a, b) => {
       const memfd = createMemfd('cut', 0);

@@ -1,0 +1,37 @@
+/** What the documents say of the source, compared with the source. */
+import assert from 'node:assert/strict';
+import { existsSync, readFileSync } from 'node:fs';
+import { describe, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+
+const root = fileURLToPath(new URL('../..', import.meta.url));
+const read = (path: string): string => readFileSync(root + path, 'utf8');
+
+describe('docs/architecture.md', () => {
+  test('every path that the document names exists', () => {
+    const names = [...read('docs/architecture.md').matchAll(/`([^`\s]+)`/g)].map(([, name]) =>
+      String(name),
+    );
+    const paths = names.filter((name) => name.includes('/') || name.endsWith('.ts'));
+    const entries = ['cuffi/ffi', 'cuffi/ipc'];
+    assert.ok(paths.length > 20, `only ${paths.length} paths were found`);
+    const missing = paths.filter(
+      (path) => !entries.includes(path) && !existsSync(root + path.replace(/\*\.ts$/, '')),
+    );
+    assert.deepEqual(missing, []);
+  });
+});
+
+describe('docs/errors.md', () => {
+  test('the table lists the code of every error class and every cause of an IpcError', () => {
+    const source = read('src/errors.ts') + read('ffi/library.ts');
+    const ofClasses = source.matchAll(/readonly code(?:: string)? = '([a-z-]+)'/g);
+    const [, causes = ''] = /export type IpcCause =([^;]+);/.exec(source) ?? [];
+    const ofCauses = causes.replace(/\/\*\*.*?\*\//g, '').matchAll(/'([a-z-]+)'/g);
+    const codes = new Set([...ofClasses, ...ofCauses].map(([, code]) => String(code)));
+    codes.add('ipc-failed');
+    const rows = read('docs/errors.md').matchAll(/^\| `([a-z]+(?:-[a-z]+)*)` \|/gm);
+    const listed = [...rows].map(([, code]) => String(code));
+    assert.deepEqual(listed.sort(), [...codes].sort());
+  });
+});
