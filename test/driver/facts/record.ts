@@ -117,6 +117,9 @@ export const varying: Readonly<Record<string, string>> = {
     'the first call that needs a lock of the one that waits does not return: not always the same',
     ['while a call waits for a full stream, another thread: '],
   ),
+  ...because("a pool's handle is an address of host memory, and what else frees memory decides", [
+    'a handle given out again: pool, ',
+  ]),
   ...because('it reads memory that was given back, which may be in use again, or unmapped', [
     ...['stream', 'event', 'context: ', 'module', 'pool', 'graph', 'memory of'].map(
       (kind) => `a destroyed ${kind}`,
