@@ -4,11 +4,8 @@ import { type Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
 import {
   type AddressRange,
-  byteLengthOf,
-  contextOf,
   defaultStreamOf,
-  keepAlive,
-  kindOf,
+  keepObject,
   ownerOf,
   rangeOf,
   type Shareable,
@@ -132,16 +129,19 @@ export class Lease {
 
   /** @throws ClosedError */
   static of(id: number, object: Shareable, holder: LeaseHolder, stream: Stream | undefined): Lease {
-    return new Lease(id, holder, {
-      kind: kindOf(object),
-      byteLength: byteLengthOf(object),
-      owner: new WeakRef(ownerOf(object)),
-      context: contextOf(object),
+    const { kind, byteLength, owner, context, range, release } = keepObject(object, holder.name);
+    const weak = new WeakRef(owner);
+    const leased = {
+      kind,
+      byteLength,
+      owner: weak,
+      context,
+      range,
       stream,
-      removeKeepalive: keepAlive(object, holder.name),
+      release,
       leaseCount: 0,
-      range: rangeOf(object),
-    });
+    };
+    return new Lease(id, holder, leased);
   }
 
   /** Returns a lease of the same object for a process that its holder forwards it to. */
@@ -212,7 +212,7 @@ export class Lease {
     this.#isEnded = true;
     leaseRegistry.delete(this);
     this.#object.leaseCount -= 1;
-    if (this.#object.leaseCount === 0) releaseOrWarn(this.#object.removeKeepalive);
+    if (this.#object.leaseCount === 0) releaseOrWarn(this.#object.release);
     this.onEnd?.();
   }
 }
@@ -249,8 +249,8 @@ interface LeasedObject {
   readonly context: Context | undefined;
   /** The stream that the object was sent with. Later work there runs behind the holder's work. */
   readonly stream: Stream | undefined;
-  /** Called when the last of these leases ends. */
-  readonly removeKeepalive: () => void;
+  /** Ends the keeping, when the last of these leases ends. */
+  readonly release: () => void;
   leaseCount: number;
   /** The shared range; undefined for a pool or an event. */
   readonly range: AddressRange | undefined;

@@ -124,10 +124,6 @@ export const isShareable = (object: object): object is Shareable => rowOf(object
 
 export const isShareableMemory = memory.isInstance as (object: object) => object is ShareableMemory;
 
-/** The kind of an object, in one word. */
-export const kindOf = (object: Shareable): ShareableKind['name'] =>
-  (rowOf(object) as ShareableKind).name;
-
 /** The buffer that an object is, or lies in. */
 export const bufferOf = (object: object): DeviceBuffer | undefined =>
   rowOf(object)?.bufferOf?.(object);
@@ -172,8 +168,10 @@ export interface AddressRange {
 /** The address range of an object; for an array, that of its items. */
 export function rangeOf(object: Shareable): AddressRange | undefined {
   const buffer = bufferOf(object);
-  if (!buffer) return undefined;
-  const { address, byteLength, access } = buffer;
+  return buffer && rangeIn(buffer, object);
+}
+
+function rangeIn({ address, byteLength, access }: DeviceBuffer, object: Shareable): AddressRange {
   if (!(object instanceof DeviceArray))
     return { begin: address, end: address + byteLength, access };
   const { low, high } = layoutExtents(object.layout);
@@ -191,23 +189,47 @@ export const contextOf = (object: object): Context | undefined => bufferOf(objec
 export const defaultStreamOf = (object: object): Stream | undefined =>
   object instanceof DeviceArray && object.stream?.closed === false ? object.stream : undefined;
 
-/** How many bytes of memory an object keeps allocated. */
-export function byteLengthOf(object: Shareable): number {
-  if (object instanceof VirtualMemory) return object.mappedByteLength;
-  const buffer = bufferOf(object);
-  return buffer?.keepalive instanceof VirtualMemory
-    ? buffer.keepalive.mappedByteLength
-    : (buffer?.root.byteLength ?? 0);
+/** An object that is kept for another process. */
+export interface KeptObject {
+  readonly kind: ShareableKind['name'];
+  /** The resource that owns its memory: see {@link ownerOf}. */
+  readonly owner: Resource;
+  /** How many bytes of memory it keeps allocated. */
+  readonly byteLength: number;
+  /** The context whose streams use it; undefined if no stream does. */
+  readonly context: Context | undefined;
+  readonly range: AddressRange | undefined;
+  /** Ends the keeping. */
+  release(): void;
 }
 
 /**
- * Keeps what an object owns, and its pool, from being freed. Returns a function that ends this.
+ * Keeps what an object owns, and its pool, from being freed until it is released.
  *
+ * @param name who keeps it, for error messages
  * @throws ClosedError
  */
-export function keepAlive(object: Shareable, name: string): () => void {
-  const buffer = bufferOf(object);
-  return buffer ? keepMemoryAlive(buffer, name) : ownerOf(object).addKeepalive(name);
+export function keepObject(object: Shareable, name: string): KeptObject {
+  const { name: kind, bufferOf: find } = rowOf(object) as ShareableKind;
+  const buffer = find?.(object);
+  if (!buffer)
+    return {
+      kind,
+      owner: object,
+      byteLength: 0,
+      context: undefined,
+      range: undefined,
+      release: object.addKeepalive(name),
+    };
+  const owner = buffer.keepalive instanceof VirtualMemory ? buffer.keepalive : buffer.root;
+  return {
+    kind,
+    owner,
+    byteLength: owner instanceof VirtualMemory ? owner.mappedByteLength : owner.byteLength,
+    context: buffer.context,
+    range: rangeIn(buffer, object),
+    release: keepMemoryAlive(buffer, name),
+  };
 }
 
 /** Lets the other threads of this process open exported memory. @throws ClosedError */

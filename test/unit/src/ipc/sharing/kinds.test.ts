@@ -12,11 +12,11 @@ import { leases, type Shareable } from '../../../../../src/ipc/index.ts';
 import { exportEvent } from '../../../../../src/ipc/sharing/event.ts';
 import {
   bufferOf,
-  byteLengthOf,
   discardImported,
   isImported,
   isShareable,
-  kindOf,
+  keepObject,
+  ownerOf,
   rangeOf,
   type ShareableKind,
   shareableKinds,
@@ -75,8 +75,8 @@ describe('shareableKinds', () => {
       discardImported(received);
       assert.deepEqual([received.closed, ticket.closed], [true, false]);
       assert.deepEqual(
-        [kindOf(sent), bufferOf(ticket), rangeOf(sent)],
-        ['event', undefined, undefined],
+        [isShareable(ticket), bufferOf(ticket), rangeOf(sent)],
+        [true, undefined, undefined],
       );
       await leases.drain({ timeoutMs: 5000 });
     } finally {
@@ -89,9 +89,13 @@ describe('shareableKinds', () => {
     using buffer = DeviceBuffer.allocate(256);
     const array = DeviceArray.fromBuffer(buffer, 16, float32);
     for (const each of [buffer, array]) {
-      assert.equal(kindOf(each), 'memory');
+      const kept = keepObject(each, 'a test');
+      kept.release();
+      assert.equal(kept.kind, 'memory');
       assert.equal(bufferOf(each), buffer);
-      assert.equal(byteLengthOf(each), 256);
+      assert.equal(kept.byteLength, 256);
+      assert.equal(kept.owner, ownerOf(each));
+      assert.deepEqual(kept.range, rangeOf(each));
       assert.equal(isImported(each), false);
     }
     assert.deepEqual(rangeOf(array), {
