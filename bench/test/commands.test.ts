@@ -12,7 +12,7 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
@@ -28,133 +28,141 @@ const DEADLINE_MS = 60_000;
 const env = { ...process.env, CUFFI_DRIVER: 'emulated' };
 const node = (...args: string[]): string[] => ['--import', 'tsx', MAIN, ...args];
 
-test('a run has the suites, cases and rounds that were asked for', () => {
-  const all = selectRun([]);
-  assert.ok(all.cases.length > 40);
-  assert.ok(all.delays);
-  assert.ok(!all.cases.some(({ measured }) => measured.isLarge));
-  assert.ok(selectRun(['scale', '--large']).cases.some(({ measured }) => measured.isLarge));
+describe('npm run bench', () => {
+  test('a run has the suites, cases and rounds that were asked for', () => {
+    const all = selectRun([]);
+    assert.ok(all.cases.length > 40);
+    assert.ok(all.delays);
+    assert.ok(!all.cases.some(({ measured }) => measured.isLarge));
+    assert.ok(selectRun(['scale', '--large']).cases.some(({ measured }) => measured.isLarge));
 
-  const { cases, delays, rounds, quick } = selectRun([
-    'calls',
-    '--case',
-    'stream.done',
-    '--rounds',
-    '3',
-    '--quick',
-  ]);
-  assert.deepEqual(
-    cases.map(({ suite, measured }) => [suite, measured.name]),
-    [['calls', 'stream.done']],
-  );
-  assert.deepEqual([delays, rounds, quick], [false, 3, true]);
-  const passesOf = (...args: string[]): number => selectRun(args).passes;
-  assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '3')], [2, 1, 2]);
-  assert.equal(passesOf('--quick', '--passes', '2'), 2);
-  assert.deepEqual([passesOf('startup'), passesOf('event-loop')], [2, 1]);
-  assert.deepEqual(selectRun(['event-loop']).cases, []);
-});
-
-test('what is unknown is refused in a sentence, before anything is measured', () => {
-  assert.throws(
-    () => selectRun(['call']),
-    /there is no command or suite 'call'; the suites are calls, /,
-  );
-  assert.throws(() => selectRun(['--case', 'x']), /there is no case 'x'/);
-  assert.throws(() => selectRun(['memory', '--case', 'copyTo']), /no case of that name/);
-  assert.throws(() => selectRun(['--rounds', '1.5']), /a number from 1, not '1\.5'/);
-  assert.throws(() => selectRun(['--passes', '0']), /--passes takes a number from 1, not '0'/);
-  assert.throws(() => selectRun(['--json', '/nowhere/at/all.json']), /no folder \/nowhere\/at/);
-  assert.throws(() => selectRun(['--fast']), { message: "Unknown option '--fast'" });
-
-  const { status, stderr } = spawnSync(process.execPath, node('--fast'), { env, encoding: 'utf8' });
-  assert.equal(status, 2, stderr);
-  assert.match(stderr, /^bench: Unknown option '--fast'$/m);
-});
-
-test('a run of two passes writes one file, its tables once on stdout and how far it is on stderr', () => {
-  using folder = temporaryFolder();
-  const json = join(folder.path, 'a.json');
-  const { status, stdout, stderr } = spawnSync(
-    process.execPath,
-    node('calls', '--quick', '--rounds', '3', '--passes', '2', '--json', json),
-    { env, encoding: 'utf8', timeout: DEADLINE_MS },
-  );
-  assert.equal(status, 0, stderr);
-  assert.match(stdout, /^driver: emulated/);
-  assert.match(stdout, /^stream\.done: /m);
-  assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
-  assert.match(stderr, /^pass 2 of 2 \[1\/3, \d+ s\] calls: stream\.done$/m);
-  const { driver, quick, passes, cases } = readResults(json);
-  assert.deepEqual([driver.emulated, quick, passes, cases.length], [true, true, 2, 3]);
-  assert.deepEqual(
-    cases.map(({ suite, contestants }) => [suite, contestants[0]?.samples.length]),
-    [0, 1, 2].map(() => ['calls', 3]),
-  );
-});
-
-test('of a run that is interrupted what was measured is written', async () => {
-  using folder = temporaryFolder();
-  const json = join(folder.path, 'part.json');
-  const child = spawn(process.execPath, node('run', 'calls', 'arrays', '--quick', '--json', json), {
-    env,
-    stdio: ['ignore', 'ignore', 'pipe'],
+    const { cases, delays, rounds, quick } = selectRun([
+      'calls',
+      '--case',
+      'stream.done',
+      '--rounds',
+      '3',
+      '--quick',
+    ]);
+    assert.deepEqual(
+      cases.map(({ suite, measured }) => [suite, measured.name]),
+      [['calls', 'stream.done']],
+    );
+    assert.deepEqual([delays, rounds, quick], [false, 3, true]);
+    const passesOf = (...args: string[]): number => selectRun(args).passes;
+    assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '3')], [2, 1, 2]);
+    assert.equal(passesOf('--quick', '--passes', '2'), 2);
+    assert.deepEqual([passesOf('startup'), passesOf('event-loop')], [2, 1]);
+    assert.deepEqual(selectRun(['event-loop']).cases, []);
   });
-  for await (const chunk of child.stderr) if (`${chunk}`.includes('[3/')) child.kill('SIGINT');
-  if (child.exitCode === null) await once(child, 'exit');
-  assert.equal(child.exitCode, 130);
-  assert.ok(readResults(json).cases.length >= 2);
-});
 
-test('two runs that take turns are two files, and compared; one of them may be whole', async () => {
-  using folder = temporaryFolder();
-  const files = ['a.json', 'b.json'].map((name) => join(folder.path, name));
-  const what = ['calls', '--whole', '--case', 'stream.done', '--case', 'array.slice'];
-  const { stdout, stderr } = spawnSync(
-    process.execPath,
-    node('repeat', ...files, ...what, '--quick', '--rounds', '4', '--passes', '2'),
-    { env, encoding: 'utf8', timeout: DEADLINE_MS },
-  );
-  assert.deepEqual(stderr.match(/^run ., pass .(?= of 2 \[1\/)/gm), [
-    'run A, pass 1',
-    'run B, pass 1',
-    'run B, pass 2',
-    'run A, pass 2',
-  ]);
-  const results = files.map((file) => readResults(file));
-  for (const { inTurns, passes, cases } of results)
-    assert.deepEqual([inTurns, passes, cases[0]?.contestants[0]?.samples.length], [true, 2, 4]);
-  const suites = results.map(({ cases }) => cases.map(({ suite }) => suite));
-  assert.deepEqual(suites, [['calls', 'arrays'], ['calls']]);
-  assert.match(stdout, /^\d of 2 ratios of the first contestant/m);
-  assert.match(stdout, /^\d of 4 medians lie within/m);
-  assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
+  test('what is unknown is refused in a sentence, before anything is measured', () => {
+    assert.throws(
+      () => selectRun(['call']),
+      /there is no command or suite 'call'; the suites are calls, /,
+    );
+    assert.throws(() => selectRun(['--case', 'x']), /there is no case 'x'/);
+    assert.throws(() => selectRun(['memory', '--case', 'copyTo']), /no case of that name/);
+    assert.throws(() => selectRun(['--rounds', '1.5']), /a number from 1, not '1\.5'/);
+    assert.throws(() => selectRun(['--passes', '0']), /--passes takes a number from 1, not '0'/);
+    assert.throws(() => selectRun(['--json', '/nowhere/at/all.json']), /no folder \/nowhere\/at/);
+    assert.throws(() => selectRun(['--fast']), { message: "Unknown option '--fast'" });
 
-  await assert.rejects(repeat(['calls', 'hand-over']), /repeat takes two result files/);
-  await assert.rejects(repeat([...files, '--json', 'c.json']), /no --json/);
-});
+    const { status, stderr } = spawnSync(process.execPath, node('--fast'), {
+      env,
+      encoding: 'utf8',
+    });
+    assert.equal(status, 2, stderr);
+    assert.match(stderr, /^bench: Unknown option '--fast'$/m);
+  });
 
-/**
- * A checkout whose passes say that the hand-over `connection` took so many nanoseconds, and have a
- * case that nobody else has.
- */
-function stubCheckout(folder: string, contestants: Readonly<Record<string, number[]>>): void {
-  const { machine, driver } = resultsOf([], { emulated: true });
-  const cases = [
-    caseOf('hand-over', 'of another time', contestants),
-    caseOf('hand-over', 'connection', contestants),
-  ];
-  for (const part of ['bench/programs', 'dist/src'])
-    mkdirSync(join(folder, part), { recursive: true });
-  symlinkSync(
-    fileURLToPath(new URL('../../node_modules', import.meta.url)),
-    `${folder}/node_modules`,
-  );
-  writeFileSync(join(folder, 'package.json'), '{"type":"module"}');
-  writeFileSync(join(folder, 'dist/src/index.js'), '');
-  writeFileSync(
-    join(folder, 'bench/programs/pass-child.ts'),
-    `process.send!({ type: 'ready' });
+  test('a run of two passes writes one file, its tables once on stdout and how far it is on stderr', () => {
+    using folder = temporaryFolder();
+    const json = join(folder.path, 'a.json');
+    const { status, stdout, stderr } = spawnSync(
+      process.execPath,
+      node('calls', '--quick', '--rounds', '3', '--passes', '2', '--json', json),
+      { env, encoding: 'utf8', timeout: DEADLINE_MS },
+    );
+    assert.equal(status, 0, stderr);
+    assert.match(stdout, /^driver: emulated/);
+    assert.match(stdout, /^stream\.done: /m);
+    assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
+    assert.match(stderr, /^pass 2 of 2 \[1\/3, \d+ s\] calls: stream\.done$/m);
+    const { driver, quick, passes, cases } = readResults(json);
+    assert.deepEqual([driver.emulated, quick, passes, cases.length], [true, true, 2, 3]);
+    assert.deepEqual(
+      cases.map(({ suite, contestants }) => [suite, contestants[0]?.samples.length]),
+      [0, 1, 2].map(() => ['calls', 3]),
+    );
+  });
+
+  test('of a run that is interrupted what was measured is written', async () => {
+    using folder = temporaryFolder();
+    const json = join(folder.path, 'part.json');
+    const child = spawn(
+      process.execPath,
+      node('run', 'calls', 'arrays', '--quick', '--json', json),
+      {
+        env,
+        stdio: ['ignore', 'ignore', 'pipe'],
+      },
+    );
+    for await (const chunk of child.stderr) if (`${chunk}`.includes('[3/')) child.kill('SIGINT');
+    if (child.exitCode === null) await once(child, 'exit');
+    assert.equal(child.exitCode, 130);
+    assert.ok(readResults(json).cases.length >= 2);
+  });
+
+  test('two runs that take turns are two files, and compared; one of them may be whole', async () => {
+    using folder = temporaryFolder();
+    const files = ['a.json', 'b.json'].map((name) => join(folder.path, name));
+    const what = ['calls', '--whole', '--case', 'stream.done', '--case', 'array.slice'];
+    const { stdout, stderr } = spawnSync(
+      process.execPath,
+      node('repeat', ...files, ...what, '--quick', '--rounds', '4', '--passes', '2'),
+      { env, encoding: 'utf8', timeout: DEADLINE_MS },
+    );
+    assert.deepEqual(stderr.match(/^run ., pass .(?= of 2 \[1\/)/gm), [
+      'run A, pass 1',
+      'run B, pass 1',
+      'run B, pass 2',
+      'run A, pass 2',
+    ]);
+    const results = files.map((file) => readResults(file));
+    for (const { inTurns, passes, cases } of results)
+      assert.deepEqual([inTurns, passes, cases[0]?.contestants[0]?.samples.length], [true, 2, 4]);
+    const suites = results.map(({ cases }) => cases.map(({ suite }) => suite));
+    assert.deepEqual(suites, [['calls', 'arrays'], ['calls']]);
+    assert.match(stdout, /^\d of 2 ratios of the first contestant/m);
+    assert.match(stdout, /^\d of 4 medians lie within/m);
+    assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
+
+    await assert.rejects(repeat(['calls', 'hand-over']), /repeat takes two result files/);
+    await assert.rejects(repeat([...files, '--json', 'c.json']), /no --json/);
+  });
+
+  /**
+   * A checkout whose passes say that the hand-over `connection` took so many nanoseconds, and have a
+   * case that nobody else has.
+   */
+  function stubCheckout(folder: string, contestants: Readonly<Record<string, number[]>>): void {
+    const { machine, driver } = resultsOf([], { emulated: true });
+    const cases = [
+      caseOf('hand-over', 'of another time', contestants),
+      caseOf('hand-over', 'connection', contestants),
+    ];
+    for (const part of ['bench/programs', 'dist/src'])
+      mkdirSync(join(folder, part), { recursive: true });
+    symlinkSync(
+      fileURLToPath(new URL('../../node_modules', import.meta.url)),
+      `${folder}/node_modules`,
+    );
+    writeFileSync(join(folder, 'package.json'), '{"type":"module"}');
+    writeFileSync(join(folder, 'dist/src/index.js'), '');
+    writeFileSync(
+      join(folder, 'bench/programs/pass-child.ts'),
+      `process.send!({ type: 'ready' });
     process.once('message', () => {
       const machine = { ...${JSON.stringify(machine)}, cpu: process.cwd() };
       machine.commit = process.env['CUFFI_COMMIT'] ?? null;
@@ -163,87 +171,88 @@ function stubCheckout(folder: string, contestants: Readonly<Record<string, numbe
         process.send!({ type: 'case', at, isLast: true, result }));
       process.disconnect!();
     });`,
-  );
-}
-
-test('of two runs the first may be of another checkout: what is slower since then is listed', async () => {
-  using folder = temporaryFolder();
-  const [a, b] = ['a.json', 'b.json'].map((name) => join(folder.path, name)) as [string, string];
-  const before = join(folder.path, 'before');
-  stubCheckout(before, {
-    cuffi: [1, 1, 1],
-    'cuffi, busy polling': [1e12, 1e12, 1e12],
-    'node:net': [1, 1, 1e12, 1e12],
-  });
-  const what = ['hand-over', '--case', 'connection', '--quick', '--rounds', '3'];
-  const { status, stdout, stderr } = spawnSync(
-    process.execPath,
-    node('repeat', a, b, '--before', before, ...what),
-    { env: { ...env, CUFFI_COMMIT: 'this one' }, encoding: 'utf8', timeout: DEADLINE_MS },
-  );
-  assert.equal(status, 1, stderr);
-  assert.match(
-    stdout,
-    /^hand-over: 1 of 3 medians of B lie within A's p10 to p90: 33\.3 %, .* quicker: 1, slower: 1$/m,
-  );
-  assert.deepEqual(stdout.match(/^slower: connection, [^:]+/gm), ['slower: connection, cuffi']);
-  // The tables are of this checkout.
-  assert.equal(stdout.match(/^connection: /gm)?.length, 1);
-  assert.doesNotMatch(stdout, /does a thing/);
-
-  const [ofA, ofB] = [a, b].map((file) => readResults(file)) as [Results, Results];
-  assert.deepEqual([ofA.inTurns, ofB.inTurns], [true, true]);
-  assert.deepEqual([ofA.machine.commit, ofB.machine.commit], ['unknown', 'this one']);
-  assert.equal(ofA.machine.cpu, realpathSync(before));
-  const names = [ofA, ofB].map(({ cases }) => cases.map(({ name }) => name));
-  assert.deepEqual(names, [['connection'], ['connection']]);
-
-  const refused = (...args: string[]): Promise<number> => repeat([a, b, ...what, ...args]);
-  await assert.rejects(refused('--before'), /another built checkout/);
-  await assert.rejects(refused('--before', before, '--whole'), /leave it out with --before/);
-  rmSync(join(before, 'dist'), { recursive: true });
-  await assert.rejects(refused('--before', before), /it has no dist.*Run npm ci there/);
-});
-
-test('nothing that draws is loaded while something is measured', async () => {
-  const { metafile } = await build({
-    entryPoints: [fileURLToPath(new URL('../programs/pass-child.ts', import.meta.url))],
-    bundle: true,
-    packages: 'external',
-    platform: 'node',
-    format: 'esm',
-    metafile: true,
-    write: false,
-    outdir: '.',
-  });
-  const imported = Object.values(metafile.outputs).flatMap(({ imports }) => imports);
-  assert.ok(imported.some(({ path }) => path === 'cuffi'));
-  assert.ok(!imported.some(({ path }) => path.startsWith('vega')));
-});
-
-test('what ends a run ends its pass, and the programs that this has started', async () => {
-  const bench = spawn(process.execPath, node('scale', '--case', 'scale.consumers'), {
-    env,
-    stdio: 'ignore',
-  });
-  const exited = once(bench, 'exit');
-  const end = Date.now() + DEADLINE_MS;
-  const killer = setTimeout(() => bench.kill('SIGKILL'), DEADLINE_MS);
-  try {
-    const children = (): string[] =>
-      childrenOf(bench.pid as number, 'pass-child').flatMap((pass) =>
-        childrenOf(Number(pass), 'scale-child'),
-      );
-    while (bench.exitCode === null && children().length === 0) await sleep(20);
-    const [child] = children();
-    bench.kill('SIGINT');
-    assert.deepEqual(await exited, [130, null]);
-    // Killed, or left without its parent, which it notices.
-    while (existsSync(`/proc/${child}`) && Date.now() < end) await sleep(20);
-    assert.ok(child !== undefined && !existsSync(`/proc/${child}`));
-  } finally {
-    clearTimeout(killer);
+    );
   }
+
+  test('of two runs the first may be of another checkout: what is slower since then is listed', async () => {
+    using folder = temporaryFolder();
+    const [a, b] = ['a.json', 'b.json'].map((name) => join(folder.path, name)) as [string, string];
+    const before = join(folder.path, 'before');
+    stubCheckout(before, {
+      cuffi: [1, 1, 1],
+      'cuffi, busy polling': [1e12, 1e12, 1e12],
+      'node:net': [1, 1, 1e12, 1e12],
+    });
+    const what = ['hand-over', '--case', 'connection', '--quick', '--rounds', '3'];
+    const { status, stdout, stderr } = spawnSync(
+      process.execPath,
+      node('repeat', a, b, '--before', before, ...what),
+      { env: { ...env, CUFFI_COMMIT: 'this one' }, encoding: 'utf8', timeout: DEADLINE_MS },
+    );
+    assert.equal(status, 1, stderr);
+    assert.match(
+      stdout,
+      /^hand-over: 1 of 3 medians of B lie within A's p10 to p90: 33\.3 %, .* quicker: 1, slower: 1$/m,
+    );
+    assert.deepEqual(stdout.match(/^slower: connection, [^:]+/gm), ['slower: connection, cuffi']);
+    // The tables are of this checkout.
+    assert.equal(stdout.match(/^connection: /gm)?.length, 1);
+    assert.doesNotMatch(stdout, /does a thing/);
+
+    const [ofA, ofB] = [a, b].map((file) => readResults(file)) as [Results, Results];
+    assert.deepEqual([ofA.inTurns, ofB.inTurns], [true, true]);
+    assert.deepEqual([ofA.machine.commit, ofB.machine.commit], ['unknown', 'this one']);
+    assert.equal(ofA.machine.cpu, realpathSync(before));
+    const names = [ofA, ofB].map(({ cases }) => cases.map(({ name }) => name));
+    assert.deepEqual(names, [['connection'], ['connection']]);
+
+    const refused = (...args: string[]): Promise<number> => repeat([a, b, ...what, ...args]);
+    await assert.rejects(refused('--before'), /another built checkout/);
+    await assert.rejects(refused('--before', before, '--whole'), /leave it out with --before/);
+    rmSync(join(before, 'dist'), { recursive: true });
+    await assert.rejects(refused('--before', before), /it has no dist.*Run npm ci there/);
+  });
+
+  test('nothing that draws is loaded while something is measured', async () => {
+    const { metafile } = await build({
+      entryPoints: [fileURLToPath(new URL('../programs/pass-child.ts', import.meta.url))],
+      bundle: true,
+      packages: 'external',
+      platform: 'node',
+      format: 'esm',
+      metafile: true,
+      write: false,
+      outdir: '.',
+    });
+    const imported = Object.values(metafile.outputs).flatMap(({ imports }) => imports);
+    assert.ok(imported.some(({ path }) => path === 'cuffi'));
+    assert.ok(!imported.some(({ path }) => path.startsWith('vega')));
+  });
+
+  test('what ends a run ends its pass, and the programs that this has started', async () => {
+    const bench = spawn(process.execPath, node('scale', '--case', 'scale.consumers'), {
+      env,
+      stdio: 'ignore',
+    });
+    const exited = once(bench, 'exit');
+    const end = Date.now() + DEADLINE_MS;
+    const killer = setTimeout(() => bench.kill('SIGKILL'), DEADLINE_MS);
+    try {
+      const children = (): string[] =>
+        childrenOf(bench.pid as number, 'pass-child').flatMap((pass) =>
+          childrenOf(Number(pass), 'scale-child'),
+        );
+      while (bench.exitCode === null && children().length === 0) await sleep(20);
+      const [child] = children();
+      bench.kill('SIGINT');
+      assert.deepEqual(await exited, [130, null]);
+      // Killed, or left without its parent, which it notices.
+      while (existsSync(`/proc/${child}`) && Date.now() < end) await sleep(20);
+      assert.ok(child !== undefined && !existsSync(`/proc/${child}`));
+    } finally {
+      clearTimeout(killer);
+    }
+  });
 });
 
 /** The children of a process that run a program. */

@@ -1,29 +1,33 @@
 /** How many bytes a second a machine can move at most. */
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { limitOf, linkBandwidth } from '../limits.ts';
 import { resultsOf } from './results.ts';
 
 const lanes = (speed: number, width: number) => ({ speed, width });
 
-test('a link moves what its lanes do, less its coding', () => {
-  const fifth = linkBandwidth({ current: lanes(32, 16), max: lanes(32, 16) });
-  assert.equal(Math.round(fifth / 1e6), 63_015);
-  const second = linkBandwidth({ current: lanes(5, 16), max: lanes(5, 16) });
-  assert.equal(second, 8e9);
+describe('linkBandwidth', () => {
+  test('a link moves what its lanes do, less its coding', () => {
+    const fifth = linkBandwidth({ current: lanes(32, 16), max: lanes(32, 16) });
+    assert.equal(Math.round(fifth / 1e6), 63_015);
+    const second = linkBandwidth({ current: lanes(5, 16), max: lanes(5, 16) });
+    assert.equal(second, 8e9);
+  });
+
+  test('a link that rests is as quick as it can be, and one in a narrow slot as wide as that', () => {
+    const rests = linkBandwidth({ current: lanes(2.5, 8), max: lanes(16, 16) });
+    assert.equal(rests, linkBandwidth({ current: lanes(16, 8), max: lanes(16, 8) }));
+  });
 });
 
-test('a link that rests is as quick as it can be, and one in a narrow slot as wide as that', () => {
-  const rests = linkBandwidth({ current: lanes(2.5, 8), max: lanes(16, 16) });
-  assert.equal(rests, linkBandwidth({ current: lanes(16, 8), max: lanes(16, 8) }));
-});
-
-test('of a machine that hides its link a case has no limit', () => {
-  const { machine } = resultsOf([]);
-  const link = { current: lanes(5, 16), max: lanes(5, 16) };
-  const of = (by: 'link' | 'memory', times: number) => ({ limit: { by, times } });
-  assert.equal(limitOf(of('link', 1), machine), undefined);
-  assert.equal(limitOf(of('link', 1), { ...machine, link }), 8e9);
-  assert.equal(limitOf(of('memory', 2), { ...machine, memoryBandwidth: 5e12 }), 2.5e12);
-  assert.equal(limitOf({ limit: null }, { ...machine, link }), undefined);
+describe('limitOf', () => {
+  test('of a machine that hides its link a case has no limit', () => {
+    const { machine } = resultsOf([]);
+    const link = { current: lanes(5, 16), max: lanes(5, 16) };
+    const of = (by: 'link' | 'memory', times: number) => ({ limit: { by, times } });
+    assert.equal(limitOf(of('link', 1), machine), undefined);
+    assert.equal(limitOf(of('link', 1), { ...machine, link }), 8e9);
+    assert.equal(limitOf(of('memory', 2), { ...machine, memoryBandwidth: 5e12 }), 2.5e12);
+    assert.equal(limitOf({ limit: null }, { ...machine, link }), undefined);
+  });
 });

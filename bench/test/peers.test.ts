@@ -4,7 +4,7 @@ import { spawnSync } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { callCases } from '../cases/calls.ts';
 import { Peer } from '../peers/peer.ts';
@@ -31,41 +31,43 @@ const lacking = [COMPILER, PYTHON].find(
   (command) => spawnSync(command, ['--version']).status !== 0,
 );
 
-test('the program of ctypes makes the calls that it is asked for', {
-  skip: lacking !== undefined && `${lacking} is not here`,
-}, async () => {
-  const folder = mkdtempSync(join(tmpdir(), 'cuffi-peer-'));
-  const { LD_LIBRARY_PATH: before } = process.env;
-  try {
-    const library = join(folder, 'libcuda.so.1');
-    const built = spawnSync(COMPILER, ['-shared', '-fPIC', '-xc', '-', '-o', library], {
-      input: DRIVER,
-      encoding: 'utf8',
-    });
-    assert.equal(built.status, 0, built.stderr);
-    process.env['LD_LIBRARY_PATH'] = folder;
-    const path = fileURLToPath(new URL('../peers/python/ctypes_calls.py', import.meta.url));
-    const program = { name: 'ctypes', command: PYTHON, args: ['-B', path] };
-    const uuid = `GPU-${'ab'.repeat(16)}`;
-    const peer = await Peer.start(program, uuid, new AbortController().signal);
-    assert.ok(peer instanceof Peer, JSON.stringify(peer));
+describe('Peer', () => {
+  test('the program of ctypes makes the calls that it is asked for', {
+    skip: lacking !== undefined && `${lacking} is not here`,
+  }, async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-peer-'));
+    const { LD_LIBRARY_PATH: before } = process.env;
     try {
-      const batches = callCases.flatMap(({ peers }) =>
-        peers.filter((one) => one.peer === 'ctypes').map(({ batch }) => batch),
-      );
-      assert.equal(batches.length, 3);
-      for (const batch of batches) {
-        assert.equal(await peer.lacks(batch, 0), undefined);
-        assert.ok((await peer.run({ batch, calls: 100, untimed: 10, byteLength: 0 })) > 0, batch);
-        await peer.verify(batch, 0);
+      const library = join(folder, 'libcuda.so.1');
+      const built = spawnSync(COMPILER, ['-shared', '-fPIC', '-xc', '-', '-o', library], {
+        input: DRIVER,
+        encoding: 'utf8',
+      });
+      assert.equal(built.status, 0, built.stderr);
+      process.env['LD_LIBRARY_PATH'] = folder;
+      const path = fileURLToPath(new URL('../peers/python/ctypes_calls.py', import.meta.url));
+      const program = { name: 'ctypes', command: PYTHON, args: ['-B', path] };
+      const uuid = `GPU-${'ab'.repeat(16)}`;
+      const peer = await Peer.start(program, uuid, new AbortController().signal);
+      assert.ok(peer instanceof Peer, JSON.stringify(peer));
+      try {
+        const batches = callCases.flatMap(({ peers }) =>
+          peers.filter((one) => one.peer === 'ctypes').map(({ batch }) => batch),
+        );
+        assert.equal(batches.length, 3);
+        for (const batch of batches) {
+          assert.equal(await peer.lacks(batch, 0), undefined);
+          assert.ok((await peer.run({ batch, calls: 100, untimed: 10, byteLength: 0 })) > 0, batch);
+          await peer.verify(batch, 0);
+        }
+        assert.equal(await peer.lacks('another', 0), 'it has no such batch');
+      } finally {
+        await peer.close();
       }
-      assert.equal(await peer.lacks('another', 0), 'it has no such batch');
     } finally {
-      await peer.close();
+      if (before === undefined) delete process.env['LD_LIBRARY_PATH'];
+      else process.env['LD_LIBRARY_PATH'] = before;
+      rmSync(folder, { recursive: true });
     }
-  } finally {
-    if (before === undefined) delete process.env['LD_LIBRARY_PATH'];
-    else process.env['LD_LIBRARY_PATH'] = before;
-    rmSync(folder, { recursive: true });
-  }
+  });
 });

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { type NvrtcFunction, nvrtcRows } from '../../ffi/nvrtc.ts';
 import { nvrtcCandidates } from '../../ffi/nvrtc-places.ts';
 import { parameters } from './facts.ts';
@@ -16,15 +16,17 @@ const folder = nvrtcCandidates()
 
 const skip = (folder === undefined && 'no nvrtc.h beside a libnvrtc') || noCompiler;
 
-test('every row has exactly the type that nvrtc.h declares', { skip }, () => {
-  const names = Object.keys(nvrtcRows) as NvrtcFunction[];
-  const asks = names.map(
-    (name) => `
+describe('nvrtcRows', () => {
+  test('every row has exactly the type that nvrtc.h declares', { skip }, () => {
+    const names = Object.keys(nvrtcRows) as NvrtcFunction[];
+    const asks = names.map(
+      (name) => `
   printf("${name} %d\\n", __builtin_types_compatible_p(
     __typeof__(&${name}), nvrtcResult (*)(${parameters(nvrtcRows[name])})));`,
-  );
-  const source = `#include <nvrtc.h>\n#include <stdio.h>\nint main(void) {${asks.join('')}\n  return 0;\n}\n`;
-  // Only the types are asked for: nothing of the library is linked.
-  const printed = openBuildFolder().run('nvrtc', source, ['-I', folder as string]);
-  assert.equal(printed, names.map((name) => `${name} 1\n`).join(''));
+    );
+    const source = `#include <nvrtc.h>\n#include <stdio.h>\nint main(void) {${asks.join('')}\n  return 0;\n}\n`;
+    // Only the types are asked for: nothing of the library is linked.
+    const printed = openBuildFolder().run('nvrtc', source, ['-I', folder as string]);
+    assert.equal(printed, names.map((name) => `${name} 1\n`).join(''));
+  });
 });

@@ -397,7 +397,8 @@ describe('leases', () => {
         using buffer = await made(child, 'legacy', stream);
         buffer.fill(3, { stream });
         assert.equal(stream.done, false);
-        const warned = how === 'leave' ? once(process, 'warning') : undefined;
+        const signal = AbortSignal.timeout(30_000);
+        const warned = how === 'leave' ? once(process, 'warning', { signal }) : undefined;
         await child.send({ do: how } satisfies Step);
         const reason = (await child.ended) as PeerGoneError;
         if (warned) {

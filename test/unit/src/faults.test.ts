@@ -4,7 +4,7 @@
  */
 
 import assert from 'node:assert/strict';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { isDeepStrictEqual } from 'node:util';
 import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import { type FunctionName, functionNames } from '../../../ffi/functions.ts';
@@ -523,34 +523,36 @@ async function failAt(
   await room.context.reset().catch(() => {});
 }
 
-for (const [what, operation] of Object.entries(operations)) {
-  test(`${what}: whichever call fails, nothing leaks and it works again`, async () => {
-    const calls = await callsOf(operation);
-    assert.ok(calls.length > 0 || what === 'exporting an event');
-    for (const [at, name] of calls.entries()) {
-      // A context that cannot be left is beyond repair, and happens to no program.
-      if (name === 'cuCtxPopCurrent_v2') continue;
-      for (const status of statusesOf(name, at, what.endsWith('behind held work')))
-        await failAt(operation, calls, at, status);
+describe('calls of which one fails', () => {
+  for (const [what, operation] of Object.entries(operations)) {
+    test(`${what}: whichever call fails, nothing leaks and it works again`, async () => {
+      const calls = await callsOf(operation);
+      assert.ok(calls.length > 0 || what === 'exporting an event');
+      for (const [at, name] of calls.entries()) {
+        // A context that cannot be left is beyond repair, and happens to no program.
+        if (name === 'cuCtxPopCurrent_v2') continue;
+        for (const status of statusesOf(name, at, what.endsWith('behind held work')))
+          await failAt(operation, calls, at, status);
+      }
+    });
+  }
+
+  test('a context that cannot be opened is asked for again, by the next use', () => {
+    for (const name of ['cuDevicePrimaryCtxRetain', 'cuDeviceGetCount', 'cuDeviceGet'] as const) {
+      selectDriver(failing(emulate(), name, 1, 999));
+      assert.throws(() => DeviceBuffer.allocate(16), { name: 'CudaError', call: name });
+      DeviceBuffer.allocate(16).close();
     }
   });
-}
 
-test('a context that cannot be opened is asked for again, by the next use', () => {
-  for (const name of ['cuDevicePrimaryCtxRetain', 'cuDeviceGetCount', 'cuDeviceGet'] as const) {
-    selectDriver(failing(emulate(), name, 1, 999));
-    assert.throws(() => DeviceBuffer.allocate(16), { name: 'CudaError', call: name });
-    DeviceBuffer.allocate(16).close();
-  }
-});
-
-test('a reset that fails throws, and the context works again', () => {
-  for (const name of ['cuDevicePrimaryCtxRelease_v2', 'cuDevicePrimaryCtxReset_v2'] as const) {
-    selectDriver(failing(emulate(), name, 1, 999));
-    const context = Context.primary();
-    const buffer = DeviceBuffer.allocate(16);
-    assert.throws(() => context.resetSync(), { name: 'CudaError', call: name });
-    assert.equal(buffer.closed, true);
-    DeviceBuffer.allocate(16).close();
-  }
+  test('a reset that fails throws, and the context works again', () => {
+    for (const name of ['cuDevicePrimaryCtxRelease_v2', 'cuDevicePrimaryCtxReset_v2'] as const) {
+      selectDriver(failing(emulate(), name, 1, 999));
+      const context = Context.primary();
+      const buffer = DeviceBuffer.allocate(16);
+      assert.throws(() => context.resetSync(), { name: 'CudaError', call: name });
+      assert.equal(buffer.closed, true);
+      DeviceBuffer.allocate(16).close();
+    }
+  });
 });
