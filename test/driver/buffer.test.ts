@@ -182,7 +182,7 @@ describe('DeviceBuffer', () => {
     assert.deepEqual(recorder.calls, []);
   });
 
-  test('an allocation larger than the device is refused, and the error gives both sizes', () => {
+  test('an allocation larger than the device is refused, and the error gives the requested and the free bytes', () => {
     assert.throws(() => DeviceBuffer.allocate(2 ** 46), {
       name: 'CudaError',
       code: 'CUDA_ERROR_OUT_OF_MEMORY',

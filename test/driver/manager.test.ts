@@ -124,7 +124,7 @@ const isLocked = (address: Address): boolean =>
   context.run(() => cu.cuMemHostGetFlags(OUT0, address)) === 0;
 
 describe('the memory manager', () => {
-  test('a manager is initialised once for its context, and cannot be replaced afterwards', () => {
+  test('a manager is initialised once for its context, and cannot be replaced once that exists', () => {
     assert.deepEqual(manager.calls, ['initialize']);
     assert.equal(manager.context, context);
     assert.throws(() => setMemoryManager(DriverMemoryManager), {

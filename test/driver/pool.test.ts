@@ -66,7 +66,9 @@ describe('MemoryPool', () => {
     assert.deepEqual([pool.usedHigh, pool.reservedHigh], [0, 0]);
   });
 
-  test('a pool keeps unused memory until trimmed', { skip }, () => {
+  test('a pool keeps unused memory after a synchronization, unless its release threshold is 0', {
+    skip,
+  }, () => {
     const context = Context.primary();
     const cases = [
       { options: {}, kept: true },

@@ -119,7 +119,7 @@ describe('opening and closing many times', () => {
     child.close();
   });
 
-  test('memory is opened while the same and other memory is closed, and waits to be unmapped', {
+  test('each mapping and pool that is opened while others close is unmapped and destroyed once', {
     ...deadline,
     skip: unsupported('pool'),
   }, async () => {

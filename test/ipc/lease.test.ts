@@ -281,11 +281,11 @@ describe('leases', () => {
   );
 
   for (const [what, step] of [
-    ['closes what it had', 'abandon'],
+    ['closes what it received', 'abandon'],
     ['resets it', 'resetLost'],
   ] as const)
     test(
-      `a receiver that has lost its context and ${what} gives that back`,
+      `a receiver that has lost its context and ${what} ends its leases, and lives on`,
       deadline,
       async (t) => {
         const child = start();

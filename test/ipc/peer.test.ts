@@ -291,7 +291,7 @@ describe('Peer', () => {
       assert.deepEqual([values, await ended(child)], [said, exitCode]);
     });
 
-  test('memory of pools and virtual memory goes through too: a pool once, its buffers as they come', {
+  test('buffers of pools and of virtual memory are read and filled by the other process, also after a value that failed to be sent', {
     ...deadline,
     skip: !MemoryPool.supported(0, { shareable: true }) && 'no shareable pools',
   }, async () => {
