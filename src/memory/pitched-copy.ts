@@ -206,7 +206,7 @@ async function copyOnDevices(copy: PitchedCopy, options: WaitOptions): Promise<v
   }
   // Throws if a buffer was closed or its context reset meanwhile.
   for (const { memory } of [copy.source, copy.target])
-    if (memory instanceof DeviceBuffer) memory.address;
+    if (memory instanceof DeviceBuffer) memory.assertOpen();
 }
 
 /** One operand of a driver call: the address of its first row, and its pitches. */

@@ -142,7 +142,7 @@ export function exportObject(object: Shareable, onExport?: OnExport): Exported {
   if (object instanceof CudaEvent) return { descriptor: exportEvent(object), fds: [] };
   if (object instanceof MemoryPool) return exportPool(object);
   if (object instanceof ImportedPool) {
-    object.handle; // throws for a closed pool
+    object.assertOpen();
     return { descriptor: object.descriptor, fds: [object.shared.fd] };
   }
   if (object instanceof VirtualMemory) return exportBuffer(object.buffer, onExport);
