@@ -2,7 +2,7 @@
 import { DeviceBuffer } from '../memory/buffer.ts';
 import type { Extent, PitchedMemory } from '../memory/pitched.ts';
 import { copyPitched, copyPitchedSync } from '../memory/pitched-copy.ts';
-import { assertAttached } from '../memory/transfer.ts';
+import { assertAttached } from '../memory/staging.ts';
 import { nextLoopIteration, type WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
 import { type CopyPlan, copyOffsets, type Pitches, planCopy } from './copy-plan.ts';

@@ -17,9 +17,10 @@ import {
   type HostMemory,
 } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
-import { copyBuffer, copyHost, copyHostSync, fillBuffer } from './buffer-copy.ts';
+import { copyBuffer, fillBuffer } from './buffer-copy.ts';
 import { roundUp, splitOffsetsWithin } from './chunks.ts';
 import type { HostAllocation, HostMemoryKind } from './host-allocation.ts';
+import { copyHost, copyHostSync } from './host-copy.ts';
 import { freeNonBlocking } from './internal-stream.ts';
 import type { LockFlags } from './page-lock.ts';
 
