@@ -11,7 +11,7 @@ import type { CUevent, CUstream } from '../ffi/types.ts';
 import { check, cudaError, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
 import { assertNotCapturing } from './graph-capture.ts';
-import { Resource } from './lifetime.ts';
+import { Resource, ShareableResource } from './lifetime.ts';
 import { pollUntil, type WaitOptions } from './poller.ts';
 import { Stream } from './stream.ts';
 import { assertInternal, checkBoolean, checkInstance, checkOptions } from './validate.ts';
@@ -39,7 +39,7 @@ export interface EventOptions extends PlaceOptions {
  * console.log(cuda.CudaEvent.elapsedMs(start, end));
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
  */
-export class CudaEvent extends Resource {
+export class CudaEvent extends ShareableResource {
   readonly context: Context;
   readonly timing: boolean;
   readonly interprocess: boolean;

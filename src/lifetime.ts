@@ -134,8 +134,8 @@ export abstract class Resource implements Disposable {
     this[tokenKey] = undefined;
   }
 
-  /** @throws ClosedError after close */
-  protected assertOpen(): void {
+  /** @internal @throws ClosedError after close */
+  assertOpen(): void {
     if (this.closed) throw this.closedError();
   }
 
@@ -144,6 +144,23 @@ export abstract class Resource implements Disposable {
     const reason = isDiscarded(this[stateKey]) ? owner?.reason : this[stateKey].reason;
     return new ClosedError(
       `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${openedAt ? `\nopened at\n${openedAt}` : ''}`,
+    );
+  }
+}
+
+/** A resource that other processes can use, when it is shared in one of the ways that exist for it. */
+export abstract class ShareableResource extends Resource {
+  /**
+   * Always throws, so that `process.send(buffer)` and `JSON.stringify(buffer)` fail where they are
+   * called. The result would be text that no process can open.
+   *
+   * @throws TypeError
+   */
+  toJSON(): never {
+    throw new TypeError(
+      `a ${this[stateKey].kind} cannot be sent as JSON, which process.send() and JSON.stringify() ` +
+        'make: send it with peer.send() of cuffi/ipc, or send what getIpcHandle() returns for an ' +
+        'array, a buffer or an event',
     );
   }
 }

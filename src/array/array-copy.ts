@@ -35,6 +35,8 @@ export interface CopyableArray<out D extends Dtype = Dtype> {
   readonly context: DeviceBuffer['context'];
   /** @throws ClosedError */
   readonly address: DeviceBuffer['address'];
+  /** @throws ClosedError */
+  assertOpen(): void;
   /** @throws TypeError, ClosedError */
   assertWritable(name: string): void;
 }
@@ -139,7 +141,7 @@ export async function endWrite(write: Write): Promise<void> {
   const { target, workArray, stream, wait, transfer: copy } = write;
   if (copy) await transfer(copy, wait);
   else if (workArray.size > 0) await waitForWork(workArray.buffer, stream, wait);
-  target.address; // throws if the array was closed during the copy
+  target.assertOpen();
 }
 
 /** Blocks until a write is done. */
@@ -156,7 +158,7 @@ export function queueArrayCopy(
   rule: ShapeRule = 'same',
 ): void {
   target.assertWritable('the target');
-  source.address; // throws for a closed array
+  source.assertOpen();
   if (source.dtype.name !== target.dtype.name)
     throw new TypeError(`cannot copy ${source.dtype} to ${target.dtype}`);
   const { memory, layout } = deviceItemsOf(source);
@@ -191,7 +193,7 @@ function prepareRead<D extends Dtype>(
   stream: Stream | undefined,
 ): { readonly values: HostArray<D>; readonly transfer: HostTransfer } {
   const { dtype, shape, size } = array;
-  array.address; // throws for a closed array
+  array.assertOpen();
   const length = size * dtype.elementsPerItem;
   const values = (into === undefined ? new dtype.TypedArray(length) : into) as HostArray<D>;
   if (!dtype.accepts(values))

@@ -3,7 +3,7 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
-import { Resource } from '../lifetime.ts';
+import { ShareableResource } from '../lifetime.ts';
 import {
   type AllocateOptions,
   type BufferCloseOptions,
@@ -81,7 +81,7 @@ export type ArraySource<D extends Dtype> = HostSource<D> | DeviceArray<D>;
  * await matrix.copyToHost(); // Float32Array [1, 0, 3, 4, 0, 6]
  * @see https://numba.readthedocs.io/en/stable/cuda/memory.html
  */
-export class DeviceArray<out D extends Dtype = Dtype> extends Resource {
+export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource {
   /** The memory of the items; an array and its views share it. */
   readonly buffer: DeviceBuffer;
   readonly dtype: D;
@@ -140,7 +140,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends Resource {
       ['order', 'strides', 'byteOffset', 'stream', 'readOnly'],
       'DeviceArray.fromBuffer',
     );
-    checkInstance(buffer, DeviceBuffer, 'buffer').address; // throws for a closed buffer
+    checkInstance(buffer, DeviceBuffer, 'buffer').assertOpen();
     checkDtype(dtype);
     const layout = makeLayout(toShape(shape), dtype.itemsize, { order, strides, byteOffset });
     // Also checks empty arrays: an offset beyond the buffer is a mistake.
@@ -216,7 +216,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends Resource {
    */
   get host(): HostArray<D> {
     const { buffer, dtype, size } = this;
-    this.address; // throws for a closed array
+    this.assertOpen();
     if (!this.isCContiguous && !this.isFContiguous)
       throw new NotSupportedError(
         `the items of shape ${formatShape(this.shape)} with strides ${formatShape(this.strides)} are not contiguous: copy them by copyToHost`,
@@ -328,7 +328,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends Resource {
   copy(options?: ArrayCopyOptions): DeviceArray<D> {
     const optionNames = ['order', 'stream', 'memory'] as const;
     const { order, stream, memory } = checkOptions(options, optionNames, 'copy');
-    this.address; // throws for a closed array
+    this.assertOpen();
     const workStream = streamOf(stream) ?? this.stream;
     const layout = newLayout(this.shape, this.dtype.itemsize, { order });
     const copy = DeviceArray.allocate(layout, this.dtype, {
@@ -462,7 +462,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends Resource {
 
   /** @internal @throws TypeError if the array is read only or overlaps itself; ClosedError */
   assertWritable(name: string): void {
-    this.address; // throws for a closed array
+    this.assertOpen();
     if (this.readOnly) throw new TypeError(`${name} is read only`);
     const { layout } = this;
     const isPlain = isContiguous(layout, 'C') || isContiguous(layout, 'F');
@@ -474,7 +474,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends Resource {
 
   /** Makes a view: an array with the same memory, which it does not own. */
   #makeView<E extends Dtype = D>(layout: Layout, options: ViewOptions<E> = {}): DeviceArray<E> {
-    this.address; // throws for a closed array
+    this.assertOpen();
     return new DeviceArray({
       buffer: this.buffer,
       dtype: options.dtype ?? (this.dtype as Dtype as E),

@@ -79,7 +79,7 @@ export function queueItems(
 ): void {
   const plan = planCopy(source.layout, target.layout);
   // Throws for closed memory, even if there is nothing to copy.
-  for (const { memory } of [target, source]) memory.address;
+  for (const { memory } of [target, source]) memory.assertOpen();
   if (!plan) return;
   if (!overlaps(target, source)) {
     queueCopyPlan(plan, target.memory, source.memory, stream);
@@ -135,7 +135,8 @@ export async function waitForWork(
   } finally {
     event[Symbol.dispose]();
   }
-  buffer.address; // throws if the buffer was closed or its context reset during the wait
+  // It may have been closed, or its context reset, during the wait.
+  buffer.assertOpen();
 }
 
 /** Blocks until the work queued so far in a stream is done. */

@@ -2,7 +2,7 @@
 import { DeviceBuffer } from '../memory/buffer.ts';
 import type { Extent, PitchedMemory } from '../memory/pitched.ts';
 import { copyPitched, copyPitchedSync } from '../memory/pitched-copy.ts';
-import { assertAttached } from '../memory/transfer.ts';
+import { assertAttached } from '../memory/staging.ts';
 import { nextLoopIteration, type WaitOptions } from '../poller.ts';
 import type { Stream } from '../stream.ts';
 import { type CopyPlan, copyOffsets, type Pitches, planCopy } from './copy-plan.ts';
@@ -52,7 +52,8 @@ function strategyOf({ isToDevice, device, plan }: PlannedTransfer): CopyStrategy
 
 function planTransfer(transfer: HostTransfer): PlannedTransfer | undefined {
   const { direction, host, device } = transfer;
-  device.memory.address; // throws for closed memory, even if there is nothing to copy
+  // Checked even if there is nothing to copy.
+  device.memory.assertOpen();
   const isToDevice = direction === 'to device';
   const [source, target] = isToDevice ? [host, device] : [device, host];
   const plan = planCopy(source.layout, target.layout);
@@ -93,7 +94,8 @@ export async function transfer(given: HostTransfer, wait: WaitOptions): Promise<
       queueStaged(copy, staging);
       if (isToDevice) await waitForWork(device.memory, stream);
       else await staging.copyToHost(host.memory, options);
-      device.memory.address; // throws if the memory was closed meanwhile, as the other strategies do
+      // It may have been closed meanwhile.
+      device.memory.assertOpen();
     } finally {
       staging.close();
     }

@@ -161,7 +161,7 @@ function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>):
   if (source instanceof DeviceArray) {
     assertNoOptions(shouldCopy ? { shape } : { shape, ...choice }, 'a device array');
     assertSameDtype(dtype, source, 'source');
-    source.address; // throws for a closed array
+    source.assertOpen();
     if (!shouldCopy) return { array: source, isNew: false, write: undefined };
     const { memory, context, device } = choice;
     const hasPlace = memory !== undefined || context !== undefined || device !== undefined;

@@ -59,7 +59,7 @@ type DevicePointer = Addressed & { readonly context?: unknown };
 
 /** @throws ClosedError if an argument is a closed resource */
 function assertArgumentsOpen(args: readonly unknown[]): void {
-  for (const each of args) if (each instanceof Resource) (each as unknown as DevicePointer).address;
+  for (const each of args) if (each instanceof Resource) each.assertOpen();
 }
 
 /** The native memory for the arguments of one kernel. */

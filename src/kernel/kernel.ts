@@ -81,7 +81,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
 
   /** The driver's handle, a CUfunction. @throws ClosedError */
   get handle(): CUfunction {
-    this.module.handle; // throws for a closed module
+    this.module.assertOpen();
     return this.#function;
   }
 
@@ -101,7 +101,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
    * kernel are reported by the calls that wait for it
    */
   launch(config: LaunchConfig, ...args: Arguments<P>): void {
-    this.handle; // throws for a closed module
+    this.module.assertOpen();
     const buffers = this.#buffers ?? this.#makeBuffers();
     this.#buffers = undefined;
     try {
@@ -229,7 +229,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
         ...(cluster !== undefined && { cluster }),
       });
       config.stream = 0;
-      this.handle; // throws for a closed module
+      this.module.assertOpen();
       this.#limits.assertFits(config);
       return this.context.run(() => query(config));
     });
@@ -237,7 +237,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
 
   /** Calls `use` with the buffers, which nothing else uses meanwhile. */
   #withBuffers<T>(use: (buffers: LaunchBuffers) => T): T {
-    this.handle; // throws for a closed module
+    this.module.assertOpen();
     const buffers = this.#buffers ?? this.#makeBuffers();
     this.#buffers = undefined;
     try {

@@ -6,28 +6,12 @@ import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { addCapturedContexts, isCapturing } from '../graph-capture.ts';
-import { checkSignal, type WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../stream.ts';
-import { checkHostMemory, checkInteger, checkOptions, type HostMemory } from '../validate.ts';
+import { checkInteger, checkOptions } from '../validate.ts';
 import type { TrackedContext } from '../work-tracker.ts';
 import { chunks } from './chunks.ts';
-import { copyAsync, copySync } from './host-copy.ts';
+import { checkFits, type DeviceRange } from './host-copy.ts';
 import { copyBetweenDevices } from './peer-copy.ts';
-import type { HostCopy } from './transfer.ts';
-
-type Direction = HostCopy['direction'];
-
-/** Device memory with checked access: a DeviceBuffer. */
-interface DeviceRange {
-  readonly context: Context;
-  readonly byteLength: number;
-  /** Throws if the memory is closed. */
-  readonly address: CUdeviceptr;
-  /** Throws if the memory is closed or read-only. */
-  readonly writableAddress: CUdeviceptr;
-  /** The offsets at which driver calls must be split, ascending. */
-  readonly splitOffsets: readonly number[];
-}
 
 /** Implements `buffer.fill`. */
 export function fillBuffer(
@@ -75,53 +59,6 @@ export function copyBuffer(source: DeviceRange, target: DeviceRange, options?: S
   }
 }
 
-/** Implements `copyFrom` and `copyToHost`. */
-export async function copyHost(
-  buffer: DeviceRange,
-  direction: Direction,
-  memory: HostMemory,
-  options: (StreamOption & WaitOptions) | undefined,
-): Promise<void> {
-  const call = direction === 'to device' ? 'copyFrom' : 'copyToHost';
-  const { signal, stream } = checkOptions(options, ['stream', 'signal'], call);
-  const wait = checkSignal(signal);
-  await copyAsync(toHostCopy(buffer, direction, memory, stream), wait);
-}
-
-/** Implements `copyFromSync` and `copyToHostSync`. */
-export function copyHostSync(
-  buffer: DeviceRange,
-  direction: Direction,
-  memory: HostMemory,
-  options: StreamOption | undefined,
-): void {
-  const call = direction === 'to device' ? 'copyFromSync' : 'copyToHostSync';
-  const { stream } = checkOptions(options, ['stream'], call);
-  copySync(toHostCopy(buffer, direction, memory, stream));
-}
-
-function toHostCopy(
-  buffer: DeviceRange,
-  direction: Direction,
-  memory: HostMemory,
-  stream: Stream | undefined,
-): HostCopy {
-  const host = checkHostMemory(memory, direction === 'to device' ? 'source' : 'into');
-  checkFits(host.byteLength, buffer.byteLength, 'the buffer');
-  const checkedStream = streamOf(stream);
-  const device = (): CUdeviceptr =>
-    direction === 'to device' ? buffer.writableAddress : buffer.address;
-  device(); // throws now, not when the copy starts, if the buffer is closed or read-only
-  return {
-    direction,
-    context: buffer.context,
-    host,
-    device,
-    splitOffsets: buffer.splitOffsets,
-    stream: checkedStream,
-  };
-}
-
 /**
  * Records that work in a stream of `workContext` uses memory of `memoryContexts`, which must
  * outlive it.
@@ -144,11 +81,6 @@ export function checkFillElement(value: number, elementByteLength: number | unde
     throw new RangeError(`elementByteLength must be 1, 2 or 4, not ${String(width)}`);
   checkInteger(value, 'value', 0, 2 ** (8 * width) - 1);
   return width;
-}
-
-function checkFits(byteLength: number, available: number, where: string): void {
-  if (byteLength > available)
-    throw new RangeError(`${byteLength} bytes do not fit in ${where}, which has ${available}`);
 }
 
 /** Queues a copy within one device. */

@@ -4,7 +4,14 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import { CuffiError } from '../errors.ts';
-import { isClosed, Resource, runAll, type Scope, stateKey } from '../lifetime.ts';
+import {
+  isClosed,
+  Resource,
+  runAll,
+  type Scope,
+  ShareableResource,
+  stateKey,
+} from '../lifetime.ts';
 import type { WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
@@ -17,9 +24,10 @@ import {
   type HostMemory,
 } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
-import { copyBuffer, copyHost, copyHostSync, fillBuffer } from './buffer-copy.ts';
+import { copyBuffer, fillBuffer } from './buffer-copy.ts';
 import { roundUp, splitOffsetsWithin } from './chunks.ts';
 import type { HostAllocation, HostMemoryKind } from './host-allocation.ts';
+import { copyHost, copyHostSync } from './host-copy.ts';
 import { freeNonBlocking } from './internal-stream.ts';
 import type { LockFlags } from './page-lock.ts';
 
@@ -136,7 +144,7 @@ export interface DeviceMemoryOptions extends PlaceOptions {
  * await buffer.copyFrom(new Uint8Array(1024).fill(7));
  * const bytes = await buffer.copyToHost();
  */
-export class DeviceBuffer extends Resource {
+export class DeviceBuffer extends ShareableResource {
   readonly context: Context;
   readonly byteLength: number;
   /** Whether cuffi, another library or another process allocated it. */
@@ -261,7 +269,7 @@ export class DeviceBuffer extends Resource {
       );
     const releaseStream = streamOf(stream);
     if (!releaseStream || this.closed) return;
-    releaseStream.handle; // throws if the stream is closed
+    releaseStream.assertOpen();
     if (typeof this.#release === 'object') this.#release.setStream(releaseStream);
   }
 
@@ -324,7 +332,7 @@ export class DeviceBuffer extends Resource {
    * @throws RangeError beyond the buffer
    */
   subarray(begin = 0, end: number = this.byteLength): DeviceBuffer {
-    this.address; // throws first if the buffer is closed
+    this.assertOpen();
     checkInteger(begin, 'begin', 0, this.byteLength);
     checkInteger(end, 'end', begin, this.byteLength);
     return this.view(begin, end, this.access);

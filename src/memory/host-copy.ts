@@ -1,22 +1,116 @@
-/** Copies between host and device: blocking, or awaited without blocking the event loop. */
+/**
+ * Copies between host and device: blocking, or awaited without blocking the event loop. Page-locked
+ * memory is transferred at once, small pageable memory by the driver, and larger pageable memory
+ * through the slots of staging.ts.
+ */
 import { arena, BLOCK } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
-import { withAddress } from '../../ffi/native.ts';
+import { addressOf, withAddress } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
-import { check } from '../check.ts';
+import { check, isReady } from '../check.ts';
 import type { Context } from '../context.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
-import type { WaitOptions } from '../poller.ts';
-import { chunks } from './chunks.ts';
-import { copyStaged } from './staging.ts';
 import {
-  afterQueuedWork,
-  copyInTicks,
-  describeCopy,
-  type HostCopy,
-  type QueuePart,
-  queueSlice,
-} from './transfer.ts';
+  checkSignal,
+  type ExpectedEnd,
+  nextLoopIteration,
+  pollUntil,
+  type WaitOptions,
+} from '../poller.ts';
+import { type Stream, type StreamOption, streamOf } from '../stream.ts';
+import { checkHostMemory, checkOptions, type HostMemory } from '../validate.ts';
+import { chunks } from './chunks.ts';
+import { assertNotRetired } from './host-views.ts';
+import { InternalEvent } from './internal-event.ts';
+import { internalStream } from './internal-stream.ts';
+import { findLockingContext } from './page-lock.ts';
+import { assertAttached, copyStaged } from './staging.ts';
+
+/** Device memory with checked access: a DeviceBuffer. */
+export interface DeviceRange {
+  readonly context: Context;
+  readonly byteLength: number;
+  /** Throws if the memory is closed. */
+  readonly address: CUdeviceptr;
+  /** Throws if the memory is closed or read-only. */
+  readonly writableAddress: CUdeviceptr;
+  /** The offsets at which driver calls must be split, ascending. */
+  readonly splitOffsets: readonly number[];
+}
+
+/** Implements `copyFrom` and `copyToHost`. */
+export async function copyHost(
+  buffer: DeviceRange,
+  direction: HostCopy['direction'],
+  memory: HostMemory,
+  options: (StreamOption & WaitOptions) | undefined,
+): Promise<void> {
+  const call = direction === 'to device' ? 'copyFrom' : 'copyToHost';
+  const { signal, stream } = checkOptions(options, ['stream', 'signal'], call);
+  const wait = checkSignal(signal);
+  await copyAsync(toHostCopy(buffer, direction, memory, stream), wait);
+}
+
+/** Implements `copyFromSync` and `copyToHostSync`. */
+export function copyHostSync(
+  buffer: DeviceRange,
+  direction: HostCopy['direction'],
+  memory: HostMemory,
+  options: StreamOption | undefined,
+): void {
+  const call = direction === 'to device' ? 'copyFromSync' : 'copyToHostSync';
+  const { stream } = checkOptions(options, ['stream'], call);
+  copySync(toHostCopy(buffer, direction, memory, stream));
+}
+
+function toHostCopy(
+  buffer: DeviceRange,
+  direction: HostCopy['direction'],
+  memory: HostMemory,
+  stream: Stream | undefined,
+): HostCopy {
+  const host = checkHostMemory(memory, direction === 'to device' ? 'source' : 'into');
+  checkFits(host.byteLength, buffer.byteLength, 'the buffer');
+  const checkedStream = streamOf(stream);
+  const device = (): CUdeviceptr =>
+    direction === 'to device' ? buffer.writableAddress : buffer.address;
+  device(); // throws now, not when the copy starts, if the buffer is closed or read-only
+  return {
+    direction,
+    context: buffer.context,
+    host,
+    device,
+    splitOffsets: buffer.splitOffsets,
+    stream: checkedStream,
+  };
+}
+
+/** A copy between host and device. */
+export interface HostCopy {
+  readonly direction: 'to device' | 'to host';
+  readonly context: Context;
+  readonly host: Uint8Array;
+  /** The device address. Each slice reads it again, so a closed buffer is noticed. */
+  device(): CUdeviceptr;
+  /** The offsets at which the device memory must be split. */
+  readonly splitOffsets: readonly number[];
+  readonly stream: Stream | undefined;
+}
+
+/** A copy whose preceding work is done. */
+export interface StartedCopy {
+  readonly copy: HostCopy;
+  /** The stream that transfers it. */
+  readonly transferStream: CUstream;
+  /** Recorded after each part. */
+  readonly event: InternalEvent;
+  /** Whether the host memory is page-locked for the device; queueing then never blocks. */
+  readonly isLocked: boolean;
+  readonly signal: AbortSignal | undefined;
+}
+
+/** Queues a part of a copy in its transfer stream. */
+export type QueuePart = (host: Address, stream: CUstream) => void;
 
 /** Up to this size, the driver copies pageable memory faster than other threads can start. */
 const DIRECT_BYTE_LENGTH = 1 << 20;
@@ -28,7 +122,7 @@ const DIRECT_BYTE_LENGTH = 1 << 20;
 const SLICE_BYTE_LENGTH = 4 << 20;
 
 /** Blocks until the copy is done, after all work queued in its stream. */
-export function copySync(copy: HostCopy): void {
+function copySync(copy: HostCopy): void {
   const { context, direction, host, stream } = copy;
   const byteLength = host.byteLength;
   if (byteLength === 0) return;
@@ -90,17 +184,12 @@ export async function copyAsync(copy: HostCopy, options: WaitOptions = {}): Prom
   assertNotCapturing('copying to or from the host');
   await afterQueuedWork(copy, options, async (started) => {
     const usesStaging = !started.isLocked && byteLength > DIRECT_BYTE_LENGTH;
-    if (usesStaging && (await copyStaged(started))) return;
+    if (usesStaging && (await stage(started))) return;
     await copyInTicks(
       started,
       queueSlices(copy, started.isLocked ? byteLength : SLICE_BYTE_LENGTH),
     );
   });
-}
-
-function* queueSlices(copy: HostCopy, maxByteLength: number): Generator<QueuePart> {
-  for (const [offset, length] of chunks(copy.host.byteLength, copy.splitOffsets, maxByteLength))
-    yield (host, stream) => queueSlice(copy, offset, (host + offset) as Address, length, stream);
 }
 
 /**
@@ -125,4 +214,221 @@ export function copySmallToArena(context: Context, from: CUdeviceptr, byteLength
       () => `copying ${byteLength} bytes to host`,
     ),
   );
+}
+
+/**
+ * Makes later work of a stream wait for the queued transfers of awaited copies in a context. Memory
+ * freed in stream order may be a source or target of those copies.
+ */
+export function orderAfterTransfers(context: Context, stream: CUstream): void {
+  if (transfersInProgress > 0) makeStreamWait(context, stream);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The steps of a copy
+// ---------------------------------------------------------------------------------------------
+
+function* queueSlices(copy: HostCopy, maxByteLength: number): Generator<QueuePart> {
+  for (const [offset, length] of chunks(copy.host.byteLength, copy.splitOffsets, maxByteLength))
+    yield (host, stream) => queueSlice(copy, offset, (host + offset) as Address, length, stream);
+}
+
+/** Copies through staging slots. Resolves to false, with nothing copied, if no memory can be page-locked. */
+const stage = ({ copy, transferStream, signal }: StartedCopy): Promise<boolean> =>
+  copyStaged({
+    ...copy,
+    signal,
+    assertOpen: () => void copy.device(),
+    transfer: ([offset, length], slot) =>
+      transferAndWait(copy.context, transferStream, slot.event, () =>
+        queueSlice(copy, offset, slot.address, length, transferStream),
+      ),
+  });
+
+/**
+ * Calls `transfer` when the work queued in the copy's stream is done, and resolves when `transfer`
+ * resolves. Rejects if the buffer, or the buffer behind the host memory, was closed or the context
+ * was reset meanwhile.
+ */
+export async function afterQueuedWork(
+  copy: HostCopy,
+  options: WaitOptions,
+  transfer: (started: StartedCopy) => Promise<void>,
+): Promise<void> {
+  const { context, host, stream } = copy;
+  const byteLength = host.byteLength;
+  // An event can only be recorded in streams of its own context.
+  const queuedWork = new InternalEvent(stream?.context ?? context);
+  let event: InternalEvent | undefined;
+  try {
+    queuedWork.record(stream);
+    await pollUntil(() => {
+      copy.device();
+      return queuedWork.isDone;
+    }, options);
+    copy.device();
+    assertAttached(host, byteLength);
+    assertNotRetired(host);
+    const lockingContext = findLockingContext(context, addressOf(host), byteLength);
+    // Keeps the pages locked until the copy is done.
+    lockingContext?.workTracker.addOtherContext(context.workTracker);
+    const transferStream = transferStreamOf(context);
+    event = queuedWork.context === context ? queuedWork : new InternalEvent(context);
+    const started = {
+      copy,
+      transferStream,
+      event,
+      isLocked: lockingContext !== undefined,
+      signal: options.signal,
+    };
+    await countTransfer(() => transfer(started));
+  } finally {
+    queuedWork[Symbol.dispose]();
+    event?.[Symbol.dispose]();
+  }
+  copy.device();
+}
+
+/** Copies part by part, one per event loop iteration. */
+export async function copyInTicks(
+  { copy, transferStream, event, isLocked, signal }: StartedCopy,
+  parts: Iterable<QueuePart>,
+): Promise<void> {
+  const { context, host } = copy;
+  const byteLength = host.byteLength;
+  let isFirst = true;
+  for (const queue of parts) {
+    if (!isFirst) await nextLoopIteration();
+    isFirst = false;
+    assertAttached(host, byteLength);
+    // The signal is checked between parts, because the driver uses the host memory during a part.
+    await transferAndWait(
+      context,
+      transferStream,
+      event,
+      () => queue(addressOf(host), transferStream),
+      isLocked ? byteLength : 0,
+    );
+    signal?.throwIfAborted();
+  }
+}
+
+/**
+ * Queues a transfer and waits for it. When the promise settles, even by rejecting, nothing uses
+ * either side any longer.
+ *
+ * @param byteLength the bytes that the device transfers by itself, to estimate the duration
+ */
+async function transferAndWait(
+  context: Context,
+  stream: CUstream,
+  event: InternalEvent,
+  queue: () => void,
+  byteLength = 0,
+): Promise<void> {
+  const { epoch } = context;
+  queue();
+  try {
+    event.recordIn(stream);
+    const queuedAt = performance.now();
+    await pollUntil(() => event.isDone, {}, expectedEnd(context, byteLength));
+    noteDuration(context, byteLength, performance.now() - queuedAt);
+  } catch (error) {
+    // The event tells nothing, and the transfer may still run. If querying the stream fails too,
+    // the context is lost, and its work with it.
+    await pollUntil(
+      () => context.epoch !== epoch || isReady(cu.cuStreamQuery(stream), 'cuStreamQuery'),
+    ).catch(() => {});
+    throw error;
+  }
+}
+
+/** Queues one slice of a copy, from or to `host` and the device memory at `offset`. */
+function queueSlice(
+  copy: HostCopy,
+  offset: number,
+  host: Address,
+  byteLength: number,
+  stream: CUstream,
+): void {
+  const device = (copy.device() + offset) as CUdeviceptr;
+  if (copy.direction === 'to device')
+    check(
+      cu.cuMemcpyHtoDAsync_v2(device, host, byteLength, stream),
+      'cuMemcpyHtoDAsync_v2',
+      describeCopy(copy),
+    );
+  else
+    check(
+      cu.cuMemcpyDtoHAsync_v2(host, device, byteLength, stream),
+      'cuMemcpyDtoHAsync_v2',
+      describeCopy(copy),
+    );
+}
+
+/** Describes a copy for error messages. */
+const describeCopy =
+  ({ direction, host }: HostCopy) =>
+  (): string =>
+    `copying ${host.byteLength} bytes ${direction}`;
+
+/** @throws RangeError if a range does not fit in another */
+export function checkFits(byteLength: number, available: number, where: string): void {
+  if (byteLength > available)
+    throw new RangeError(`${byteLength} bytes do not fit in ${where}, which has ${available}`);
+}
+
+/** The bytes a millisecond of the last long transfer of page-locked memory, by context. */
+const lastSpeeds = new WeakMap<Context, number>();
+/** How much longer than the last one, in relation, a transfer may take and still be polled for. */
+const EAGER_MARGIN = 0.4;
+/** Polling must not keep the event loop busy for all of a long copy. */
+const LONGEST_EAGER_MS = 1;
+
+/**
+ * When a transfer ends if it is as fast as the last one. Polling is then eager. The first transfer
+ * of a context is polled for as any work.
+ */
+function expectedEnd(context: Context, byteLength: number): ExpectedEnd | undefined {
+  const speed = lastSpeeds.get(context);
+  if (speed === undefined || byteLength === 0) return undefined;
+  const earliestMs = byteLength / speed;
+  return {
+    earliestMs,
+    latestMs: earliestMs + Math.min(earliestMs * EAGER_MARGIN, LONGEST_EAGER_MS),
+  };
+}
+
+/** A short transfer takes mostly the time of the calls: it says nothing about long ones. */
+function noteDuration(context: Context, byteLength: number, elapsedMs: number): void {
+  if (byteLength > DIRECT_BYTE_LENGTH && elapsedMs > 0)
+    lastSpeeds.set(context, byteLength / elapsedMs);
+}
+
+/**
+ * The stream that awaited copies of a context use. If pageable memory were copied in a busy stream,
+ * the driver would block this thread.
+ */
+const transferStreamOf = (context: Context): CUstream => internalStream(context, 'transfers');
+
+/** How many awaited copies have started and not settled. */
+let transfersInProgress = 0;
+
+/** Runs an awaited copy and counts it as in progress. */
+async function countTransfer(copy: () => Promise<void>): Promise<void> {
+  transfersInProgress += 1;
+  try {
+    await copy();
+  } finally {
+    transfersInProgress -= 1;
+  }
+}
+
+// A separate function, because the setup for `using` would cost every call.
+function makeStreamWait(context: Context, stream: CUstream): void {
+  const transferStream = transferStreamOf(context);
+  if (isReady(cu.cuStreamQuery(transferStream), 'cuStreamQuery')) return;
+  using event = new InternalEvent(context);
+  event.recordIn(transferStream);
+  event.makeStreamWait(stream);
 }

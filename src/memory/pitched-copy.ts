@@ -13,7 +13,13 @@ import { Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
 import { type CopyOptions, DeviceBuffer } from './buffer.ts';
 import { noteMemoryUse } from './buffer-copy.ts';
-import { copyAsync } from './host-copy.ts';
+import {
+  afterQueuedWork,
+  copyAsync,
+  copyInTicks,
+  type HostCopy,
+  type QueuePart,
+} from './host-copy.ts';
 import { InternalEvent } from './internal-event.ts';
 import { tryEnablePeerAccess } from './peer-copy.ts';
 import {
@@ -27,7 +33,6 @@ import {
   type Region,
   splitBox,
 } from './pitched.ts';
-import { afterQueuedWork, copyInTicks, type HostCopy, type QueuePart } from './transfer.ts';
 
 /** A copy with checked arguments. */
 interface PitchedCopy {
@@ -206,7 +211,7 @@ async function copyOnDevices(copy: PitchedCopy, options: WaitOptions): Promise<v
   }
   // Throws if a buffer was closed or its context reset meanwhile.
   for (const { memory } of [copy.source, copy.target])
-    if (memory instanceof DeviceBuffer) memory.address;
+    if (memory instanceof DeviceBuffer) memory.assertOpen();
 }
 
 /** One operand of a driver call: the address of its first row, and its pitches. */

@@ -13,11 +13,11 @@ import type { Stream } from '../stream.ts';
 import { checkBoolean, checkOptions } from '../validate.ts';
 import type { StreamOrderedRelease } from './buffer.ts';
 import { addContextFd, closeContextFd } from './context-fds.ts';
+import { orderAfterTransfers } from './host-copy.ts';
 import { ensureKeepaliveAllocation } from './physical-memory.ts';
 import type { PoolCloseOptions } from './pool-attributes.ts';
 import { writeAccess } from './pool-attributes.ts';
 import { randomId } from './random-id.ts';
-import { orderAfterTransfers } from './transfer.ts';
 
 /**
  * The state of a pool that its finalizer and its buffers share. It never references the pool

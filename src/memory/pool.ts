@@ -14,7 +14,7 @@ import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { CuffiError, IpcError, NotSupportedError } from '../errors.ts';
 import { belongsToCapture, isCapturing, onCaptureEnd } from '../graph-capture.ts';
-import { Resource, releaseOrWarn } from '../lifetime.ts';
+import { releaseOrWarn, ShareableResource } from '../lifetime.ts';
 import { type Stream, streamOption } from '../stream.ts';
 import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
@@ -51,7 +51,7 @@ import {
  * buffer.fill(0, { stream });
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export class MemoryPool extends Resource implements MemoryResource {
+export class MemoryPool extends ShareableResource implements MemoryResource {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;

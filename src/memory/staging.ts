@@ -1,9 +1,10 @@
+/** The staging ring: awaited copies of pageable memory pass through page-locked slots. */
 import { availableParallelism } from 'node:os';
 import { selectionCount } from '../../ffi/driver.ts';
 import { copyHostMemory } from '../../ffi/host-copy.ts';
 import { libc } from '../../ffi/linux/libc.ts';
 import { addressOf } from '../../ffi/native.ts';
-import type { Address, CUstream } from '../../ffi/types.ts';
+import type { Address } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
 import { CuffiError } from '../errors.ts';
 import { releaseOrWarn } from '../lifetime.ts';
@@ -11,13 +12,6 @@ import { nextLoopIteration } from '../poller.ts';
 import { chunks, roundUp } from './chunks.ts';
 import { allocateHost } from './host-allocation.ts';
 import { InternalEvent } from './internal-event.ts';
-import {
-  assertAttached,
-  type HostCopy,
-  queueSlice,
-  type StartedCopy,
-  transferAndWait,
-} from './transfer.ts';
 
 /** The sizes and limits of staged copies. */
 export const STAGING = {
@@ -38,13 +32,30 @@ export const STAGING = {
   threads: Math.min(4, Math.max(2, availableParallelism() - 1)),
 } as const;
 
+/** A range of a copy. */
+export type Slice = readonly [offset: number, byteLength: number];
+
+/** A copy of pageable memory that passes through slots. */
+export interface StagedCopy {
+  readonly direction: 'to device' | 'to host';
+  readonly context: Context;
+  readonly host: Uint8Array;
+  /** The offsets at which the device memory must be split. */
+  readonly splitOffsets: readonly number[];
+  readonly signal: AbortSignal | undefined;
+  /** Throws if the device memory was closed: it may belong to someone else by now. */
+  assertOpen(): void;
+  /** Copies a slice between a slot and the device. Resolves when neither is in use any longer. */
+  transfer(slice: Slice, slot: StagingSlot): Promise<void>;
+}
+
 /**
  * Copies pageable host memory in slices through page-locked slots. Other threads fill and empty the
  * slots, so the event loop never waits for memory. Resolves to true when the copy is done, or to
  * false with nothing copied if no memory can be page-locked. After it settles, nothing accesses the
  * host memory.
  */
-export async function copyStaged({ copy, transferStream, signal }: StartedCopy): Promise<boolean> {
+export async function copyStaged(copy: StagedCopy): Promise<boolean> {
   const { byteLength } = copy.host;
   const pool = StagingPool.of(copy.context);
   if (!pool.beginCopy()) return false;
@@ -54,11 +65,11 @@ export async function copyStaged({ copy, transferStream, signal }: StartedCopy):
     // Creating a slot blocks, so at most one is created per event loop iteration.
     for (let count = 0; count < index && pool.needsNewSlot; count += 1) await nextLoopIteration();
     // The lanes share one generator: an error in one loop ends it for all of them.
-    for (const [offset, length] of slices) {
+    for (const slice of slices) {
       const slot = await pool.acquire();
       try {
-        signal?.throwIfAborted();
-        await move({ copy, byteLength, offset, length, slot, transferStream });
+        copy.signal?.throwIfAborted();
+        await move(copy, slice, slot, byteLength);
       } finally {
         pool.release(slot);
       }
@@ -71,17 +82,10 @@ export async function copyStaged({ copy, transferStream, signal }: StartedCopy):
   return true;
 }
 
-// The slices of a copy: each passes through a slot.
-
-/** A slice that is staged in a slot. */
-interface Slice {
-  readonly copy: HostCopy;
-  /** The length of the whole copy. */
-  readonly byteLength: number;
-  readonly offset: number;
-  readonly length: number;
-  readonly slot: StagingSlot;
-  readonly transferStream: CUstream;
+/** @throws TypeError if the host memory of `byteLength` bytes was detached meanwhile */
+export function assertAttached(host: Uint8Array, byteLength: number): void {
+  if (host.byteLength !== byteLength)
+    throw new TypeError('the host memory was detached while it was copied');
 }
 
 function sliceByteLength(byteLength: number): number {
@@ -90,21 +94,37 @@ function sliceByteLength(byteLength: number): number {
   return Math.min(slotByteLength, Math.max(minByteLength, share));
 }
 
-async function moveToDevice(slice: Slice): Promise<void> {
-  await copyInThread(slice, (host) => [slice.slot.address, host]);
-  await transferSlice(slice);
+async function moveToDevice(
+  copy: StagedCopy,
+  slice: Slice,
+  slot: StagingSlot,
+  byteLength: number,
+): Promise<void> {
+  await copyInThread(copy.host, byteLength, slice, slot, (host) => [slot.address, host]);
+  await copy.transfer(slice, slot);
 }
 
-async function moveToHost(slice: Slice): Promise<void> {
-  await transferSlice(slice);
-  // Throws if the buffer was closed: its memory may belong to someone else by now.
-  slice.copy.device();
-  await copyInThread(slice, (host) => [host, slice.slot.address]);
+async function moveToHost(
+  copy: StagedCopy,
+  slice: Slice,
+  slot: StagingSlot,
+  byteLength: number,
+): Promise<void> {
+  await copy.transfer(slice, slot);
+  copy.assertOpen();
+  await copyInThread(copy.host, byteLength, slice, slot, (host) => [host, slot.address]);
 }
 
-/** Copies between the slot and the slice in host memory, which must stay attached. */
+/**
+ * Copies between the slot and the slice in host memory, which must stay attached.
+ *
+ * @param byteLength the length of the whole copy
+ */
 async function copyInThread(
-  { copy: { host }, byteLength, offset, length, slot }: Slice,
+  host: Uint8Array,
+  byteLength: number,
+  [offset, length]: Slice,
+  slot: StagingSlot,
   endpoints: (host: Address) => readonly [target: Address, source: Address],
 ): Promise<void> {
   const thread = await copyThreads.acquire();
@@ -118,10 +138,9 @@ async function copyInThread(
   }
 }
 
-const transferSlice = ({ copy, offset, length, slot, transferStream }: Slice): Promise<void> =>
-  transferAndWait(copy.context, transferStream, slot.event, () =>
-    queueSlice(copy, offset, slot.address, length, transferStream),
-  );
+// ---------------------------------------------------------------------------------------------
+// The ring of slots
+// ---------------------------------------------------------------------------------------------
 
 /** A pool of items. Each has one user at a time; waiting users are served in order. */
 export class AsyncPool<T> {

@@ -2,7 +2,7 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
-import { Resource } from '../lifetime.ts';
+import { ShareableResource } from '../lifetime.ts';
 import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { type Access, DeviceBuffer } from './buffer.ts';
 import { roundUp } from './chunks.ts';
@@ -38,7 +38,7 @@ export interface VirtualMemoryOptions extends PlaceOptions {
  * memory.grow(1 << 20); // the first 1000 bytes are still 1
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
  */
-export class VirtualMemory extends Resource {
+export class VirtualMemory extends ShareableResource {
   readonly context: Context;
   /** The largest size that it can grow to, in bytes. */
   readonly reservedByteLength: number;

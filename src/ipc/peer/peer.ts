@@ -213,7 +213,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
   }
 
   /** @throws ClosedError that says which end closed; IpcError if the protocol was broken */
-  protected override assertOpen(): void {
+  override assertOpen(): void {
     if (!this.closed) return;
     const { end } = this.#connection;
     throw end ? errorForCall(end) : this.closedError();

@@ -32,7 +32,7 @@ export function openAlias(
   }
   if (exported instanceof MemoryPool) {
     checkExportedToSender(exported, sender);
-    exported.handle; // throws for a closed pool
+    exported.assertOpen();
     lease?.released();
     return exported;
   }

@@ -34,7 +34,7 @@ export function exportArray<M extends MemoryFields>(
   array: DeviceArray,
   describe: (view: DeviceBuffer) => M,
 ): M {
-  array.address; // throws for a closed array
+  array.assertOpen();
   const { buffer, dtype, layout, readOnly } = array;
   const { low, high } = layoutExtents(layout);
   if (low === high) throw new RangeError('an array without items has no memory that can be shared');

@@ -182,7 +182,7 @@ export function importedBuffer(
  * }
  */
 export function moveIpcBuffer(buffer: DeviceBuffer): DeviceBuffer {
-  checkInstance(buffer, DeviceBuffer, 'buffer').address; // throws for a closed buffer
+  checkInstance(buffer, DeviceBuffer, 'buffer').assertOpen();
   const source = importSourceOf(buffer);
   if (!buffer.isMapped || buffer.root !== buffer || !source)
     throw new TypeError(

@@ -6,7 +6,7 @@ import { check } from '../../check.ts';
 import { Context } from '../../context.ts';
 import type { Device } from '../../device.ts';
 import { IpcError } from '../../errors.ts';
-import { Resource, runAll } from '../../lifetime.ts';
+import { runAll, ShareableResource } from '../../lifetime.ts';
 import type { DeviceBuffer, MemoryResource } from '../../memory/buffer.ts';
 import { freeNonBlocking } from '../../memory/internal-stream.ts';
 import type { PoolCloseOptions } from '../../memory/pool-attributes.ts';
@@ -47,7 +47,7 @@ import {
  * console.log(buffer.resource === pool);
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export class ImportedPool extends Resource implements MemoryResource {
+export class ImportedPool extends ShareableResource implements MemoryResource {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;

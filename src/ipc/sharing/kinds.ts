@@ -294,6 +294,6 @@ const importSourceOfBuffer = ({
 // ---- Pools ----
 
 function reexportPool(imported: ImportedPool): ExportedFields {
-  imported.handle; // throws for a closed pool
+  imported.assertOpen();
   return { descriptor: imported.descriptor, fds: [imported.shared.fd] };
 }

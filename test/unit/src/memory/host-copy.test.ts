@@ -476,6 +476,64 @@ describe('copySync and copyAsync', () => {
     assert.deepEqual(new Set(await copied), new Set([3]));
   });
 
+  test('a page-locked copy is polled for eagerly when it would end at the speed of the last one', {
+    timeout: 30_000,
+  }, async (t) => {
+    const driver = emulate();
+    let [asked, isHeld] = [0, false];
+    selectDriver({
+      ...driver,
+      cuMemcpyHtoDAsync_v2: (...args) => {
+        isHeld = true;
+        return driver.cuMemcpyHtoDAsync_v2(...args);
+      },
+      cuEventQuery: (event) => {
+        asked += 1;
+        return isHeld ? CUresult.CUDA_ERROR_NOT_READY : driver.cuEventQuery(event);
+      },
+    });
+    using pinned = PinnedBuffer.allocate(4 * MIB);
+    using buffer = DeviceBuffer.allocate(4 * MIB);
+    const clock = { now: Math.ceil(performance.now()) };
+    t.mock.method(performance, 'now', () => clock.now);
+    const turns = async (count: number): Promise<number> => {
+      const before = asked;
+      for (let n = 0; n < count; n += 1) await turn();
+      return asked - before;
+    };
+    const passed = async (ms: number): Promise<boolean> => {
+      clock.now += ms;
+      const before = asked;
+      while (asked === before) await new Promise((resolve) => setTimeout(resolve, 1));
+      return (await turns(200)) > 100;
+    };
+    const begun = async (byteLength: number): Promise<{ copied: Promise<void> }> => {
+      const copied = buffer.copyFrom(new Uint8Array(pinned.buffer, 0, byteLength));
+      while (!isHeld) await turn();
+      // All that a new wait is asked without regard to its expected end.
+      await turns(300);
+      return { copied };
+    };
+    // The first copy has no last one.
+    const first = await begun(2 * MIB);
+    for (const ms of [27, 2]) assert.equal(await passed(ms), false);
+    isHeld = false;
+    clock.now += 1;
+    await first.copied;
+    // 2 MiB took 30 ms, so that 4 MiB should take 60. Polling begins two periods before.
+    const second = await begun(4 * MIB);
+    for (const [ms, isEager] of [
+      [57, false],
+      [2, true],
+      [1.5, true],
+      [1.5, false],
+    ] as const)
+      assert.equal(await passed(ms), isEager, `after ${ms} ms more`);
+    isHeld = false;
+    clock.now += 1;
+    await second.copied;
+  });
+
   test('many concurrent copies all arrive', async () => {
     emulate();
     using buffer = DeviceBuffer.allocate(1 << 20);

@@ -286,6 +286,21 @@ describe('Peer.open', () => {
     (await pair.a.open(asked)).close();
   });
 
+  test('at most 1024 requests wait for their responses', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    const asked = getIpcHandle(buffer);
+    using other = new RawPeer();
+    const opens = Array.from({ length: 1024 }, () =>
+      other.peer.open(asked).catch((error: Error) => error.name),
+    );
+    await assert.rejects(other.peer.open(asked), {
+      name: 'IpcError',
+      message: '1024 descriptors wait to be confirmed already',
+    });
+    other.peer.close();
+    assert.deepEqual(new Set(await Promise.all(opens)), new Set(['ClosedError']));
+  });
+
   test('requests that could not be sent are dropped, however many there are', async () => {
     using buffer = DeviceBuffer.allocate(64);
     const asked = getIpcHandle(buffer);

@@ -363,10 +363,12 @@ describe('Peer with a hostile other end', () => {
   test('an object that cannot be opened fails only its value, and the next is received', async () => {
     using other = new RawPeer();
     const fd = createMemfd('lost', 0);
-    // The third is its link.
-    const entry = { ...unknownObject, fdCount: 2, hasLink: true };
-    const lost = Uint8Array.of(Tag.gpuObject, ...tableOf(0, entry));
-    other.send(lost, {}, [fd, fd, fd]);
+    const first = { ...unknownObject, fdCount: 2, hasLink: true };
+    const second = { ...unknownObject, fdCount: 1 };
+    const places = [Tag.array, 2, Tag.gpuObject, Tag.gpuObject];
+    const lost = Uint8Array.of(...places, ...tableOf(0, first, second));
+    // The third is the link of the first, and the last is the second's.
+    other.send(lost, {}, [fd, fd, fd, fd]);
     other.send(one, { sequence: 1 });
     closeFd(fd);
     await assert.rejects(other.peer.receive(), { name: 'IpcError' });

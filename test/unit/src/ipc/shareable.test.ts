@@ -1,0 +1,71 @@
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import { format, inspect } from 'node:util';
+import { duplicateFd } from '../../../../ffi/linux/libc.ts';
+import {
+  CudaEvent,
+  DeviceArray,
+  DeviceBuffer,
+  MemoryPool,
+  Stream,
+  uint8,
+  VirtualMemory,
+} from '../../../../src/index.ts';
+import { withChecksum } from '../../../../src/ipc/descriptor-codec.ts';
+import { localProcess } from '../../../../src/ipc/identity.ts';
+import { exportIpc, getIpcHandle, openIpcPool } from '../../../../src/ipc/index.ts';
+import { emulate } from '../emulate.ts';
+
+/** One object of each kind that can be shared, by the name of its class. */
+function onePerKind(): Record<string, object> {
+  emulate();
+  const buffer = DeviceBuffer.allocate(16);
+  const pool = MemoryPool.create({ maxSize: 32 << 20, shareable: true });
+  const { descriptor, fds } = exportIpc(pool);
+  // The pool as another process's, which this one may open.
+  const foreign = withChecksum({
+    ...descriptor,
+    pid: localProcess().pid + 1,
+    pidNamespace: 1,
+  } as never);
+  return {
+    DeviceBuffer: buffer,
+    DeviceArray: DeviceArray.fromBuffer(buffer, 16, uint8),
+    VirtualMemory: VirtualMemory.reserve(2 << 20, { shareable: true }),
+    CudaEvent: CudaEvent.create({ interprocess: true }),
+    MemoryPool: pool,
+    ImportedPool: openIpcPool(foreign, { fds: fds.map(duplicateFd) }),
+  };
+}
+
+describe('toJSON of what can be shared', () => {
+  test('throws a TypeError that names the kind, peer.send and getIpcHandle', () => {
+    for (const [kind, object] of Object.entries(onePerKind()))
+      for (const value of [object, { deep: [object] }])
+        assert.throws(() => JSON.stringify(value), {
+          name: 'TypeError',
+          message: new RegExp(
+            `^a ${kind} cannot be sent as JSON.*peer\\.send\\(\\).*getIpcHandle\\(\\)`,
+          ),
+        });
+  });
+
+  test('throws for a closed object, too', () => {
+    const { DeviceBuffer: buffer } = onePerKind();
+    (buffer as DeviceBuffer).close();
+    assert.throws(() => JSON.stringify(buffer), { name: 'TypeError', message: /getIpcHandle/ });
+  });
+
+  test('leaves alone how objects are shown, what getIpcHandle returns, and streams', () => {
+    for (const [kind, object] of Object.entries(onePerKind())) {
+      assert.match(inspect({ object }), new RegExp(kind));
+      assert.match(format('%s %o', object, object), new RegExp(kind));
+    }
+    const array = DeviceArray.fromBuffer(DeviceBuffer.allocate(16), 16, uint8);
+    using ofArray = getIpcHandle(array);
+    const ofBuffer = getIpcHandle(array.buffer);
+    assert.deepEqual(JSON.parse(JSON.stringify(ofBuffer)), ofBuffer);
+    assert.deepEqual(JSON.parse(JSON.stringify(ofArray)), { ...ofArray.toJSON() });
+    assert.match(JSON.stringify(Stream.create()), /^\{/);
+  });
+});
