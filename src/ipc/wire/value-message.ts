@@ -33,7 +33,7 @@ export interface ObjectTable {
 
 /** Writes the table of a value that has objects. */
 export function writeObjectTable(to: ByteWriter, { firstLease, entries }: ObjectTable): void {
-  to.limit(MAX_TABLE_BYTE_LENGTH);
+  to.limit(MAX_TABLE_BYTE_LENGTH, tableTooLarge);
   to.float64(firstLease);
   for (const { bytes, fdCount, hasLink } of entries) {
     to.length(fdCount);
@@ -42,6 +42,12 @@ export function writeObjectTable(to: ByteWriter, { firstLease, entries }: Object
     to.bytes(bytes);
   }
 }
+
+const tableTooLarge = (): RangeError =>
+  new RangeError(
+    `the GPU objects of the value need more than ${MAX_TABLE_BYTE_LENGTH} bytes to describe them: ` +
+      'send fewer at a time',
+  );
 
 /** A message whose value was checked. Nothing of it is opened, and a long value is not built. */
 export interface ValueMessage {

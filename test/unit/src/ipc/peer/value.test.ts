@@ -22,6 +22,7 @@ import {
   MAX_VALUE_PARTS,
 } from '../../../../../src/ipc/wire/limits.ts';
 import { encodeValue } from '../../../../../src/ipc/wire/value-encoder.ts';
+import { writeObjectTable } from '../../../../../src/ipc/wire/value-message.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/iterations.ts';
@@ -204,6 +205,22 @@ describe('encodeValue', () => {
     const { value, objects: read } = readMessage(Buffer.from([...bytes, ...table]));
     assert.equal(read.entries.length, 3);
     assert.deepEqual(value.buildAll(['x', 'y', 'z']), { a: [1, 'x'], b: { c: 'y' }, d: 'z' });
+  });
+
+  test('a table of objects that is too large is refused, with what to do', () => {
+    const entry = { bytes: new Uint8Array(4000), fdCount: 0, hasLink: false };
+    ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
+      const entries = new Array<typeof entry>(1047).fill(entry);
+      writeObjectTable(writer, { firstLease: 0, entries });
+    });
+    const entries = new Array<typeof entry>(1049).fill(entry);
+    assert.throws(
+      () =>
+        ByteWriter.use(HEADER_BYTE_LENGTH, (writer) =>
+          writeObjectTable(writer, { firstLease: 0, entries }),
+        ),
+      { name: 'RangeError', message: /more than 4194304 bytes .*: send fewer at a time$/ },
+    );
   });
 
   test('a value that is sent while another is encoded goes out first, with the pool they share', async () => {
