@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
-import { openSync } from 'node:fs';
+import { openSync, readdirSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
@@ -73,6 +73,19 @@ describe('discardFd', () => {
     for (const { release } of waiting) await release();
     await until(() => countPendingCloses() === 0);
     assert.equal(openDescriptors(), before);
+  });
+
+  test('at most 32 closes wait at a time, each on a thread of its own, and the others follow', async () => {
+    const threads = (): number => readdirSync('/proc/self/task').length;
+    const lingering = await Promise.all(Array.from({ length: 40 }, () => openLingering(LINGER_S)));
+    const before = threads();
+    discardFds(lingering.map(({ fd }) => fd));
+    await until(() => lingering.filter(({ fd }) => !isOpenFd(fd)).length >= 32);
+    assert.equal(countPendingCloses(), 40);
+    assert.ok(threads() - before <= 32, `${threads() - before} threads`);
+    assert.equal(lingering.filter(({ fd }) => isOpenFd(fd)).length, 8);
+    for (const { release } of lingering) await release();
+    await until(() => countPendingCloses() === 0);
   });
 
   for (const how of ['exit', 'end'])

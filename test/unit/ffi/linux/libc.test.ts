@@ -10,6 +10,7 @@ import {
   errno,
   isOpenFd,
   isSameFile,
+  isShortage,
   libc,
   libcSymbol,
   mapShared,
@@ -28,6 +29,21 @@ import { startProcess } from '../../../support/program.ts';
 const EFAULT = 14;
 const code = (expected: string) => (error: unknown) =>
   error instanceof SystemError && error.code === expected;
+
+describe('isShortage', () => {
+  test('too many descriptors and too little memory are shortages, and nothing else is', () => {
+    const ENOENT = 2;
+    for (const [number, expected] of [
+      [12, true], // ENOMEM
+      [23, true], // ENFILE
+      [24, true], // EMFILE
+      [105, true], // ENOBUFS
+      [ENOENT, false],
+    ] as const)
+      assert.equal(isShortage(new SystemError('open', number)), expected, `${number}`);
+    assert.equal(isShortage(new Error('EMFILE')), false);
+  });
+});
 
 describe('libc', () => {
   test('a call that failed is an error with the name, the number and the call', () => {

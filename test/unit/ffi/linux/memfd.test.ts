@@ -8,6 +8,13 @@ import {
   sealAgainstHolePunching,
 } from '../../../../ffi/linux/memfd.ts';
 import { socketPair } from '../../../../ffi/linux/socket.ts';
+import { withAddress } from '../../../../ffi/native.ts';
+import { openDescriptors } from '../../../support/process-state.ts';
+
+const MFD_ALLOW_SEALING = 2;
+const F_ADD_SEALS = 1033;
+const F_SEAL_SHRINK = 2;
+const F_SEAL_GROW = 4;
 
 describe('createSealedMemfd', () => {
   test('sealed memory keeps its size, and is distinguished from other files', () => {
@@ -18,10 +25,32 @@ describe('createSealedMemfd', () => {
     assert.ok(libc.ftruncate(fd, 8192) < 0);
     const others = [createMemfd('plain', 4096), openSync('/dev/null', 'r'), ...socketPair()];
     for (const other of others) assert.equal(isSealedMemfd(other, 4096), false);
+    // It can only not grow: whoever made it may still shrink it.
+    for (const seal of [F_SEAL_SHRINK, F_SEAL_GROW]) {
+      const half = withAddress(Buffer.from('half\0'), (name) =>
+        libc.memfd_create(name, MFD_ALLOW_SEALING),
+      );
+      assert.equal(libc.ftruncate(half, 4096), 0);
+      assert.equal(libc.fcntl(half, F_ADD_SEALS, seal), 0);
+      assert.equal(isSealedMemfd(half, 4096), false);
+      others.push(half);
+    }
     for (const each of [fd, ...others]) closeFd(each);
   });
 
-  const F_ADD_SEALS = 1033;
+  test('memory that cannot be sealed is an error, and does not stay open', () => {
+    const before = openDescriptors();
+    const { fcntl } = libc;
+    const replace = (value: typeof fcntl): void => {
+      Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value });
+    };
+    // The kernel knows no such seal.
+    replace((fd, command) => fcntl(fd, command, 1 << 20));
+    assert.throws(() => createSealedMemfd('sealed', 4096), { name: 'SystemError', code: 'EINVAL' });
+    replace(fcntl);
+    assert.equal(openDescriptors(), before);
+  });
+
   const F_SEAL_SEAL = 1;
   const F_SEAL_FUTURE_WRITE = 0x10;
   const PUNCH_HOLE = 2 | 1;

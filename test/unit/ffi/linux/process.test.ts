@@ -1,6 +1,9 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { readFileSync } from 'node:fs';
+import fs, { mkdtempSync, readFileSync, rmSync, symlinkSync } from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { describe, test } from 'node:test';
 import {
   bootId,
@@ -32,6 +35,45 @@ describe('processStartTime and isProcessAlive', () => {
     assert.equal(isProcessAlive(pid, started), false);
     assert.equal(processUser(pid), undefined);
     assert.equal(isOtherUsersProcess(pid), false);
+  });
+
+  test('the name of a process may have parentheses and spaces', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-name-'));
+    const named = join(folder, 'a) S 1 (b');
+    symlinkSync('/bin/sleep', named);
+    const child = startProcess(named, ['60']);
+    try {
+      const pid = child.pid as number;
+      const stat = (): string => readFileSync(`/proc/${pid}/stat`, 'latin1');
+      await until(() => stat().includes('a) S 1 (b'));
+      const afterName = stat().slice(stat().lastIndexOf(')') + 2);
+      assert.equal(processStartTime(pid), Number(afterName.split(' ')[19]));
+      assert.equal(isProcessEnding(pid), false);
+    } finally {
+      child.kill('SIGKILL');
+      rmSync(folder, { recursive: true });
+    }
+    await once(child, 'exit');
+  });
+
+  test('a process that is exiting counts as ending before it is a zombie', (t) => {
+    const own = readFileSync('/proc/self/stat', 'latin1');
+    const [name, rest] = [
+      own.slice(0, own.lastIndexOf(')') + 2),
+      own.slice(own.lastIndexOf(')') + 2),
+    ];
+    const fields = rest.split(' ');
+    let flags = Number(fields[6]);
+    t.mock.method(fs, 'readFileSync', () => [name + 'R', ...fields.slice(1, 6), flags].join(' '));
+    syncBuiltinESMExports();
+    try {
+      assert.equal(isProcessEnding(process.pid), false);
+      flags |= 4; // PF_EXITING
+      assert.equal(isProcessEnding(process.pid), true);
+    } finally {
+      t.mock.restoreAll();
+      syncBuiltinESMExports();
+    }
   });
 
   test('a process that has ended counts as such, also where nobody has waited for it', async () => {

@@ -177,6 +177,25 @@ describe('message sockets', () => {
       assert.throws(() => sendMessage(b, hello), code('EPIPE'));
     }));
 
+  test('sending to a closed end is an error, and sends this process no SIGPIPE', async () => {
+    const [near, far] = socketPair();
+    closeFd(far);
+    let signals = 0;
+    const count = (): void => {
+      signals += 1;
+    };
+    process.on('SIGPIPE', count);
+    try {
+      assert.throws(() => sendMessage(near, hello), code('EPIPE'));
+      // Signals are handled in the next turns.
+      for (let turn = 0; turn < 5; turn++) await new Promise((resolve) => setTimeout(resolve, 2));
+      assert.equal(signals, 0);
+    } finally {
+      process.off('SIGPIPE', count);
+      closeFd(near);
+    }
+  });
+
   test('loses nothing of a sender that closed with messages unread', () =>
     withPair((a, b) => {
       sendMessage(b, Buffer.from('never read'));

@@ -187,6 +187,17 @@ describe('copyStaged', () => {
     assert.equal(context.cacheTrimmers.size, 0);
   });
 
+  test('after a reset, a copy is staged through new page-locked memory', async () => {
+    emulate();
+    const locked = async (): Promise<number> => (await copyBoth(4 * MIB))('cuMemHostRegister_v2');
+    assert.ok((await locked()) > 0);
+    let copies = 0;
+    while ((await locked()) > 0) copies += 1;
+    assert.ok(copies <= STAGING.slotCount);
+    Context.primary().resetSync();
+    assert.ok((await locked()) > 0);
+  });
+
   test('after a reset while the first slot is filled, no other slots are created and the context stays closed', async () => {
     const { driver, open } = keepingBooks(emulate());
     let reset: (() => void) | undefined;
