@@ -64,7 +64,7 @@ describe('processStartTime and isProcessAlive', () => {
     ];
     const fields = rest.split(' ');
     let flags = Number(fields[6]);
-    t.mock.method(fs, 'readFileSync', () => [name + 'R', ...fields.slice(1, 6), flags].join(' '));
+    t.mock.method(fs, 'readFileSync', () => [`${name}R`, ...fields.slice(1, 6), flags].join(' '));
     syncBuiltinESMExports();
     try {
       assert.equal(isProcessEnding(process.pid), false);
