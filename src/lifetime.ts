@@ -8,7 +8,7 @@ import { beginRelease, endRelease, shouldReport } from './lost-context.ts';
 export const stateKey = Symbol('state');
 export const tokenKey = Symbol('token');
 
-/** How a {@link Resource} is state. */
+/** How a {@link Resource} is opened. */
 export interface ResourceInit {
   /** The owner's scope: closing the owner closes this resource. */
   readonly owner?: Scope | undefined;
@@ -140,8 +140,8 @@ export abstract class Resource implements Disposable {
   }
 
   protected closedError(): ClosedError {
-    const { owner, openedAt } = this[stateKey];
-    const reason = isDiscarded(this[stateKey]) ? owner?.reason : this[stateKey].reason;
+    const { era, openedAt, reason: ownReason } = this[stateKey];
+    const reason = era.isOver ? era.reason : ownReason;
     return new ClosedError(
       `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${openedAt ? `\nopened at\n${openedAt}` : ''}`,
     );
@@ -165,7 +165,7 @@ export abstract class ShareableResource extends Resource {
   }
 }
 
-/** The open resources of one owner, in the order in which they were state. */
+/** The open resources of one owner, in the order in which they were opened. */
 export class Scope {
   readonly #parent: Scope | undefined;
   readonly #closesWithParent: boolean;
@@ -174,8 +174,7 @@ export class Scope {
   #stateInParent: ResourceState | undefined;
   #newest: ResourceState | undefined;
   #size = 0;
-  #epoch = 0;
-  #reason: string | undefined;
+  #era: Era = { number: 0, isOver: false, reason: undefined };
 
   /**
    * @param parent the scope that the owner itself is in: discarding the parent discards this one
@@ -203,15 +202,14 @@ export class Scope {
     return this.#size;
   }
 
-  /** Counts the calls of {@link discardAll}: what was opened in an earlier epoch is gone. */
-  get epoch(): number {
-    const parent = this.#parent;
-    return parent === undefined ? this.#epoch : this.#epoch + parent.epoch;
+  /** The era of what is opened now; {@link discardAll} of the outermost scope ends it. */
+  get era(): Era {
+    return this.#parent === undefined ? this.#era : this.#parent.era;
   }
 
-  /** Why the resources of earlier epochs are gone. */
-  get reason(): string | undefined {
-    return this.#reason ?? this.#parent?.reason;
+  /** Counts the eras: what was opened in an earlier epoch is gone. */
+  get epoch(): number {
+    return this.era.number;
   }
 
   /** @internal */
@@ -233,10 +231,7 @@ export class Scope {
     state.older = undefined;
     state.newer = undefined;
     this.#size -= 1;
-    const inParent = this.#stateInParent;
-    if (!inParent || this.#size > 0) return;
-    this.#stateInParent = undefined;
-    if (!isClosed(inParent)) inParent.owner?.delete(inParent);
+    if (this.#size === 0) this.#deleteFromParent();
   }
 
   /** Closes all, newest first; tries all, and then throws the first error. */
@@ -253,20 +248,31 @@ export class Scope {
     this.#parent?.add(inParent);
   }
 
+  #deleteFromParent(): void {
+    const inParent = this.#stateInParent;
+    this.#stateInParent = undefined;
+    if (inParent && !isClosed(inParent)) inParent.owner?.delete(inParent);
+  }
+
   /** Marks all as closed and releases nothing, as the driver already has. */
   discardAll(reason: string): void {
     closeCount += 1;
+    const isOutermost = this.#parent === undefined;
     // A state that somebody keeps must not keep its neighbors.
     for (let each = this.#newest; each; ) {
       const { older } = each;
       each.older = undefined;
       each.newer = undefined;
+      if (!isOutermost) discard(each, reason);
       each = older;
     }
     this.#newest = undefined;
     this.#size = 0;
-    this.#epoch += 1;
-    this.#reason = reason;
+    this.#deleteFromParent();
+    if (!isOutermost) return;
+    this.#era.isOver = true;
+    this.#era.reason = reason;
+    this.#era = { number: this.#era.number + 1, isOver: false, reason: undefined };
   }
 }
 
@@ -314,11 +320,12 @@ export let closeCount = 0;
 /** What outlives a resource's object: it knows how to release, and never refers to the object. */
 export interface ResourceState {
   readonly kind: string;
-  readonly release: Release | undefined;
+  /** Undefined for what is borrowed, or was discarded. */
+  release: Release | undefined;
   readonly owner: Scope | undefined;
-  /** The owner's epoch when the resource was state. */
-  readonly epoch: number;
-  /** Where the resource was state, with CUFFI_TRACE=1. */
+  /** The owner's era in which the resource was opened: it is gone when that is over. */
+  readonly era: Era;
+  /** Where the resource was opened, with CUFFI_TRACE=1. */
   readonly openedAt: string | undefined;
   closed: boolean;
   /** Who postpones the release; the first keepalive makes the set. */
@@ -330,6 +337,20 @@ export interface ResourceState {
   newer: ResourceState | undefined;
 }
 
+/**
+ * The time between two resets. All states of it share this object, so that whether one was closed is
+ * two reads, however many resources a reset takes.
+ */
+interface Era {
+  readonly number: number;
+  isOver: boolean;
+  /** Why it is over. */
+  reason: string | undefined;
+}
+
+/** The era of resources without an owner. */
+const endlessEra: Era = { number: 0, isOver: false, reason: undefined };
+
 /** A user of a resource who postpones its release. */
 interface Keepalive {
   /** Who it is, in words. */
@@ -338,7 +359,7 @@ interface Keepalive {
   readonly onClosed: (() => void) | undefined;
 }
 
-/** The state of a resource that is being state; no scope lists it yet. */
+/** The state of a resource that is being opened; no scope lists it yet. */
 const newResourceState = (
   kind: string,
   owner: Scope | undefined,
@@ -348,7 +369,7 @@ const newResourceState = (
   kind,
   release,
   owner,
-  epoch: owner?.epoch ?? 0,
+  era: owner?.era ?? endlessEra,
   openedAt,
   closed: false,
   keepalives: undefined,
@@ -357,12 +378,15 @@ const newResourceState = (
   newer: undefined,
 });
 
-/** Whether it is gone with its owner: the driver has released it. */
-const isDiscarded = ({ owner, epoch }: ResourceState): boolean =>
-  owner !== undefined && owner.epoch !== epoch;
-
 /** Whether the resource was closed, or is gone with its owner. */
-export const isClosed = (state: ResourceState): boolean => state.closed || isDiscarded(state);
+export const isClosed = (state: ResourceState): boolean => state.closed || state.era.isOver;
+
+/** Marks a state as closed, with nothing left to release. */
+function discard(state: ResourceState, reason: string): void {
+  state.closed = true;
+  state.reason = reason;
+  state.release = undefined;
+}
 
 function closeIfOpen(state: ResourceState, reason: string): void {
   if (!isClosed(state)) closeOpen(state, reason);
@@ -385,7 +409,7 @@ const hasKeepalives = ({ keepalives }: ResourceState): boolean =>
 /** Removes a keepalive; the last one of a closed resource releases it. */
 function removeKeepalive(state: ResourceState, keepalive: Keepalive): void {
   if (!state.keepalives?.delete(keepalive) || hasKeepalives(state)) return;
-  if (state.closed && state.release && !isDiscarded(state)) runRelease(state.release, state.owner);
+  if (state.closed && state.release && !state.era.isOver) runRelease(state.release, state.owner);
 }
 
 /** Runs a release. If the context is known to be lost, it fails silently. */

@@ -271,6 +271,25 @@ describe('Resource and Scope', () => {
     assert.throws(() => thing.use(), { message: 'this Thing is closed: its context was reset' });
   });
 
+  test('discardAll() of a scope within another one takes its own resources only', () => {
+    const outer = new Scope();
+    const inner = new Scope(outer, true);
+    const inOuter = new Thing(() => {}, outer);
+    const taken = new Thing(() => assert.fail('released'), inner);
+    const letGo = taken.addKeepalive();
+    inner.discardAll('its memory was freed');
+    letGo();
+    assert.throws(() => taken.use(), { message: 'this Thing is closed: its memory was freed' });
+    assert.deepEqual([taken.closed, inOuter.closed], [true, false]);
+    assert.deepEqual([outer.size, inner.size], [1, 0]);
+    // The scope goes on, and a reset of the outer one takes what is in it since.
+    const later = new Thing(() => assert.fail('released'), inner);
+    assert.equal(outer.size, 2);
+    outer.discardAll('the context was reset');
+    assert.throws(() => later.use(), { message: 'this Thing is closed: the context was reset' });
+    assert.equal(new Thing(() => {}, inner).closed, false);
+  });
+
   test('a borrowed resource is forgotten: closing it releases nothing', () => {
     const owner = new Scope();
     const thing = new Thing(undefined, owner);

@@ -46,7 +46,7 @@ describe('MemoryPointer', () => {
     assert.equal(pointer.refct, 0);
     assert.throws(() => pointer.pointer, {
       name: 'ClosedError',
-      message: 'this MemoryPointer is closed: its memory was freed already',
+      message: 'this MemoryPointer is closed',
     });
   });
 
