@@ -294,6 +294,31 @@ export function releaseOrWarn(release: () => void, isContextLost = false): void 
   }
 }
 
+/** Counts the users of something that ends with the last of them. */
+export class ReferenceCount {
+  #count = 0;
+
+  get count(): number {
+    return this.#count;
+  }
+
+  /** Whether it has a user. */
+  get isUsed(): boolean {
+    return this.#count > 0;
+  }
+
+  /** Adds a user. */
+  add(): void {
+    this.#count += 1;
+  }
+
+  /** Removes a user. Returns whether it was the last. */
+  remove(): boolean {
+    this.#count -= 1;
+    return this.#count === 0;
+  }
+}
+
 /** Runs each step in order, whatever fails; then throws the first error. */
 export function runAll(steps: Iterable<() => void>): void {
   const errors: unknown[] = [];

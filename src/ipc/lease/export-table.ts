@@ -1,6 +1,6 @@
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { type Resource, releaseOrWarn } from '../../lifetime.ts';
+import { ReferenceCount, type Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
 import {
   type AddressRange,
@@ -123,7 +123,7 @@ export class Lease {
     this.id = id;
     this.holder = holder;
     this.#object = object;
-    object.leaseCount += 1;
+    object.leases.add();
     leaseRegistry.add(this);
   }
 
@@ -139,7 +139,7 @@ export class Lease {
       range,
       stream,
       release,
-      leaseCount: 0,
+      leases: new ReferenceCount(),
     };
     return new Lease(id, holder, leased);
   }
@@ -211,8 +211,7 @@ export class Lease {
     if (this.#isEnded) return;
     this.#isEnded = true;
     leaseRegistry.delete(this);
-    this.#object.leaseCount -= 1;
-    if (this.#object.leaseCount === 0) releaseOrWarn(this.#object.release);
+    if (this.#object.leases.remove()) releaseOrWarn(this.#object.release);
     this.onEnd?.();
   }
 }
@@ -251,7 +250,7 @@ interface LeasedObject {
   readonly stream: Stream | undefined;
   /** Ends the keeping, when the last of these leases ends. */
   readonly release: () => void;
-  leaseCount: number;
+  readonly leases: ReferenceCount;
   /** The shared range; undefined for a pool or an event. */
   readonly range: AddressRange | undefined;
 }

@@ -6,7 +6,7 @@ import { check } from '../../check.ts';
 import { Context } from '../../context.ts';
 import type { Device } from '../../device.ts';
 import { IpcError } from '../../errors.ts';
-import { runAll, ShareableResource } from '../../lifetime.ts';
+import { ReferenceCount, runAll, ShareableResource } from '../../lifetime.ts';
 import type { DeviceBuffer, MemoryResource } from '../../memory/buffer.ts';
 import { freeNonBlocking } from '../../memory/internal-stream.ts';
 import type { PoolCloseOptions } from '../../memory/pool-attributes.ts';
@@ -60,10 +60,8 @@ export class ImportedPool extends ShareableResource implements MemoryResource {
   readonly shared: SharedPool;
   readonly #handle: CUmemoryPool;
   readonly #state: PoolState;
-  /** How often it was opened by `openIpcPool`, or sent as a pool. */
-  #openCount = 0;
-  /** How many connections keep it open without buffers. */
-  #connectionCount = 0;
+  /** Who keeps it open without buffers: callers of `openIpcPool`, receivers, and connections. */
+  readonly #users = new ReferenceCount();
   #isDeviceAllowed = false;
   /** The leases on the pool itself. Its finalizer releases them too. */
   readonly #leases: ImportLease[];
@@ -136,15 +134,15 @@ export class ImportedPool extends ShareableResource implements MemoryResource {
     return `ImportedPool(of process ${this.#source.pid}${this.closed ? ', closed' : ''})`;
   }
 
-  /** @internal Keeps it open without buffers, until it is closed. */
-  keepOpen(): void {
-    this.#openCount += 1;
+  /** @internal Keeps it open without buffers, until {@link removeUser} or `close()`. */
+  addUser(): void {
+    this.#users.add();
   }
 
-  /** @internal Undoes {@link keepOpen} for a pool that nobody received. */
-  closeUnclaimed(): void {
-    this.#openCount = Math.max(this.#openCount - 1, 0);
-    this.closeUnused();
+  /** @internal The last user closes it, unless it has buffers. */
+  removeUser(): void {
+    this.#users.remove();
+    this.#closeUnused();
   }
 
   /** @internal Adds a lease that is released when the pool is closed. */
@@ -152,21 +150,9 @@ export class ImportedPool extends ShareableResource implements MemoryResource {
     this.#leases.push(lease);
   }
 
-  /** @internal Keeps it open without buffers, until {@link releaseForConnection}. */
-  retainForConnection(): void {
-    this.#connectionCount += 1;
-  }
-
-  /** @internal */
-  releaseForConnection(): void {
-    this.#connectionCount -= 1;
-    this.closeUnused();
-  }
-
-  /** @internal Closes it, unless it has buffers or is kept open. */
-  closeUnused(): void {
-    const isUsed = this.#openCount > 0 || this.#connectionCount > 0 || this.#state.buffers.size > 0;
-    if (!isUsed && !this.closed) super.close();
+  /** Closes it, unless it has buffers or is kept open. */
+  #closeUnused(): void {
+    if (!this.#users.isUsed && this.#state.buffers.size === 0 && !this.closed) super.close();
   }
 
   /** @internal Opens memory of the pool by the driver's 64 bytes. @throws IpcError */
@@ -190,7 +176,7 @@ export class ImportedPool extends ShareableResource implements MemoryResource {
               () => use.release(onReleased),
               () => {
                 state.byteLength -= byteLength;
-                this.closeUnused();
+                this.#closeUnused();
               },
             ]),
         },
@@ -199,7 +185,7 @@ export class ImportedPool extends ShareableResource implements MemoryResource {
         fds: () => [this.shared.fd],
       });
     } catch (error) {
-      this.closeUnused();
+      this.#closeUnused();
       throw error;
     }
   }

@@ -92,7 +92,7 @@ const pool: ShareableKind<MemoryPool | ImportedPool> = {
   import: openObject,
   discard(object) {
     // A pool that others use stays open.
-    if (object instanceof ImportedPool) object.closeUnclaimed();
+    if (object instanceof ImportedPool) object.removeUser();
   },
 };
 

@@ -6,6 +6,7 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { cudaError } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
+import { ReferenceCount } from '../../lifetime.ts';
 
 /** An allocation of another process, mapped in a context. */
 export interface Mapping {
@@ -20,8 +21,8 @@ interface CountedMapping<M extends Mapping> {
   readonly mapping: M;
   /** Tells apart the allocations that had the same name one after the other. */
   readonly version: number;
-  /** How many buffers of this process use it. */
-  users: number;
+  /** The buffers of this process that use it. */
+  readonly users: ReferenceCount;
   /** How often its last user released it. It may have been opened again each time. */
   releaseCount: number;
 }
@@ -87,12 +88,17 @@ export class MappingTable<M extends Mapping> {
     const existing = this.#find(name);
     if (existing && existing.version !== version)
       throw new IpcError(
-        existing.users > 0
+        existing.users.isUsed
           ? 'an earlier allocation with the same handle is still open here: close its buffers first'
           : 'an earlier allocation with the same handle is still waiting here to be unmapped: await context.flush() first',
       );
-    const entry = existing ?? { mapping: map(), version, users: 0, releaseCount: 0 };
-    entry.users += 1;
+    const entry = existing ?? {
+      mapping: map(),
+      version,
+      users: new ReferenceCount(),
+      releaseCount: 0,
+    };
+    entry.users.add();
     this.#mappings.set(name, entry);
     return {
       mapping: entry.mapping,
@@ -113,8 +119,7 @@ export class MappingTable<M extends Mapping> {
     const { releases, workTracker } = mapping.context;
     // Work of another context may still use it: it is unmapped behind that work.
     workTracker.addOtherContext(user.workTracker);
-    entry.users -= 1;
-    if (entry.users > 0) {
+    if (!entry.users.remove()) {
       // The others keep it mapped, but its exporter is notified only when this user's work is done.
       if (onReleased) releases.enqueue(onReleased, { mayBlock: false });
       return;
@@ -126,7 +131,11 @@ export class MappingTable<M extends Mapping> {
         try {
           // If it was opened again while this waited, the release of its last user unmaps it. A
           // reset of the context also removes it.
-          if (entry.users > 0 || entry.releaseCount !== releaseNumber || this.#find(name) !== entry)
+          if (
+            entry.users.isUsed ||
+            entry.releaseCount !== releaseNumber ||
+            this.#find(name) !== entry
+          )
             return;
           this.#mappings.delete(name);
           this.#unmap(mapping);

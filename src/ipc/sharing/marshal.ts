@@ -261,8 +261,8 @@ class ReceivedPool implements ReceivedFds, Disposable {
     const memory = opened instanceof DeviceArray ? opened.buffer : opened;
     const pool = memory instanceof DeviceBuffer ? memory.resource : memory;
     if (!(pool instanceof ImportedPool) || pool === this.#pool) return;
-    pool.retainForConnection();
-    this.#pool?.releaseForConnection();
+    pool.addUser();
+    this.#pool?.removeUser();
     this.#pool = pool;
   }
 
@@ -271,6 +271,6 @@ class ReceivedPool implements ReceivedFds, Disposable {
     discardFd(fd as number);
     const pool = this.#pool;
     this.#pool = undefined;
-    pool?.releaseForConnection();
+    pool?.removeUser();
   }
 }

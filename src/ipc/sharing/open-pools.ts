@@ -22,7 +22,7 @@ export function openPool(request: OpenRequest<'pool'>): DeviceBuffer | ImportedP
   if (handle !== null) return importPool(request).openBuffer(handle, request);
   request.assertOpenable();
   const pool = importPool(request);
-  pool.keepOpen();
+  pool.addUser();
   if (request.lease) pool.addLease(request.lease);
   return pool;
 }

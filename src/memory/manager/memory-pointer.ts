@@ -1,6 +1,6 @@
 import type { Address, CUdeviceptr } from '../../../ffi/types.ts';
 import { Context } from '../../context.ts';
-import { Resource, releaseOrWarn, Scope } from '../../lifetime.ts';
+import { ReferenceCount, Resource, releaseOrWarn, Scope } from '../../lifetime.ts';
 import { type StreamOption, streamOption } from '../../stream.ts';
 import { checkInstance, checkInteger, checkOptions } from '../../validate.ts';
 import { devicePointerOf } from '../page-lock.ts';
@@ -50,7 +50,7 @@ export class MemoryPointer extends Resource {
   constructor(init: PointerInit, hold: PointerState = newPointerState(init)) {
     const { context, pointer, byteLength, owner } = hold.init;
     checkRange(hold.init);
-    super(hold.kind, { owner: hold.referenceCount.openPointers, release: hold.release });
+    super(hold.kind, { owner: hold.memory.openPointers, release: hold.release });
     this.context = context;
     this.byteLength = byteLength;
     this.#pointer = pointer as CUdeviceptr;
@@ -71,7 +71,7 @@ export class MemoryPointer extends Resource {
 
   /** How many open pointers keep the memory alive, including this one. */
   get refct(): number {
-    return this.closed ? 0 : this.#state.referenceCount.count;
+    return this.closed ? 0 : this.#state.memory.count;
   }
 
   /** Another pointer to the same bytes. The memory lives until both are closed. */
@@ -88,14 +88,14 @@ export class MemoryPointer extends Resource {
     const { pointer } = this;
     checkInteger(start, 'start', 0, this.byteLength);
     checkInteger(stop, 'stop', start, this.byteLength);
-    const { referenceCount } = this.#state;
+    const { memory } = this.#state;
     const { context, owner } = this;
     const init = { context, pointer: pointer + start, byteLength: stop - start, owner };
-    const release = referenceCount.add();
+    const release = memory.add();
     return new MemoryPointer(init, {
       kind: 'MemoryPointer',
       init,
-      referenceCount,
+      memory,
       release,
       parent: this,
     });
@@ -108,7 +108,7 @@ export class MemoryPointer extends Resource {
    */
   free(): void {
     this.assertOpen();
-    this.#state.referenceCount.free();
+    this.#state.memory.free();
   }
 
   /**
@@ -117,7 +117,7 @@ export class MemoryPointer extends Resource {
    */
   override close(options?: StreamOption): void {
     const stream = streamOption(options, 'close');
-    if (stream && !this.closed) this.#state.referenceCount.setReleaseOptions({ stream });
+    if (stream && !this.closed) this.#state.memory.setReleaseOptions({ stream });
     super.close();
   }
 }
@@ -174,9 +174,9 @@ export class PinnedPointer extends Resource {
   /** @param init with the host's address as `pointer` */
   constructor(init: PointerInit) {
     const options = readInit('PinnedPointer', init);
-    const referenceCount = new ReferenceCount(options);
+    const memory = new PointedMemory(options);
     checkRange(options);
-    super('PinnedPointer', { owner: referenceCount.openPointers, release: referenceCount.add() });
+    super('PinnedPointer', { owner: memory.openPointers, release: memory.add() });
     this.context = options.context;
     this.byteLength = options.byteLength;
     this.owner = options.owner;
@@ -197,7 +197,7 @@ export interface PointerState {
   readonly kind: string;
   /** The pointer's constructor argument, as it was read. */
   readonly init: PointerInit;
-  readonly referenceCount: ReferenceCount;
+  readonly memory: PointedMemory;
   /** Removes the pointer's own reference. */
   readonly release: () => void;
   /** The pointer that it is a view of. It must not be collected while the view is alive. */
@@ -207,8 +207,8 @@ export interface PointerState {
 /** @internal The state of the first pointer to some memory, which is a reference itself. */
 function newPointerState(init: PointerInit): PointerState {
   const options = readInit('MemoryPointer', init);
-  const referenceCount = new ReferenceCount(options);
-  return { kind: 'MemoryPointer', init: options, referenceCount, release: referenceCount.add() };
+  const memory = new PointedMemory(options);
+  return { kind: 'MemoryPointer', init: options, memory, release: memory.add() };
 }
 
 /**
@@ -216,19 +216,19 @@ function newPointerState(init: PointerInit): PointerState {
  */
 function newUncountedState(kind: string, init: PointerInit): PointerState {
   const options = readInit(kind, init);
-  const referenceCount = new ReferenceCount(options);
-  return { kind, init: options, referenceCount, release: () => referenceCount.freeIfUnused() };
+  const memory = new PointedMemory(options);
+  return { kind, init: options, memory, release: () => memory.freeIfUnused() };
 }
 
 /**
  * Counts the open pointers to one piece of memory. numba counts Python's references; here a pointer is
  * a reference until it is closed, because garbage collection comes too late.
  */
-export class ReferenceCount {
+export class PointedMemory {
   /** The open pointers: all are closed when the memory is freed. */
   readonly openPointers: Scope;
   readonly #finalizer: Finalizer | undefined;
-  #count = 0;
+  readonly #references = new ReferenceCount();
   #isFreed = false;
   #releaseOptions: StreamOption = {};
 
@@ -239,15 +239,14 @@ export class ReferenceCount {
   }
 
   get count(): number {
-    return this.#count;
+    return this.#references.count;
   }
 
   /** Adds a reference. Returns a function that removes it; call it once. */
   add(): () => void {
-    this.#count += 1;
+    this.#references.add();
     return () => {
-      this.#count -= 1;
-      this.freeIfUnused();
+      if (this.#references.remove()) this.free();
     };
   }
 
@@ -258,14 +257,13 @@ export class ReferenceCount {
 
   /** Frees the memory if it has no references. */
   freeIfUnused(): void {
-    if (this.#count === 0) this.free();
+    if (!this.#references.isUsed) this.free();
   }
 
   /** Frees the memory, even with references. A second call does nothing. */
   free(): void {
     if (this.#isFreed) return;
     this.#isFreed = true;
-    this.#count = 0;
     this.openPointers.discardAll('its memory was freed already');
     this.#finalizer?.(this.#releaseOptions);
   }

@@ -244,8 +244,10 @@ describe('importFromPeer', () => {
     assert.equal(exportForPeer({}, ours), undefined);
 
     const unwanted = importFromPeer(descriptor, fds(), ours) as DeviceBuffer;
+    const unwantedPool = importFromPeer(ofAnother(exportIpc(pool).descriptor), [], ours);
+    assert.equal(unwantedPool, unwanted.resource);
     discardImported(unwanted);
-    discardImported(unwanted.resource as ImportedPool);
+    discardImported(unwantedPool as ImportedPool);
     assert.deepEqual([unwanted.closed, (unwanted.resource as ImportedPool).closed], [true, false]);
     closeSharingSession(ours);
     assert.equal((unwanted.resource as ImportedPool).closed, true);
