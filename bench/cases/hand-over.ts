@@ -20,6 +20,11 @@ import { openWays } from '../ways/open.ts';
 import { polled } from '../ways/polled.ts';
 import { pool } from '../ways/pool.ts';
 import { processSend } from '../ways/process-send.ts';
+import {
+  smallMessage,
+  smallMessageByProcessSend,
+  smallMessagesInFlight,
+} from '../ways/small-message.ts';
 import { virtual } from '../ways/virtual.ts';
 import type { Way } from '../ways/way.ts';
 import { type Case, inPeers } from './case.ts';
@@ -45,6 +50,14 @@ const connection: Row = {
   ways: [emptyMessage, emptyMessageBusyPolling, nodeNet],
   peers: [],
   aims: [{ versus: 'node:net', max: 1.5 }],
+};
+
+const message: Row = {
+  name: 'connection.message',
+  what: 'a message of ten short names and values to another process and back',
+  calls: 500,
+  ways: [smallMessage, smallMessagesInFlight, smallMessageByProcessSend],
+  peers: [],
 };
 
 /** Each for all sizes. */
@@ -122,10 +135,11 @@ const polling: Row = {
 const FEW_CALLS = 10;
 
 /** The ways of each row. */
-export const handOverWays = [connection, ...rows, polling].map(({ ways }) => ways);
+export const handOverWays = [connection, message, ...rows, polling].map(({ ways }) => ways);
 
 export const handOverCases: readonly Case[] = [
   caseOf(connection),
+  caseOf(message),
   ...rows.flatMap((row) =>
     SIZES.map((byteLength) =>
       caseOf({

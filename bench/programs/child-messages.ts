@@ -6,7 +6,7 @@ export const SOCKET_FD = 4;
 /** The memory that a process of copies shares with the bench. */
 export const SHARED_FD = 5;
 
-/** What the receiver of hand-overs is told; it answers nothing when it is done. */
+/** What the receiver of hand-overs is told. When it is done, it answers nothing, or the echo. */
 export type Order =
   /** Keeps a buffer open, so that its memory stays mapped. */
   | { readonly keep: DeviceBuffer }
@@ -14,6 +14,8 @@ export type Order =
   | { readonly drop: true }
   /** Whether it closes the pool of what it was handed as well. */
   | { readonly closePools: boolean }
+  /** Sends a value back. */
+  | { readonly echo: unknown }
   /** Compares the whole of what comes next. */
   | { readonly compareNext: true };
 

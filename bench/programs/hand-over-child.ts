@@ -25,12 +25,15 @@ function obey(order: Order): void {
   if ('keep' in order) kept.push(order.keep);
   else if ('drop' in order) for (const buffer of kept.splice(0)) buffer.close();
   else if ('closePools' in order) closesPools = order.closePools;
-  else reader.compareNext();
+  else if ('compareNext' in order) reader.compareNext();
 }
 
 const socket = new Socket({ fd: SOCKET_FD, readable: true, writable: true });
 socket.on('data', (chunk) => socket.write(chunk));
-process.on('message', (descriptor) => process.send?.(take(openIpcBuffer(descriptor))));
+process.on('message', (message: object) => {
+  if ('echo' in message) process.send?.(message.echo);
+  else process.send?.(take(openIpcBuffer(message)));
+});
 // Whatever became of the parent: nobody is left to answer.
 process.once('disconnect', () => process.exit());
 
@@ -38,7 +41,8 @@ await parent.send(null);
 for await (const value of parent) {
   if (value instanceof DeviceBuffer) await parent.send(take(value));
   else {
-    if (value !== null) obey(value as Order);
-    await parent.send(null);
+    const order = value as Order | null;
+    if (order !== null) obey(order);
+    await parent.send(order !== null && 'echo' in order ? order.echo : null);
   }
 }

@@ -50,6 +50,17 @@ export class HandOverChild {
     return this.#child.peer.receive();
   }
 
+  /** Sends a value through the connection, which comes back. */
+  async exchange(value: unknown): Promise<unknown> {
+    await this.#child.peer.send({ echo: value } satisfies Order);
+    return this.#child.peer.receive();
+  }
+
+  /** As {@link exchange} by `process.send`, which writes JSON. */
+  exchangeByProcessSend(value: object): Promise<unknown> {
+    return this.tell({ echo: value });
+  }
+
   /** Sends bytes through a socket of node:net, which come back. */
   echo(bytes: Uint8Array): Promise<unknown> {
     return this.#answer(() => this.#child.socket.write(bytes));

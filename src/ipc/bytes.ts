@@ -2,7 +2,11 @@
 
 import { IpcError } from '../errors.ts';
 
-/** Up to about this many characters, a loop is faster than a native call. */
+/**
+ * Up to about this many characters, a loop is faster than a native call. With both loops a message
+ * of ten short names and values is written in 0.7 instead of 1.8 µs, and read in 1.4 instead of
+ * 2.1 µs (`npm run bench -- hand-over --case connection.message`).
+ */
 const MAX_INLINE_READ = 12;
 
 /** Scratch space for one number, so that short messages need no Buffer. */
@@ -174,7 +178,7 @@ export class ByteReader {
 
 const INITIAL_BYTE_LENGTH = 16 << 10;
 const MAX_REUSED_BYTE_LENGTH = 1 << 20;
-/** Up to about this many characters, a loop is faster than a native call. */
+/** As {@link MAX_INLINE_READ}. */
 const MAX_INLINE_WRITE = 16;
 
 /** One for a value, and one for a descriptor in it. */

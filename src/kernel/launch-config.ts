@@ -52,13 +52,6 @@ const ATTRIBUTES_OFFSET = fields.attrs[0];
 const ATTRIBUTE_COUNT_WORD = fields.numAttrs[0] / 4;
 const TWO_POW_32 = 2 ** 32;
 
-/** The number of properties that `for in` finds. */
-function countProperties(config: LaunchConfig): number {
-  let count = 0;
-  for (const _ in config) count += 1;
-  return count;
-}
-
 /** The native CUlaunchConfig of a kernel, written anew for each launch. */
 export class LaunchConfigStruct {
   /** Valid as long as this object is reachable. */
@@ -87,17 +80,9 @@ export class LaunchConfigStruct {
       throw new TypeError(
         `launch: the first argument is { grid, block }, not ${formatValue(config)}`,
       );
+    checkOptionNames(config, OPTION_NAMES, 'launch');
     // Reads each option once, before writing anything.
     const { grid, block, sharedBytes, stream, cluster, cooperative } = config;
-    let given = 0;
-    if (grid !== undefined) given += 1;
-    if (block !== undefined) given += 1;
-    if (stream !== undefined) given += 1;
-    if (sharedBytes !== undefined) given += 1;
-    if (cluster !== undefined) given += 1;
-    if (cooperative !== undefined) given += 1;
-    // Checks the names only if there may be an unknown one: the full check costs four times as much.
-    if (countProperties(config) !== given) checkOptionNames(config, OPTION_NAMES, 'launch');
     // The cluster comes first, because an occupancy query uses it as the grid.
     if (cluster === undefined && cooperative === undefined) this.#words[ATTRIBUTE_COUNT_WORD] = 0;
     else this.#writeAttributes(cluster, cooperative);

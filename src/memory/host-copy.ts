@@ -194,7 +194,8 @@ export async function copyAsync(copy: HostCopy, options: WaitOptions = {}): Prom
 
 /**
  * The largest copy to the host that goes through the arena. This is faster for small typed arrays:
- * taking the address of one moves it out of V8's heap.
+ * taking the address of one moves it out of V8's heap (`npm run bench -- arrays --case
+ * array.copyToHostSync`).
  */
 export const MAX_SMALL_COPY_BYTE_LENGTH = 256;
 

@@ -104,7 +104,11 @@ export class FramedSocket {
     return sending;
   }
 
-  /** Reads what the kernel already has, without a turn of the event loop. */
+  /**
+   * Reads what the kernel already has, without a turn of the event loop. Without it, messages of
+   * which many are under way take 1.4 times as long (`npm run bench -- hand-over --case
+   * connection.message`).
+   */
   readNow(): void {
     if (this.#readsThisTick >= MAX_FRAMES_PER_TICK) return;
     const read = this.#readOne('leave the end');

@@ -139,21 +139,23 @@ export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): voi
 export function readHeader(frame: Uint8Array): FrameHeader {
   if (frame.byteLength <= HEADER_BYTE_LENGTH)
     throw new IpcError(`a frame of ${frame.byteLength} bytes has no content`);
-  if (uint16(frame, 0) !== MAGIC) throw new IpcError('not a cuffi frame (wrong magic number)');
-  const version = byte(frame, 2);
+  const view = new DataView(frame.buffer, frame.byteOffset, HEADER_BYTE_LENGTH);
+  if (view.getUint16(0, true) !== MAGIC)
+    throw new IpcError('not a cuffi frame (wrong magic number)');
+  const version = view.getUint8(2);
   if (version !== VERSION)
     throw new IpcError(
       `the other end speaks version ${version} of the protocol, this one version ${VERSION}: ` +
         'use the same cuffi on both sides',
     );
-  const kind = byte(frame, 3);
+  const kind = view.getUint8(3);
   if (!isKind(kind)) throw new IpcError(`unknown frame kind ${kind}`);
   return {
     kind,
-    sequence: uint32(frame, 4),
-    byteLength: uint32(frame, 8),
-    offset: uint32(frame, 12),
-    request: uint32(frame, 16),
+    sequence: view.getUint32(4, true),
+    byteLength: view.getUint32(8, true),
+    offset: view.getUint32(12, true),
+    request: view.getUint32(16, true),
   };
 }
 
@@ -165,10 +167,3 @@ const VERSION = 3;
 
 const isKind = (kind: number): kind is FrameKind =>
   kind >= FrameKind.value && kind <= FrameKind.response;
-
-// Reads byte by byte: a DataView for each frame would cost more than the reads.
-const byte = (bytes: Uint8Array, at: number): number => bytes[at] as number;
-const uint16 = (bytes: Uint8Array, at: number): number =>
-  byte(bytes, at) | (byte(bytes, at + 1) << 8);
-const uint32 = (bytes: Uint8Array, at: number): number =>
-  (uint16(bytes, at) | (uint16(bytes, at + 2) << 16)) >>> 0;
