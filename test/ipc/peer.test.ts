@@ -129,6 +129,45 @@ describe('Peer', () => {
     assert.deepEqual([await settled(), await ask(child, { do: 'state' })], before);
   });
 
+  test(
+    'Maps, Sets, Dates, errors and arrays without items cross, with GPU memory in them',
+    deadline,
+    async () => {
+      const child = start();
+      using one = DeviceBuffer.allocate(16);
+      using two = DeviceBuffer.allocate(16);
+      one.fill(1);
+      two.fill(2);
+      await Context.primary().synchronize();
+      const sparse = [1, undefined, 3];
+      delete sparse[0];
+      const plain = {
+        at: new Date(1234),
+        sparse,
+        ids: new Set(['a', 5n]),
+        error: new RangeError('too large', { cause: new TypeError('inner') }),
+      };
+      const value = {
+        ...plain,
+        layers: new Map<unknown, unknown>([
+          ['first', one],
+          [two, 'second'],
+        ]),
+      };
+      const back = await ask<typeof value>(child, { do: 'echo', value });
+      const { layers, ...rest } = back;
+      assert.deepStrictEqual(rest, plain);
+      assert.equal(rest.error.stack, plain.error.stack);
+      // Memory of this process comes back as itself.
+      const first = layers.get('first') as DeviceBuffer;
+      const [, second] = [...layers.keys()] as [string, DeviceBuffer];
+      assert.deepEqual([...layers.values()][1], 'second');
+      assert.deepEqual([await valuesOf(first), await valuesOf(second)], [[1], [2]]);
+      first.close();
+      second.close();
+    },
+  );
+
   test('objects that nobody took are closed with the peer', deadline, async () => {
     const child = start();
     const recorder = recordCalls();
@@ -358,12 +397,40 @@ describe('Peer', () => {
       using kept = DeviceBuffer.allocate(16);
       kept.fill(1);
       // A value is searched for the place only where that is quick.
-      for (const [pad, place] of [
-        [0, 'value\\.layers\\[1\\]'],
-        [1 << 16, 'object 1 of the value'],
+      for (const [pad, place, layersOf] of [
+        [0, 'value\\.layers\\[1\\]', (buffer: DeviceBuffer) => [kept, buffer]],
+        [1 << 16, 'object 1 of the value', (buffer: DeviceBuffer) => [kept, buffer]],
+        [
+          0,
+          'value\\.layers\\.get\\("b"\\)',
+          (buffer: DeviceBuffer) =>
+            new Map([
+              ['a', kept],
+              ['b', buffer],
+            ]),
+        ],
+        [
+          0,
+          'value\\.layers\\.keys\\(\\)\\[1\\]',
+          (buffer: DeviceBuffer) =>
+            new Map<unknown, unknown>([
+              ['a', kept],
+              [buffer, 'b'],
+            ]),
+        ],
+        [
+          0,
+          'value\\.layers\\.values\\(\\)\\[1\\]',
+          (buffer: DeviceBuffer) => new Set([kept, buffer]),
+        ],
+        [
+          0,
+          'value\\.layers\\.cause\\.buffer',
+          (buffer: DeviceBuffer) => new Error('failed', { cause: { kept, buffer } }),
+        ],
       ] as const) {
         const buffer = DeviceBuffer.allocate(16);
-        const value = { layers: [kept, buffer], pad: new Uint8Array(pad) };
+        const value = { layers: layersOf(buffer), pad: new Uint8Array(pad) };
         await child.send({ do: 'echo', value } satisfies Request);
         buffer.close();
         await assert.rejects(child.receive({ timeoutMs: 30_000 }), {

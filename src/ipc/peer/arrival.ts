@@ -8,7 +8,7 @@ import { discardImported } from '../sharing/kinds.ts';
 import { importFromPeer } from '../sharing/marshal.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
 import type { EncodedValue } from '../wire/value-decoder.ts';
-import { formatPath, type Path } from '../wire/value-encoder.ts';
+import { formatPath, type Path, stepToEntry } from '../wire/value-encoder.ts';
 import type { ObjectTable, ValueMessage } from '../wire/value-message.ts';
 import type { Session } from './session.ts';
 
@@ -116,11 +116,26 @@ function placeOf(value: EncodedValue, at: number, count: number): string {
 function pathTo(wanted: object, part: unknown, path: Path): Path | undefined {
   if (part === wanted) return path;
   if (typeof part !== 'object' || part === null || ArrayBuffer.isView(part)) return undefined;
-  for (const [name, inner] of Object.entries(part)) {
-    const found = pathTo(wanted, inner, [...path, Array.isArray(part) ? Number(name) : name]);
+  for (const [step, inner] of partsOf(part)) {
+    const found = pathTo(wanted, inner, [...path, step]);
     if (found !== undefined) return found;
   }
   return undefined;
+}
+
+/** The parts of a decoded container, each with its step. */
+function partsOf(container: object): readonly (readonly [Path[number], unknown])[] {
+  if (Array.isArray(container)) return [...container.entries()];
+  if (container instanceof Set)
+    return [...container].map((member, at) => [{ call: 'values', key: at }, member]);
+  if (container instanceof Map)
+    return [...container].flatMap(([key, value], at) => [
+      [{ call: 'keys', key: at }, key] as const,
+      [stepToEntry(key, at), value] as const,
+    ]);
+  if (container instanceof Error)
+    return ['errors', 'cause'].map((name) => [name, Reflect.get(container, name)]);
+  return Object.entries(container);
 }
 
 /** Closes objects that nobody takes. */

@@ -607,7 +607,8 @@ const sendable: TransferableObjects<Shareable> = {
     if (object instanceof ReadyExport) return 'send the memory itself, with { stream }';
     return object instanceof IpcHandle
       ? 'send the buffer itself'
-      : 'only plain objects, arrays, binary data, device arrays, buffers, pools and events are';
+      : 'only plain objects, arrays, Maps, Sets, Dates, errors, binary data, device arrays, ' +
+          'buffers, pools and events are';
   },
 };
 

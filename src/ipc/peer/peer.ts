@@ -96,9 +96,9 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * ends. While the other end does not read, sending waits. The contents are taken before this call
    * returns. Aborting stops the wait; the value is still sent.
    *
-   * @throws TypeError for what cannot be sent, with its path: `value.model.layers[3] is a Map …`
-   * @throws RangeError above 16 MiB of plain data, 131,072 typed arrays, 64 levels, 4096 GPU
-   * objects
+   * @throws TypeError for what cannot be sent, with its path: `value.model.layers[3] is a WeakMap …`
+   * @throws RangeError above 16 MiB of plain data, 131,072 typed arrays, 131,072 Maps, Sets and
+   * errors, 64 levels, 4096 GPU objects
    * @throws IpcError for GPU objects that cannot be shared, and for more than 1024 unsent values
    * @throws ClosedError if either end is closed, PeerGoneError if the other process was killed or
    * has failed

@@ -27,9 +27,11 @@ export const MAX_VALUE_PARTS: number = 1 << 20;
  * The most typed arrays, DataViews and ArrayBuffers of one value. Each takes half a KiB in memory.
  */
 export const MAX_VALUE_BINARIES: number = 1 << 17;
+/** The most Maps, Sets and Errors of one value. Each takes a quarter of a KiB in memory. */
+export const MAX_VALUE_COLLECTIONS: number = 1 << 17;
 /** The most hexadecimal digits of a bigint, which is built in one step. */
 export const MAX_BIGINT_DIGITS: number = 1 << 20;
-/** The deepest nesting of arrays and objects. */
+/** The deepest nesting of arrays, objects, Maps, Sets and causes of errors. */
 export const MAX_VALUE_DEPTH = 64;
 
 /** The most bytes of a verification request or response: a descriptor, or a reason. */

@@ -8,11 +8,12 @@ import type { ByteReader } from '../bytes.ts';
 import {
   MAX_BIGINT_DIGITS,
   MAX_VALUE_BINARIES,
+  MAX_VALUE_COLLECTIONS,
   MAX_VALUE_DEPTH,
   MAX_VALUE_OBJECTS,
   MAX_VALUE_PARTS,
 } from './limits.ts';
-import { binaryTypes, Tag } from './value-tags.ts';
+import { AGGREGATE_ERROR, binaryTypes, ErrorField, errorTypes, Tag } from './value-tags.ts';
 
 /** A value of another process. A long one stays encoded until a caller takes it. */
 export class EncodedValue {
@@ -69,7 +70,7 @@ export class EncodedValue {
    * loop, until it returns true.
    *
    * @param objects the objects to insert at their places
-   * @throws IpcError if an object has the same name twice
+   * @throws IpcError if an object has the same name twice, or a Map or Set the same key
    */
   build(objects: readonly unknown[]): boolean {
     if (this.#from) {
@@ -80,8 +81,7 @@ export class EncodedValue {
       if (!this.#reader.step()) return false;
       this.#from = undefined;
     }
-    this.#reader.insertObjects(objects);
-    return true;
+    return this.#reader.insertObjects(objects);
   }
 
   /** As {@link build} without turns of the event loop, for short values. */
@@ -99,8 +99,11 @@ const SLICE_MS = 4;
 /** After how many parts or bytes the clock is read. */
 const CLOCK_INTERVAL = { scannedParts: 2048, builtParts: 128, bytes: 1 << 16 } as const;
 
-const IS_OBJECT = 1;
-const ITEM = 2;
+/** The kind of an open container, in the low bits of its number of remaining parts. */
+const Kind = { array: 0, object: 1, map: 2, set: 3, error: 4 } as const;
+type Kind = (typeof Kind)[keyof typeof Kind];
+const KIND_BITS = 7;
+const ITEM = 8;
 
 /**
  * Values up to this length are built while they are checked; the number of queued values limits
@@ -114,7 +117,50 @@ const PROTO = '__proto__';
 /** Stands for an object until it is inserted. */
 const OBJECT_PLACEHOLDER = Symbol('object');
 
-type Container = unknown[] | Record<string, unknown>;
+/** Stands for an index of an array that has no item. */
+const HOLE = Symbol('hole');
+
+type Container = unknown[] | Record<string, unknown> | Collection | Error;
+
+/** A Map or Set that is being built. */
+class Collection {
+  readonly target: Map<unknown, unknown> | Set<unknown>;
+  /** The key whose value comes next. */
+  key: unknown;
+  /**
+   * Keys and values in turn, or members, from the first GPU object among the keys or members on.
+   * They are added when all objects are inserted, so that the order stays.
+   */
+  deferred: unknown[] | undefined;
+  /** How much of that was added. */
+  added = 0;
+
+  constructor(target: Map<unknown, unknown> | Set<unknown>) {
+    this.target = target;
+  }
+
+  /** Adds a member, or a key with its value. Returns false if it is there already. */
+  add(key: unknown, value: unknown): boolean {
+    const { target } = this;
+    const { size } = target;
+    if (target instanceof Map) target.set(key, value);
+    else target.add(key);
+    return target.size > size;
+  }
+
+  /** Adds the next of what was deferred. Returns false if it is there already. */
+  addDeferred(): boolean {
+    const items = this.deferred as unknown[];
+    const key = items[this.added++];
+    if (this.target instanceof Map) return this.add(key, items[this.added++]);
+    // Two members of the sender may be one GPU object here, where they came from.
+    return this.add(key, undefined) || typeof key === 'object';
+  }
+
+  get isComplete(): boolean {
+    return this.added >= (this.deferred as unknown[]).length;
+  }
+}
 
 /** Reads a value part by part. Checks all of it, and builds it if asked to. */
 class ValueReader {
@@ -124,15 +170,18 @@ class ValueReader {
   /** The built value. */
   root: unknown;
   readonly #from: ByteReader;
-  /** The open containers: twice the number of remaining parts, plus 1 for an object. */
+  /** The open containers: {@link ITEM} times the number of remaining parts, plus the kind. */
   readonly #open: number[] = [];
   /** What was built of each open container. */
   readonly #containers: Container[] = [];
   /** Where to insert each object. */
-  readonly #places: { readonly holder: object; readonly key: string | number }[] = [];
-  #duplicateKey: string | undefined;
+  readonly #places: { readonly holder: object; readonly key: unknown }[] = [];
+  /** The Maps and Sets that wait for GPU objects. */
+  readonly #deferred: Collection[] = [];
+  #duplicate: IpcError | undefined;
   #parts = 0;
   #binaries = 0;
+  #collections = 0;
 
   constructor(from: ByteReader, isBuilding: boolean) {
     this.#from = from;
@@ -155,11 +204,11 @@ class ValueReader {
         continue;
       }
       open[top] = left - ITEM;
-      if (this.isBuilding)
-        this.#readItem(this.#containers[top] as Container, (left & IS_OBJECT) !== 0);
+      const kind = (left & KIND_BITS) as Kind;
+      if (this.isBuilding) this.#readItem(this.#containers[top] as Container, kind, left);
       else {
-        if (left & IS_OBJECT) this.#readKey();
-        this.#readPart();
+        if (kind === Kind.object) this.#readString(OBJECT_NAME);
+        this.#readPart(kind === Kind.array);
       }
       if (this.#parts % between > 0 && from.offset - at < CLOCK_INTERVAL.bytes) continue;
       at = from.offset;
@@ -171,31 +220,89 @@ class ValueReader {
   }
 
   /**
-   * Inserts the objects at their places.
+   * Inserts the objects at their places, for at most a few milliseconds. Returns whether all is
+   * done; if not, call it again, in a later turn of the event loop.
    *
-   * @throws IpcError if an object has the same name twice
+   * @throws IpcError if an object has the same name twice, or a Map or Set the same key
    */
-  insertObjects(objects: readonly unknown[]): void {
-    if (this.#duplicateKey !== undefined) throw forbiddenKeyError(this.#duplicateKey);
+  insertObjects(objects: readonly unknown[]): boolean {
+    if (this.#duplicate) throw this.#duplicate;
     for (const [at, { holder, key }] of this.#places.entries())
-      (holder as Record<string | number, unknown>)[key] = objects[at];
+      if (holder instanceof Map) holder.set(key, objects[at]);
+      else (holder as Record<string | number, unknown>)[key as string | number] = objects[at];
+    return this.#deferred.length === 0 || this.#addDeferred();
+  }
+
+  #addDeferred(): boolean {
+    const end = performance.now() + SLICE_MS;
+    for (let n = 1; ; n++) {
+      const collection = this.#deferred.at(-1);
+      if (!collection) return true;
+      if (!collection.addDeferred()) {
+        this.#duplicate = repeatedKeyError();
+        throw this.#duplicate;
+      }
+      if (collection.isComplete) this.#deferred.pop();
+      if (n % CLOCK_INTERVAL.builtParts === 0 && performance.now() >= end) return false;
+    }
   }
 
   #readRoot(): void {
-    this.root = this.#readPart();
+    this.root = this.#readPart(false);
     if (this.root === OBJECT_PLACEHOLDER) this.#places.push({ holder: this, key: 'root' });
   }
 
-  /** Builds one part of an array or object. */
-  #readItem(container: Container, isObject: boolean): void {
-    const key = isObject ? this.#readKey() : (container as unknown[]).length;
-    if (isObject && Object.hasOwn(container, key)) this.#duplicateKey ??= key as string;
-    const part = this.#readPart();
-    if (part === OBJECT_PLACEHOLDER) this.#places.push({ holder: container, key });
-    (container as Record<string | number, unknown>)[key] = part;
+  /** Builds one part of a container. @param left how many parts remained before, and the kind */
+  #readItem(container: Container, kind: Kind, left: number): void {
+    if (kind === Kind.array) this.#readArrayItem(container as unknown[]);
+    else if (kind === Kind.object) this.#readProperty(container as Record<string, unknown>);
+    else if (kind === Kind.error) this.#assign(container, 'cause', this.#readPart(false));
+    else if (kind === Kind.set)
+      this.#addToCollection(container as Collection, this.#readPart(false), undefined);
+    else this.#readEntry(container as Collection, (left & ITEM) === 0);
   }
 
-  #readPart(): unknown {
+  /** Reads one half of an entry of a Map. The number of remaining parts is even before a key. */
+  #readEntry(map: Collection, isKey: boolean): void {
+    const part = this.#readPart(false);
+    if (isKey) map.key = part;
+    else this.#addToCollection(map, map.key, part);
+  }
+
+  #readArrayItem(items: unknown[]): void {
+    const part = this.#readPart(true);
+    if (part === HOLE) items.length += 1;
+    else this.#assign(items, items.length, part);
+  }
+
+  #readProperty(object: Record<string, unknown>): void {
+    const key = this.#readString(OBJECT_NAME);
+    if (Object.hasOwn(object, key)) this.#duplicate ??= forbiddenKeyError(key);
+    this.#assign(object, key, this.#readPart(false));
+  }
+
+  #assign(holder: object, key: string | number, part: unknown): void {
+    if (part === OBJECT_PLACEHOLDER) this.#places.push({ holder, key });
+    (holder as Record<string | number, unknown>)[key] = part;
+  }
+
+  #addToCollection(collection: Collection, key: unknown, value: unknown): void {
+    if (key === OBJECT_PLACEHOLDER && !collection.deferred) {
+      collection.deferred = [];
+      this.#deferred.push(collection);
+    }
+    const { deferred, target } = collection;
+    if (deferred) {
+      this.#assign(deferred, deferred.length, key);
+      if (target instanceof Map) this.#assign(deferred, deferred.length, value);
+      return;
+    }
+    if (value === OBJECT_PLACEHOLDER) this.#places.push({ holder: target, key });
+    if (!collection.add(key, value)) this.#duplicate ??= repeatedKeyError();
+  }
+
+  /** @param mayBeHole whether the part is an item of an array */
+  #readPart(mayBeHole: boolean): unknown {
     this.#parts += 1;
     if (this.#parts > MAX_VALUE_PARTS)
       throw new IpcError(`the value has more than ${MAX_VALUE_PARTS} parts`);
@@ -224,43 +331,103 @@ class ValueReader {
       case Tag.bigint:
         return this.#readBigint();
       case Tag.array:
-        return this.#openContainer([], 0);
+        return this.#openContainer([], Kind.array);
       case Tag.object:
-        return this.#openContainer({}, IS_OBJECT);
+        return this.#openContainer({}, Kind.object);
       case Tag.binary:
         return this.#readBinary();
       case Tag.gpuObject:
         return this.#readPlace();
+      case Tag.hole:
+        if (!mayBeHole) throw new IpcError('a hole stands outside of an array');
+        return HOLE;
+      case Tag.date:
+        return isBuilding ? new Date(from.float64()) : from.skip(8);
+      case Tag.map:
+        return this.#openCollection(Kind.map);
+      case Tag.set:
+        return this.#openCollection(Kind.set);
+      case Tag.error:
+        return this.#readError();
       default:
         throw new IpcError(`unknown value tag ${tag}`);
     }
   }
 
-  #openContainer(container: Container, isObject: number): Container {
-    if (this.#open.length >= MAX_VALUE_DEPTH)
-      throw new IpcError(`the value is nested deeper than ${MAX_VALUE_DEPTH} levels`);
+  #openContainer<C extends Container>(
+    container: C,
+    kind: typeof Kind.array | typeof Kind.object,
+  ): C {
     // A name takes at least two bytes (tag and length), and its value one.
-    const count = this.#from.length(isObject ? 3 : 1);
-    if (count === 0) return container;
-    this.#open.push(count * ITEM + isObject);
-    if (this.isBuilding) this.#containers.push(container);
+    this.#push(container, this.#from.length(kind === Kind.object ? 3 : 1), kind);
     return container;
   }
 
-  /** Returns the name of a part, or an empty string when not building. */
-  #readKey(): string {
+  #openCollection(kind: typeof Kind.map | typeof Kind.set): Collection['target'] {
+    this.#countCollection();
+    const target = kind === Kind.map ? new Map() : new Set();
+    const count = kind === Kind.map ? 2 * this.#from.length(2) : this.#from.length();
+    this.#push(new Collection(target), count, kind);
+    return target;
+  }
+
+  #push(container: Container, count: number, kind: Kind): void {
+    if (this.#open.length >= MAX_VALUE_DEPTH)
+      throw new IpcError(`the value is nested deeper than ${MAX_VALUE_DEPTH} levels`);
+    if (count === 0) return;
+    this.#open.push(count * ITEM + kind);
+    if (this.isBuilding) this.#containers.push(container);
+  }
+
+  #countCollection(): void {
+    this.#collections += 1;
+    if (this.#collections > MAX_VALUE_COLLECTIONS)
+      throw new IpcError(`the value has more than ${MAX_VALUE_COLLECTIONS} Maps, Sets and errors`);
+  }
+
+  #readError(): Error {
+    this.#countCollection();
+    const from = this.#from;
+    const type = from.uint8();
+    const fields = from.uint8();
+    const Type = errorTypes[type];
+    if (!Type || fields >= 2 * ErrorField.cause)
+      throw new IpcError(`an error has an unknown type or unknown fields: ${type}, ${fields}`);
+    const read = (field: number): string | undefined =>
+      (fields & field) === 0 ? undefined : this.#readString(ERROR_TEXT);
+    const texts = {
+      name: read(ErrorField.name),
+      message: read(ErrorField.message),
+      stack: read(ErrorField.stack),
+    };
+    const code = read(ErrorField.code);
+    const error = this.isBuilding ? makeError(Type, texts) : placeholderError;
+    if (this.isBuilding && code !== undefined) Object.assign(error, { code });
+    // The container that is opened last is read first.
+    if ((fields & ErrorField.cause) !== 0) {
+      if (this.isBuilding) defineHidden(error, 'cause', undefined);
+      this.#push(error, 1, Kind.error);
+    }
+    if (type === AGGREGATE_ERROR) {
+      const errors = this.#openContainer([], Kind.array);
+      if (this.isBuilding) defineHidden(error, 'errors', errors);
+    }
+    return error;
+  }
+
+  /** Returns a string, or an empty one when not building. */
+  #readString(what: typeof OBJECT_NAME | typeof ERROR_TEXT): string {
     const from = this.#from;
     const tag = from.uint8();
-    if (tag !== Tag.latin1 && tag !== Tag.utf16)
-      throw new IpcError('an object has a name that is not a string');
+    if (tag !== Tag.latin1 && tag !== Tag.utf16) throw new IpcError(`${what} is not a string`);
     if (this.isBuilding) {
-      const key = tag === Tag.latin1 ? from.latin1() : from.utf16();
-      if (key === PROTO) throw forbiddenKeyError(PROTO);
-      return key;
+      const text = tag === Tag.latin1 ? from.latin1() : from.utf16();
+      if (what === OBJECT_NAME && text === PROTO) throw forbiddenKeyError(PROTO);
+      return text;
     }
     const byteLength = tag === Tag.latin1 ? from.length() : evenLength(from);
     const isAsLong = byteLength === (tag === Tag.latin1 ? 1 : 2) * PROTO.length;
-    if (!isAsLong) from.skip(byteLength);
+    if (what !== OBJECT_NAME || !isAsLong) from.skip(byteLength);
     else if (from.view(byteLength).toString(tag === Tag.latin1 ? 'latin1' : 'utf16le') === PROTO)
       throw forbiddenKeyError(PROTO);
     return '';
@@ -305,6 +472,37 @@ class ValueReader {
     return OBJECT_PLACEHOLDER;
   }
 }
+
+const OBJECT_NAME = 'the name of a property';
+const ERROR_TEXT = 'a text of an error';
+
+/** Stands for the errors of a value that is only checked. */
+const placeholderError = new Error('unused');
+
+/** Makes an error that has only what was sent: no stack of this process either. */
+function makeError(
+  Type: ErrorConstructor,
+  texts: Readonly<Record<'name' | 'message' | 'stack', string | undefined>>,
+): Error {
+  const { stackTraceLimit } = Error;
+  // A stack of this process would be captured only to be replaced. This returns false if Error is
+  // frozen.
+  Reflect.set(Error, 'stackTraceLimit', 0);
+  const error = Type === errorTypes[AGGREGATE_ERROR] ? new AggregateError([]) : new Type();
+  Reflect.set(Error, 'stackTraceLimit', stackTraceLimit);
+  for (const name of ['name', 'message'] as const)
+    if (texts[name] !== undefined) defineHidden(error, name, texts[name]);
+  defineHidden(error, 'stack', texts.stack);
+  return error;
+}
+
+/** Defines a property as those of errors are: not enumerable. */
+function defineHidden(error: Error, name: string, value: unknown): void {
+  Object.defineProperty(error, name, { value, writable: true, configurable: true });
+}
+
+const repeatedKeyError = (): IpcError =>
+  new IpcError('a Map or Set has the same key or member twice');
 
 const forbiddenKeyError = (key: string): IpcError =>
   new IpcError(

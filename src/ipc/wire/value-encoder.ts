@@ -1,17 +1,19 @@
 /** Encodes a value. GPU objects leave a place in it, and are returned, as by `structuredClone`. */
 
+import { types } from 'node:util';
 import { typedArrayKind } from '../../typed-array.ts';
-import { checkHostMemory, classNameOf, withArticle } from '../../validate.ts';
+import { checkHostMemory, classNameOf, formatValue, withArticle } from '../../validate.ts';
 import type { ByteWriter } from '../bytes.ts';
 import {
   MAX_BIGINT_DIGITS,
   MAX_VALUE_BINARIES,
   MAX_VALUE_BYTE_LENGTH,
+  MAX_VALUE_COLLECTIONS,
   MAX_VALUE_DEPTH,
   MAX_VALUE_OBJECTS,
   MAX_VALUE_PARTS,
 } from './limits.ts';
-import { binaryTypes, Tag } from './value-tags.ts';
+import { AGGREGATE_ERROR, binaryTypes, ErrorField, errorTypes, Tag } from './value-tags.ts';
 
 /** The objects that may stand in a value besides plain data. */
 export interface TransferableObjects<T extends object> {
@@ -28,12 +30,23 @@ export interface PlacedObject<T extends object> {
 }
 
 /** The keys on the way to a part of a value. */
-export type Path = readonly (string | number)[];
+export type Path = readonly PathStep[];
+type PathStep = string | number | CollectionStep;
 
-/** Writes a path as code does, e.g. `value.model.layers[3]`. */
+/** The step to a value of a Map (by its key), or to a key or member (by its number). */
+export interface CollectionStep {
+  readonly call: 'get' | 'keys' | 'values';
+  readonly key: unknown;
+}
+
+/** Writes a path as code does, e.g. `value.model.layers[3]` or `value.get("model").values()[0]`. */
 export const formatPath = (path: Path): string =>
   path.reduce<string>((text, key) => {
     if (typeof key === 'number') return `${text}[${key}]`;
+    if (typeof key === 'object')
+      return key.call === 'get'
+        ? `${text}.get(${formatValue(key.key)})`
+        : `${text}.${key.call}()[${key.key}]`;
     return /^[\p{L}_$][\p{L}\p{N}_$]*$/u.test(key)
       ? `${text}.${key}`
       : `${text}[${JSON.stringify(key)}]`;
@@ -63,14 +76,18 @@ const tooLarge = (): RangeError =>
   );
 
 const typeCodes = new Map(binaryTypes.map(([name], code) => [name, code]));
+const errorCodes = new Map(errorTypes.map(({ name }, code) => [name, code]));
 const INT64_LIMIT = 1n << 63n;
 
 class ValueEncoder<T extends object> {
   readonly #to: ByteWriter;
   readonly #objects: TransferableObjects<T>;
-  readonly #path: (string | number)[] = [];
+  readonly #path: PathStep[] = [];
+  /** The container in which each step of the path is. */
+  readonly #ancestors: object[] = [];
   #parts = 0;
   #binaries = 0;
+  #collections = 0;
   /** The objects found so far. */
   readonly placed: PlacedObject<T>[] = [];
 
@@ -80,11 +97,7 @@ class ValueEncoder<T extends object> {
   }
 
   write(value: unknown): void {
-    this.#parts += 1;
-    if (this.#parts > MAX_VALUE_PARTS)
-      throw new RangeError(
-        `a value may have ${MAX_VALUE_PARTS} parts, and this one has more: send numbers as typed arrays`,
-      );
+    this.#countPart();
     if (typeof value === 'string') this.#writeString(value);
     else if (typeof value === 'number') this.#writeNumber(value);
     else if (value === null) this.#to.uint8(Tag.null);
@@ -129,27 +142,71 @@ class ValueEncoder<T extends object> {
   }
 
   #writeObject(object: object): void {
+    const prototype: unknown = Object.getPrototypeOf(object);
+    if (Array.isArray(object)) this.#writeContainer(object, this.#writeArray);
+    else if (prototype === Object.prototype || prototype === null)
+      this.#writeContainer(object as Readonly<Record<string, unknown>>, this.#writeRecord);
+    else if (ArrayBuffer.isView(object) || object instanceof ArrayBuffer) this.#writeBinary(object);
+    else if (this.#objects.includes(object)) this.#placeObject(object);
+    // The engine's own checks are independent of subclasses, as those of binary data.
+    else if (types.isMap(object)) this.#writeContainer(object, this.#writeMap);
+    else if (types.isSet(object)) this.#writeContainer(object, this.#writeSet);
+    else if (types.isDate(object)) this.#writeDate(object);
+    else if (types.isNativeError(object) || object instanceof Error)
+      this.#writeContainer(object, this.#writeError);
+    else
+      throw new TypeError(
+        `${this.#currentPath} is ${withArticle(classNameOf(object))}, which cannot be sent: ` +
+          this.#objects.alternativeTo(object),
+      );
+  }
+
+  /** Writes what may contain other parts. @throws TypeError for a cycle, RangeError for a deep one */
+  #writeContainer<C extends object>(container: C, write: (container: C) => void): void {
+    const ancestors = this.#ancestors;
+    const at = ancestors.indexOf(container);
+    if (at >= 0)
+      throw new TypeError(
+        `${this.#currentPath} is a cycle, which cannot be sent: it is ` +
+          `${formatPath(this.#path.slice(0, at))} again. Send an id in its place`,
+      );
+    this.#checkDepth();
+    ancestors.push(container);
+    write.call(this, container);
+    ancestors.pop();
+  }
+
+  #checkDepth(): void {
     if (this.#path.length >= MAX_VALUE_DEPTH)
       throw new RangeError(
-        `${this.#currentPath.slice(0, 100)} is nested deeper than ${MAX_VALUE_DEPTH} levels, or in itself`,
+        `${this.#currentPath.slice(0, 100)} is nested deeper than ${MAX_VALUE_DEPTH} levels`,
       );
-    const prototype: unknown = Object.getPrototypeOf(object);
-    if (Array.isArray(object)) this.#writeArray(object);
-    else if (prototype === Object.prototype || prototype === null)
-      this.#writeRecord(object as Readonly<Record<string, unknown>>);
-    else if (ArrayBuffer.isView(object) || object instanceof ArrayBuffer) this.#writeBinary(object);
-    else this.#writeTransferable(object);
+  }
+
+  #writePart(step: PathStep, part: unknown): void {
+    this.#path.push(step);
+    this.write(part);
+    this.#path.pop();
   }
 
   #writeArray(items: readonly unknown[]): void {
     const { length } = items;
     this.#to.uint8(Tag.array);
+    this.#writeItems(items, length);
+  }
+
+  #writeItems(items: readonly unknown[], length: number): void {
     this.#to.length(length);
     for (let i = 0; i < length; i++) {
-      this.#path.push(i);
-      this.write(items[i]);
-      this.#path.pop();
+      const item = items[i];
+      if (item === undefined && !Object.hasOwn(items, i)) this.#writeHole();
+      else this.#writePart(i, item);
     }
+  }
+
+  #writeHole(): void {
+    this.#countPart();
+    this.#to.uint8(Tag.hole);
   }
 
   #writeRecord(record: Readonly<Record<string, unknown>>): void {
@@ -164,6 +221,62 @@ class ValueEncoder<T extends object> {
       this.write(record[key]);
       this.#path.pop();
     }
+  }
+
+  #writeMap(map: ReadonlyMap<unknown, unknown>): void {
+    this.#countCollection();
+    // A getter in the value may change the Map meanwhile.
+    const entries = [...Map.prototype.entries.call(map)];
+    this.#to.uint8(Tag.map);
+    this.#to.length(entries.length);
+    for (const [at, [key, value]] of entries.entries()) {
+      this.#writePart({ call: 'keys', key: at }, key);
+      this.#writePart(stepToEntry(key, at), value);
+    }
+  }
+
+  #writeSet(set: ReadonlySet<unknown>): void {
+    this.#countCollection();
+    const members = [...Set.prototype.values.call(set)];
+    this.#to.uint8(Tag.set);
+    this.#to.length(members.length);
+    for (const [at, member] of members.entries())
+      this.#writePart({ call: 'values', key: at }, member);
+  }
+
+  #writeDate(date: Date): void {
+    this.#to.uint8(Tag.date);
+    this.#to.float64(Date.prototype.getTime.call(date));
+  }
+
+  /** Reads each property once, inherited ones included, as the classes of errors define some. */
+  #writeError(error: Error): void {
+    this.#countCollection();
+    const { name, message, stack, code } = error as Error & { readonly code?: unknown };
+    const type = errorCodes.get(name) ?? 0;
+    const hasCause = 'cause' in error;
+    const texts = [
+      { bit: ErrorField.name, text: type === 0 && name !== 'Error' ? name : undefined },
+      { bit: ErrorField.message, text: message },
+      { bit: ErrorField.stack, text: stack },
+      { bit: ErrorField.code, text: code },
+    ].filter(({ text }) => typeof text === 'string');
+    this.#to.uint8(Tag.error);
+    this.#to.uint8(type);
+    this.#to.uint8(texts.reduce((bits, { bit }) => bits | bit, hasCause ? ErrorField.cause : 0));
+    for (const { text } of texts) this.#writeString(text as string);
+    if (type === AGGREGATE_ERROR) this.#writeErrors((error as AggregateError).errors);
+    if (hasCause) this.#writePart('cause', error.cause);
+  }
+
+  #writeErrors(errors: unknown): void {
+    const items: readonly unknown[] = Array.isArray(errors) ? errors : [];
+    this.#path.push('errors');
+    this.#checkDepth();
+    this.#ancestors.push(items);
+    this.#writeItems(items, items.length);
+    this.#ancestors.pop();
+    this.#path.pop();
   }
 
   #writeBinary(data: ArrayBufferView | ArrayBuffer): void {
@@ -184,12 +297,7 @@ class ValueEncoder<T extends object> {
     this.#to.bytes(bytes);
   }
 
-  #writeTransferable(object: object): void {
-    if (!this.#objects.includes(object))
-      throw new TypeError(
-        `${this.#currentPath} is ${withArticle(classNameOf(object))}, which cannot be sent: ` +
-          this.#objects.alternativeTo(object),
-      );
+  #placeObject(object: T): void {
     if (this.placed.length === MAX_VALUE_OBJECTS)
       throw new RangeError(
         `${this.#currentPath} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects`,
@@ -198,7 +306,28 @@ class ValueEncoder<T extends object> {
     this.#to.uint8(Tag.gpuObject);
   }
 
+  #countPart(): void {
+    this.#parts += 1;
+    if (this.#parts > MAX_VALUE_PARTS)
+      throw new RangeError(
+        `a value may have ${MAX_VALUE_PARTS} parts, and this one has more: send numbers as typed arrays`,
+      );
+  }
+
+  #countCollection(): void {
+    this.#collections += 1;
+    if (this.#collections > MAX_VALUE_COLLECTIONS)
+      throw new RangeError(
+        `a value may have ${MAX_VALUE_COLLECTIONS} Maps, Sets and errors, and this one has more: ` +
+          'send plain objects or arrays',
+      );
+  }
+
   get #currentPath(): string {
     return formatPath(this.#path);
   }
 }
+
+/** The step to a value of a Map. Only a primitive key can be named. */
+export const stepToEntry = (key: unknown, at: number): CollectionStep =>
+  typeof key === 'object' && key !== null ? { call: 'values', key: at } : { call: 'get', key };

@@ -28,6 +28,19 @@ export const Tag = {
   binary: 12,
   /** The place of a GPU object. The table of objects follows the value. */
   gpuObject: 13,
+  /** An index of an array that has no item. */
+  hole: 14,
+  /** 8 bytes: the time in milliseconds. NaN for an invalid date. */
+  date: 15,
+  /** Count, then keys (any values) and values in turn. */
+  map: 16,
+  /** Count, then the members. */
+  set: 17,
+  /**
+   * Index in {@link errorTypes}, bits of {@link ErrorField}, then those strings; for an
+   * AggregateError a count and its errors; then the cause, if it has one.
+   */
+  error: 18,
 } as const;
 
 type BinaryType = new (buffer: ArrayBuffer) => ArrayBufferView;
@@ -50,3 +63,20 @@ export const binaryTypes: readonly (readonly [name: string, type: BinaryType | u
   ['BigUint64Array', BigUint64Array],
   ['BigInt64Array', BigInt64Array],
 ];
+
+/** What an encoded error has, in this order; all but the cause are strings. */
+export const ErrorField = { name: 1, message: 2, stack: 4, code: 8, cause: 16 } as const;
+
+/** The classes that an error arrives as. Append only: the indices travel. */
+export const errorTypes: readonly ErrorConstructor[] = [
+  Error,
+  TypeError,
+  RangeError,
+  SyntaxError,
+  ReferenceError,
+  EvalError,
+  URIError,
+  // Made without arguments, as the others are.
+  AggregateError as unknown as ErrorConstructor,
+];
+export const AGGREGATE_ERROR = 7;

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
+import { runInNewContext } from 'node:vm';
 import fc from 'fast-check';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import { IpcError } from '../../../../../src/errors.ts';
@@ -21,9 +22,9 @@ import {
   MAX_VALUE_DEPTH,
   MAX_VALUE_PARTS,
 } from '../../../../../src/ipc/wire/limits.ts';
-import { encodeValue } from '../../../../../src/ipc/wire/value-encoder.ts';
+import { encodeValue, formatPath } from '../../../../../src/ipc/wire/value-encoder.ts';
 import { writeObjectTable } from '../../../../../src/ipc/wire/value-message.ts';
-import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { errorTypes, Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { emulate } from '../../emulate.ts';
@@ -42,6 +43,7 @@ const decode = (bytes: Uint8Array, fdCount = 0): unknown =>
   readMessage(bytes, fdCount).value.buildAll([]);
 const roundTrip = (value: unknown): unknown => decode(encode(value));
 
+const hole = Symbol('hole');
 const { value: anyValue } = fc.letrec((tie) => ({
   value: fc.oneof(
     { depthSize: 'small' },
@@ -60,7 +62,21 @@ const { value: anyValue } = fc.letrec((tie) => ({
     fc.bigUint64Array(),
     fc.uint8Array().map((bytes) => bytes.slice().buffer),
     fc.uint8Array().map((bytes) => new DataView(bytes.slice().buffer)),
+    fc.date({ noInvalidDate: false }),
     fc.array(tie('value')),
+    fc.array(fc.option(tie('value'), { nil: hole })).map((items) => {
+      const sparse = new Array<unknown>(items.length);
+      for (const [at, item] of items.entries()) if (item !== hole) sparse[at] = item;
+      return sparse;
+    }),
+    fc.array(fc.tuple(tie('value'), tie('value'))).map((entries) => new Map(entries)),
+    fc.array(tie('value')).map((members) => new Set(members)),
+    fc
+      .tuple(fc.constantFrom(Error, TypeError, RangeError), fc.string(), tie('value'))
+      .map(([Type, message, cause]) => new Type(message, { cause })),
+    fc
+      .tuple(fc.string(), fc.array(tie('value')))
+      .map(([message, errors]) => new AggregateError(errors, message)),
     fc.dictionary(
       fc.string({ unit: 'grapheme' }).filter((key) => key !== '__proto__'),
       tie('value'),
@@ -79,14 +95,16 @@ describe('encodeValue', () => {
     );
   });
 
-  test('a Buffer arrives as bytes, a hole as undefined, and inherited names not at all', () => {
+  test('a Buffer arrives as bytes, a hole as a hole, and inherited names not at all', () => {
     assert.deepStrictEqual(roundTrip(Buffer.from('abc')), new Uint8Array([97, 98, 99]));
     assert.deepStrictEqual(
       roundTrip(new Float64Array([1, 2, 3]).subarray(1, 2)),
       new Float64Array([2]),
     );
     assert.deepStrictEqual(roundTrip(new Uint8Array(new SharedArrayBuffer(2))), new Uint8Array(2));
-    assert.deepStrictEqual(roundTrip(new Array(2)), [undefined, undefined]);
+    assert.deepStrictEqual(roundTrip(new Array(2)), new Array(2));
+    const last = new Array(3).fill(1, 2);
+    assert.deepStrictEqual(Object.keys(roundTrip(last) as unknown[]), ['2']);
     assert.deepStrictEqual(roundTrip(Object.assign(Object.create(null), { a: 1 })), { a: 1 });
     assert.deepStrictEqual(roundTrip({ constructor: 1, toString: 2 }), {
       constructor: 1,
@@ -100,9 +118,22 @@ describe('encodeValue', () => {
       [() => 1, /^value is a function, which cannot be sent$/],
       [{ a: [1, Symbol('x')] }, /^value\.a\[1\] is a symbol/],
       [{ model: { layers: [0, 1, 2, new Model()] } }, /^value\.model\.layers\[3\] is a Model/],
-      [{ 'not a name': { ü: new Map() } }, /^value\["not a name"\]\.ü is a Map/],
-      [[new Date()], /^value\[0\] is a Date/],
-      [{ error: new Error('x') }, /^value\.error is an Error/],
+      [{ 'not a name': { ü: new WeakMap() } }, /^value\["not a name"\]\.ü is a WeakMap/],
+      [[/x/], /^value\[0\] is a RegExp/],
+      [new Map([['models', [() => 1]]]), /^value\.get\("models"\)\[0\] is a function/],
+      [new Map([[{ id: 1 }, () => 1]]), /^value\.values\(\)\[0\] is a function/],
+      [
+        {
+          ids: new Map([
+            [1, 2],
+            [() => 1, 3],
+          ] as [unknown, unknown][]),
+        },
+        /^value\.ids\.keys\(\)\[1\] is a function/,
+      ],
+      [new Set(['a', Symbol('b')]), /^value\.values\(\)\[1\] is a symbol/],
+      [new Error('x', { cause: { why: () => 1 } }), /^value\.cause\.why is a function/],
+      [new AggregateError([1, () => 1]), /^value\.errors\[1\] is a function/],
       [{ late: Promise.resolve() }, /^value\.late is a Promise, .*: only plain data is$/],
       [{ shared: new SharedArrayBuffer(4) }, /^value\.shared is a SharedArrayBuffer/],
       [JSON.parse('{"a":{"__proto__":1}}'), /^value\.a\.__proto__ has a name/],
@@ -133,21 +164,15 @@ describe('encodeValue', () => {
       [ofManager, /^value is an IpcHandle, .*: send the buffer itself$/],
       [{ late: Promise.resolve() }, /^value\.late is a Promise, .*: await it first$/],
       [
-        new Map(),
-        /^value is a Map, .*: only plain objects, arrays, binary data, device arrays, buffers, pools and events are$/,
+        new WeakMap(),
+        /^value is a WeakMap, .*: only plain objects, arrays, Maps, Sets, Dates, errors, binary data, device arrays, buffers, pools and events are$/,
       ],
     ] as const)
       await assert.rejects(pair.a.send(value), { name: 'TypeError', message });
     assert.deepEqual(roundTrip(ofArray.toJSON()), ofArray.toJSON());
   });
 
-  test('a value that is too deep, too large or contains itself is refused', () => {
-    const cycle: Record<string, unknown> = {};
-    cycle['self'] = [cycle];
-    assert.throws(() => encode(cycle), {
-      name: 'RangeError',
-      message: /^value\.self\[0\]\.self.* in itself$/,
-    });
+  test('a value that is too deep or too large is refused', () => {
     const nested = (depth: number): unknown => {
       let value: unknown = 1;
       for (let n = 0; n < depth; n++) value = [value];
@@ -167,6 +192,219 @@ describe('encodeValue', () => {
     });
     const largest = new Uint8Array(MAX_VALUE_BYTE_LENGTH - 6).fill(3);
     assert.deepEqual(roundTrip(largest), largest);
+  });
+
+  test('a cycle is refused as one, with where it begins', () => {
+    const cycle: Record<string, unknown> = {};
+    cycle['self'] = [cycle];
+    const inner: Record<string, unknown> = { name: 'inner' };
+    inner['map'] = new Map([['back', inner]]);
+    const set = new Set<unknown>();
+    set.add([set]);
+    const error = new Error('x');
+    error.cause = { error };
+    const all = new AggregateError([]);
+    all.errors.push(all);
+    for (const [value, message] of [
+      [cycle, /^value\.self\[0\] is a cycle, which cannot be sent: it is value again\. Send an id/],
+      [{ inner }, /^value\.inner\.map\.get\("back"\) is a cycle, .* it is value\.inner again/],
+      [set, /^value\.values\(\)\[0\]\[0\] is a cycle, .* it is value again/],
+      [error, /^value\.cause\.error is a cycle, .* it is value again/],
+      [all, /^value\.errors\[0\] is a cycle, .* it is value again/],
+    ] as const)
+      assert.throws(() => encode(value), { name: 'TypeError', message });
+    // The same object twice is none: it arrives as two.
+    const twice = { a: 1 };
+    assert.deepEqual(roundTrip([twice, twice]), [{ a: 1 }, { a: 1 }]);
+  });
+
+  test('an error arrives as its class, with what it says and its own stack', () => {
+    class ModelError extends RangeError {
+      override readonly name = 'ModelError';
+      readonly code = 'too-large';
+      readonly secret = 'not sent';
+    }
+    const cause = new TypeError('deep');
+    const sent = new ModelError('no model', { cause });
+    const read = roundTrip(sent) as ModelError;
+    assert.equal(Object.getPrototypeOf(read), Error.prototype);
+    assert.deepEqual(
+      [read.name, read.message, read.stack, read.code, read.secret],
+      ['ModelError', 'no model', sent.stack, 'too-large', undefined],
+    );
+    assert.ok(read.cause instanceof TypeError);
+    assert.equal((read.cause as TypeError).stack, cause.stack);
+    assert.deepEqual(Object.keys(read), ['code']);
+    assert.equal(`${read}`, 'ModelError: no model');
+    for (const error of [
+      new SyntaxError('a'),
+      new ReferenceError('b'),
+      new EvalError('c'),
+      new URIError('d'),
+      new AggregateError([new Error('e')], 'f'),
+    ]) {
+      const found = roundTrip(error) as Error;
+      assert.equal(Object.getPrototypeOf(found), Object.getPrototypeOf(error));
+      assert.deepEqual(found, error);
+      assert.equal(found.stack, error.stack);
+    }
+    // Without a stack none of this process takes its place, and none is captured for later.
+    const { stackTraceLimit } = Error;
+    Error.stackTraceLimit = 7;
+    const bare = new Error('bare');
+    delete bare.stack;
+    assert.equal((roundTrip(bare) as Error).stack, undefined);
+    assert.equal(Error.stackTraceLimit, 7);
+    Error.stackTraceLimit = stackTraceLimit;
+    assert.equal(Object.hasOwn(roundTrip(new Error('no cause')) as Error, 'cause'), false);
+    assert.equal(
+      Object.hasOwn(roundTrip(new Error('x', { cause: undefined })) as Error, 'cause'),
+      true,
+    );
+    // Properties that are no texts are left out.
+    assert.equal(
+      (roundTrip(Object.assign(new Error('y'), { code: 5 })) as ModelError).code,
+      undefined,
+    );
+    // One of another realm.
+    const other = roundTrip(runInNewContext('new RangeError("elsewhere")')) as Error;
+    assert.ok(other instanceof RangeError);
+    assert.equal(other.message, 'elsewhere');
+  });
+
+  test('Maps, Sets and Dates of subclasses are sent as what the engine knows', () => {
+    class Odd extends Map<string, number> {
+      override get size(): number {
+        return 7;
+      }
+      override *[Symbol.iterator](): MapIterator<[string, number]> {}
+      override entries(): MapIterator<[string, number]> {
+        return new Map<string, number>().entries();
+      }
+    }
+    const odd = new Odd([['a', 1]]);
+    assert.deepStrictEqual(roundTrip(odd), new Map([['a', 1]]));
+    class OddDate extends Date {
+      override getTime(): number {
+        return 9;
+      }
+    }
+    assert.deepStrictEqual(roundTrip(new OddDate(5)), new Date(5));
+    assert.deepStrictEqual(roundTrip(new Set([Number.NaN, -0])), new Set([Number.NaN, 0]));
+    // What a getter adds meanwhile is not sent, and breaks nothing.
+    const map = new Map<string, unknown>();
+    map.set('first', {
+      get more() {
+        map.set('second', 2);
+        return 1;
+      },
+    });
+    assert.deepStrictEqual(roundTrip(map), new Map([['first', { more: 1 }]]));
+  });
+
+  test('objects in Maps, Sets and errors arrive in their places, in order', () => {
+    class Marked {}
+    const [one, two, three, four] = [new Marked(), new Marked(), new Marked(), new Marked()];
+    const objects = {
+      includes: (object: object): object is Marked => object instanceof Marked,
+      alternativeTo: () => '',
+    };
+    const map = new Map<unknown, unknown>([
+      ['first', 1],
+      [one, two],
+      ['last', { deep: three }],
+    ]);
+    const set = new Set<unknown>(['a', three, 'b', new Set([four])]);
+    const bytes = ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
+      const value = {
+        map,
+        set,
+        error: new Error('e', { cause: four }),
+        named: new Map([['x', one]]),
+      };
+      const placed = encodeValue(writer, value, objects);
+      assert.deepEqual(
+        placed.map(({ path }) => formatPath(path)),
+        [
+          'value.map.keys()[1]',
+          'value.map.values()[1]',
+          'value.map.get("last").deep',
+          'value.set.values()[1]',
+          'value.set.values()[3].values()[0]',
+          'value.error.cause',
+          'value.named.get("x")',
+        ],
+      );
+      return Buffer.from(writer.written.subarray(HEADER_BYTE_LENGTH));
+    });
+    const table = tableOf(0, ...new Array<typeof unknownObject>(7).fill(unknownObject));
+    const { value } = readMessage(Buffer.from([...bytes, ...table]));
+    const built = value.buildAll([1, 2, 3, 4, 5, 6, 7].map((n) => `object ${n}`));
+    assert.deepStrictEqual(built, {
+      map: new Map<unknown, unknown>([
+        ['first', 1],
+        ['object 1', 'object 2'],
+        ['last', { deep: 'object 3' }],
+      ]),
+      set: new Set(['a', 'object 4', 'b', new Set(['object 5'])]),
+      error: new Error('e', { cause: 'object 6' }),
+      named: new Map([['x', 'object 7']]),
+    });
+    const { map: builtMap, set: builtSet } = built as { map: typeof map; set: typeof set };
+    assert.deepEqual([...builtMap.keys()], ['first', 'object 1', 'last']);
+    assert.deepEqual([...builtSet].slice(0, 3), ['a', 'object 4', 'b']);
+  });
+
+  test('a name, key or member that is repeated behind an object fails the value, however often it is built', () => {
+    const { latin1, gpuObject, map, set } = Tag;
+    const a = [latin1, 1, 65];
+    const table = tableOf(0, unknownObject);
+    const one = {};
+    for (const bytes of [
+      [set, 3, gpuObject, ...a, ...a],
+      [map, 3, gpuObject, Tag.null, ...a, Tag.null, ...a, Tag.null],
+      [map, 3, ...a, Tag.null, gpuObject, Tag.null, ...a, Tag.null],
+    ]) {
+      const { value } = readMessage(Uint8Array.from([...bytes, ...table]));
+      for (let times = 0; times < 2; times++)
+        assert.throws(() => value.buildAll([one]), {
+          name: 'IpcError',
+          message: /the same key or member twice/,
+        });
+    }
+    // Two objects of the sender may be one here.
+    const twice = [set, 2, gpuObject, gpuObject, ...tableOf(0, unknownObject, unknownObject)];
+    const { value } = readMessage(Uint8Array.from(twice));
+    assert.deepEqual(value.buildAll([one, one]), new Set([one]));
+  });
+
+  test('tags, types and fields that do not exist are refused', () => {
+    const { latin1, hole, array, object, map, set, error, date } = Tag;
+    const a = [latin1, 1, 65];
+    const longText = [...encode('x'.repeat(2000))];
+    // Long values are checked before they are built.
+    for (const [bytes, message] of [
+      [[hole], /a hole stands outside of an array/],
+      [[object, 1, ...a, hole], /a hole stands outside of an array/],
+      [[map, 1, hole, Tag.null], /a hole stands outside of an array/],
+      [[set, 1, hole], /a hole stands outside of an array/],
+      [[set, 2, ...a, ...a], /a Map or Set has the same key or member twice/],
+      [[map, 2, ...a, Tag.null, ...a, Tag.true], /a Map or Set has the same key or member twice/],
+      [[map, 1, ...a], /needs more than the 3 bytes|end in the middle/],
+      [[map, 100, ...a], /a count of 100 needs more than/],
+      [[set, 100, ...a], /a count of 100 needs more than/],
+      [[array, 1, hole, hole], /unknown control field/],
+      [[date, 1, 2], /end in the middle/],
+      [[error, errorTypes.length, 0], /an error has an unknown type or unknown fields: 8, 0/],
+      [[error, 0, 32], /an error has an unknown type or unknown fields: 0, 32/],
+      [[error, 0, 1, Tag.null], /a text of an error is not a string/],
+      [[error, 0, 16], /end in the middle/],
+      [[error, 0, 16, hole], /a hole stands outside of an array/],
+      [[error, 7, 0], /end in the middle/],
+      [[error, 7, 0, 5], /a count of 5 needs more than/],
+    ] as const)
+      for (const body of [Buffer.from(bytes), Buffer.from([set, 2, ...longText, ...bytes])])
+        assert.throws(() => decode(body), { name: 'IpcError', message }, `${bytes}`);
   });
 
   test('a value may send another one while it is encoded', () => {
@@ -284,8 +522,8 @@ describe('encodeValue', () => {
     const odd = Odd.of(1, 2, 3, 4, 5);
     assert.deepStrictEqual(roundTrip({ odd }), { odd: Uint8Array.of(1, 2, 3, 4, 5) });
     assert.throws(
-      () => encode({ constructor: { name: 5 }, map: new Map() }),
-      /value\.map is a Map/,
+      () => encode({ constructor: { name: 5 }, map: new WeakMap() }),
+      /value\.map is a WeakMap/,
     );
     const nameless = Object.create({ constructor: { name: 5 } }) as object;
     assert.throws(() => encode({ nameless }), {
@@ -300,7 +538,11 @@ describe('encodeValue', () => {
       wide: 'wörld',
       numbers: [1, -2.5, 3n, 1n << 90n],
       data: new Float32Array([1, 2]),
-      nested: { list: [null, undefined, true, false] },
+      nested: { list: [null, undefined, true, false, new Date(5)] },
+      map: new Map<unknown, unknown>([
+        ['a', new Set([1, 'b'])],
+        [{ k: 1 }, new TypeError('no', { cause: new AggregateError([1, 2], 'all') })],
+      ]),
     });
     fc.assert(
       fc.property(
@@ -351,7 +593,13 @@ describe('encodeValue', () => {
       [[Tag.bigint, 0, 1, 'g'.charCodeAt(0)], /other than hexadecimal digits/],
       [[Tag.binary, 99, 0], /unknown type/],
       [[Tag.binary, 9, 3, 0, 0, 0], /Float32Array cannot have 3 bytes/],
-      [new Array<number>(MAX_VALUE_DEPTH + 1).fill(Tag.array).flatMap((tag) => [tag, 1]), /deeper/],
+      [
+        new Array<number>(MAX_VALUE_DEPTH + 1)
+          .fill(Tag.array)
+          .flatMap((tag) => [tag, 1])
+          .concat(0),
+        /deeper/,
+      ],
       [[Tag.gpuObject], /in the middle/],
       [[Tag.null, ...tableOf(0, unknownObject)], /control field/],
       [

@@ -14,6 +14,7 @@ import {
   MAX_CONTROL_BYTE_LENGTH,
   MAX_RELEASE_POINTS,
   MAX_VALUE_BINARIES,
+  MAX_VALUE_COLLECTIONS,
 } from '../../../../../src/ipc/wire/limits.ts';
 import { ValueMessageReader } from '../../../../../src/ipc/wire/value-message.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
@@ -39,6 +40,8 @@ const listOf = (count: number, part: readonly number[], ...others: Uint8Array[])
     ...others,
   ]);
 const emptyObject = [Tag.object, 0];
+const emptyMap = [Tag.map, 0];
+const emptyError = [Tag.error, 0, 0];
 const emptyFloats = [Tag.binary, 9, 0];
 const MANY = 1_000_000;
 
@@ -77,6 +80,8 @@ describe('EncodedValue', () => {
     for (const [part, count] of [
       [emptyFloats, MAX_VALUE_BINARIES],
       [emptyObject, MANY],
+      [emptyMap, MAX_VALUE_COLLECTIONS],
+      [emptyError, MAX_VALUE_COLLECTIONS],
     ] as const) {
       using other = new RawPeer();
       const body = listOf(count, part);
@@ -109,6 +114,29 @@ describe('EncodedValue', () => {
     assert.equal(((await takes[0]) as unknown[]).length, 20_000);
     other.peer.close();
     await Promise.allSettled(takes);
+  });
+
+  test('a long Set behind a GPU object is filled over several turns of the event loop', async (t) => {
+    emulate();
+    using buffer = DeviceBuffer.allocate(64);
+    const table = Buffer.from(tableOf(0, { bytes: encodeFields(getIpcHandle(buffer)) }));
+    hurry(t);
+    using other = new RawPeer();
+    const count = 20_000;
+    const numbers = Buffer.concat(
+      Array.from({ length: count }, (_, at) =>
+        Buffer.concat([Buffer.of(Tag.float64), float64(at + 0.5)]),
+      ),
+    );
+    const body = [Buffer.of(Tag.set, ...length(count + 1), Tag.gpuObject), numbers, table];
+    await sendAll(other, Buffer.concat(body), 0);
+    for (let turns = 0; turns < 200; turns++) await nextLoopIteration();
+    const taking = other.peer.receive();
+    const turns = await turnsUntil(taking);
+    assert.ok(turns >= 200, `${turns} turns`);
+    const [first, ...rest] = [...((await taking) as Set<unknown>)];
+    (first as DeviceBuffer).close();
+    assert.deepEqual([rest.length, rest[0], rest.at(-1)], [count, 0.5, count - 0.5]);
   });
 
   test('a long value is checked over several turns of the event loop', async (t) => {
@@ -233,8 +261,23 @@ describe('EncodedValue', () => {
       pair.a.send(largest + 1n),
       /^RangeError: value is a bigint of 1048577 hexadecimal digits/,
     );
+    const maps = new Array<unknown>(MAX_VALUE_COLLECTIONS).fill(new Map());
+    const receivingMaps = pair.b.receive();
+    await pair.a.send(maps);
+    assert.equal(((await receivingMaps) as unknown[]).length, maps.length);
+    await assert.rejects(
+      pair.a.send([...maps, new Error('one more')]),
+      /^RangeError: a value may have 131072 Maps, Sets and errors, and this one has more: send plain/,
+    );
     for (const [body, message] of [
       [listOf(MAX_VALUE_BINARIES + 1, emptyFloats), /more than 131072 parts of binary data/],
+      ...[emptyMap, emptyError, [Tag.set, 0]].map(
+        (part) =>
+          [
+            listOf(MAX_VALUE_COLLECTIONS + 1, part),
+            /more than 131072 Maps, Sets and errors/,
+          ] as const,
+      ),
       [
         Buffer.concat([
           Buffer.of(Tag.bigint, 0, ...length(MAX_BIGINT_DIGITS + 1)),
