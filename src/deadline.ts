@@ -1,5 +1,6 @@
 /** Waits that end early: by a signal, or after a time. */
 
+import { setMaxListeners } from 'node:events';
 import type { WaitOptions } from './poller.ts';
 import { checkInstance, checkInteger, checkOptions } from './validate.ts';
 
@@ -69,7 +70,11 @@ export function withDeadline<T>(
       abort();
       return;
     }
-    signal?.addEventListener('abort', abort);
+    if (signal) {
+      // A signal may end many calls: as of `fetch`, no warning then.
+      setMaxListeners(0, signal);
+      signal.addEventListener('abort', abort);
+    }
     if (timeoutMs !== undefined)
       timer = setTimeout(() => rejectEarly(timeoutError(operation, timeoutMs)), timeoutMs);
   });

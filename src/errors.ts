@@ -176,16 +176,23 @@ export type IpcCause =
   /** The file descriptor that belongs to the descriptor did not arrive with it. */
   | 'no-file-descriptor';
 
+/** The codes of an {@link IpcError}. */
+export type IpcErrorCode =
+  | IpcCause
+  /** More was sent, asked or connected than the limits of docs/ipc.md allow. */
+  | 'limit-exceeded'
+  | 'ipc-failed';
+
 /**
  * Something cannot be shared, or what another process sent cannot be used here. If the driver
  * rejected it, `cause` is the driver's error, and the message repeats it.
  */
 export class IpcError extends CuffiError {
   override name = 'IpcError';
-  /** Why, if the cause is a known one (see `explain` of cuffi/ipc); else `ipc-failed`. */
-  override readonly code: IpcCause | 'ipc-failed';
+  /** Why, if the cause is a known one; else `ipc-failed`. */
+  override readonly code: IpcErrorCode;
 
-  constructor(message: string, cause?: Error, code: IpcCause | 'ipc-failed' = 'ipc-failed') {
+  constructor(message: string, cause?: Error, code: IpcErrorCode = 'ipc-failed') {
     super(cause ? `${message}: ${cause.message}` : message, cause ? { cause } : {});
     this.code = code;
   }

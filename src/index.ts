@@ -161,6 +161,7 @@ export {
   CuffiError,
   DriverNotFoundError,
   type IpcCause,
+  type IpcErrorCode,
   IpcError,
   NotSupportedError,
   PeerGoneError,

@@ -352,7 +352,7 @@ describe('Peer', () => {
     const late = other.allocate(64, { stream });
     late.fill(9, { stream });
     await stream.synchronize();
-    await assert.rejects(child.send({ late, wrong: () => 0 }), { name: 'TypeError' });
+    await assert.rejects(child.send({ late, wrong: (() => 0) as unknown }), { name: 'TypeError' });
     assert.deepEqual(await ask(child, { do: 'read', buffer: late }), [9]);
     late.close();
     for (const each of [...buffers.slice(0, 3), memory]) each.close();

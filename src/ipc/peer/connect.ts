@@ -12,6 +12,7 @@ import {
 } from './credentials.ts';
 import { Peer } from './peer.ts';
 import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
+import type { Anything } from './sendable.ts';
 import { addressOfSocket, socketName } from './socket-file.ts';
 
 /** Options of {@link connect}. */
@@ -36,7 +37,10 @@ const RETRY_MS = 10;
  * using peer = await connect('render', { timeoutMs: 5000 });
  * await peer.send({ frame: buffer });
  */
-export async function connect(name: string, options?: ConnectOptions): Promise<Peer> {
+export async function connect<Receives = unknown, Sends = Anything>(
+  name: string,
+  options?: ConnectOptions,
+): Promise<Peer<Receives, Sends>> {
   const { signal, timeoutMs, busyPollUs, orphanGraceMs, ...rest } = checkOptions(
     options,
     ['signal', 'timeoutMs', ...peerOptionNames, ...trustOptionNames],
@@ -52,7 +56,7 @@ export async function connect(name: string, options?: ConnectOptions): Promise<P
   for (;;) {
     signal?.throwIfAborted();
     try {
-      return open(path, trust, init);
+      return open(path, trust, init) as Peer<Receives, Sends>;
     } catch (error) {
       if (!(error instanceof SystemError)) throw error;
       if (timeoutMs === undefined || !RETRIED.has(error.code))

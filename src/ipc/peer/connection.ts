@@ -34,7 +34,8 @@ import {
 } from '../wire/value-encoder.ts';
 import { type ValueMessage, ValueMessageReader } from '../wire/value-message.ts';
 import { openArrival } from './arrival.ts';
-import { ReceiveQueue, type Recipient } from './receive-queue.ts';
+import { type MessageSize, ReceiveQueue, type Recipient } from './receive-queue.ts';
+import { Requests, type ServeSettings, type Serving } from './requests.ts';
 import { type LeasedObjects, Session } from './session.ts';
 import { DescriptorVerifier, type VerificationRequest } from './verification.ts';
 
@@ -98,6 +99,7 @@ export class Connection implements FramedSocketHandler {
   readonly #socket: FramedSocket;
   readonly #receiveQueue: ReceiveQueue;
   readonly #verifier: DescriptorVerifier;
+  readonly #requests: Requests;
   #state: State = 'open';
   #end: ConnectionEnd | undefined;
   /** Why nothing is read at the moment. */
@@ -124,7 +126,7 @@ export class Connection implements FramedSocketHandler {
       closeSocket(fd);
       throw error;
     }
-    this.#receiveQueue = new ReceiveQueue(this.#session, () => this.#onReceivingOver());
+    this.#receiveQueue = new ReceiveQueue(this.#session, () => this.#onDelivered());
     try {
       this.#socket = new FramedSocket(fd, this);
     } catch (error) {
@@ -133,10 +135,18 @@ export class Connection implements FramedSocketHandler {
     }
     this.#verifier = new DescriptorVerifier(peerName, this.#session, (...message) => {
       const [value, kind, request] = message;
-      this.#send(value, undefined, kind, request)?.catch(() => {});
+      this.#send(value, { kind, request })?.catch(() => {});
     });
+    this.#requests = new Requests(
+      peerName,
+      this.#session,
+      (value, message) => this.#send(value, message),
+      () => this.#onDelivered(),
+      (error) => this.onFailure(error),
+    );
     this.#poller = new BusyPoller(this.#socket, {
-      isAwaited: () => this.#receiveQueue.isAwaited || this.#verifier.isAwaited,
+      isAwaited: () =>
+        this.#receiveQueue.isAwaited || this.#verifier.isAwaited || this.#requests.isAwaited,
       sendControl: () => this.#controlImmediate && this.#sendControl(),
     });
     this.#session.onControlPending = () => {
@@ -175,7 +185,7 @@ export class Connection implements FramedSocketHandler {
    * shared; ClosedError after the end
    */
   send(value: unknown, stream: Stream | undefined): Promise<void> | undefined {
-    return this.#send(value, stream, FrameKind.value, 0);
+    return this.#send(value, { kind: FrameKind.value, request: 0, stream });
   }
 
   /** As {@link DescriptorVerifier.request}. */
@@ -184,12 +194,23 @@ export class Connection implements FramedSocketHandler {
     this.#beginPolling();
   }
 
-  #send(
-    value: unknown,
-    stream: Stream | undefined,
-    kind: FrameKind,
-    request: number,
-  ): Promise<void> | undefined {
+  /** As {@link Requests.request}. */
+  request(value: unknown, recipient: Recipient): () => void {
+    assertNotCapturing('receiving');
+    const giveUp = this.#requests.request(value, recipient);
+    this.#beginPolling();
+    return giveUp;
+  }
+
+  /** As {@link Requests.serve}. */
+  serve(settings: ServeSettings): Serving {
+    assertNotCapturing('receiving');
+    const serving = this.#requests.serve(settings);
+    this.#beginPolling();
+    return serving;
+  }
+
+  #send(value: unknown, message: OutgoingMessage): Promise<void> | undefined {
     if (this.#end) throw this.#end;
     this.#socket.sendQueue.checkCapacity();
     return ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
@@ -201,9 +222,9 @@ export class Connection implements FramedSocketHandler {
       try {
         const leased =
           placed.length > 0
-            ? this.#session.leaseObjects(writer, placed.map(objectOf), exported, stream)
+            ? this.#session.leaseObjects(writer, placed.map(objectOf), exported, message.stream)
             : undefined;
-        return this.#post(writer, leased, { kind, request });
+        return this.#post(writer, leased, message);
       } catch (error) {
         throw error instanceof SystemError ? this.#sendFailed(error) : error;
       }
@@ -214,7 +235,7 @@ export class Connection implements FramedSocketHandler {
   #post(
     writer: ByteWriter,
     leased: LeasedObjects | undefined,
-    message: MessageType,
+    message: OutgoingMessage,
   ): Promise<void> | undefined {
     const session = this.#session;
     let control: ControlBlock = emptyControlBlock;
@@ -230,6 +251,13 @@ export class Connection implements FramedSocketHandler {
         writeControlBlock(writer, control);
       }
       const fds = leased?.fds ?? [];
+      message.admit?.({
+        byteLength: queuedByteLength(
+          writer.offset - HEADER_BYTE_LENGTH,
+          leased?.leases.length ?? 0,
+        ),
+        fdCount: fds.length,
+      });
       const acknowledged = leased?.forwarded?.acknowledged;
       return this.#socket.post(message, writer.written, fds, cancel, acknowledged);
     } catch (error) {
@@ -285,13 +313,28 @@ export class Connection implements FramedSocketHandler {
     const { byHostWait, byLongValue } = this.#held;
     if (this.#receiveQueue.isIdle && !byHostWait && !byLongValue) this.#socket.readNow();
     const cancel = this.#receiveQueue.receive(recipient);
-    if (this.#held.byFullQueue && this.#receiveQueue.hasRoom) {
+    this.#onDelivered();
+    this.#beginPolling();
+    return cancel;
+  }
+
+  /** Handles that values or answers were taken: there may be room for more, or nothing left. */
+  #onDelivered(): void {
+    if (
+      this.#held.byFullQueue &&
+      this.#state === 'open' &&
+      this.#receiveQueue.hasRoom &&
+      this.#requests.hasRoom
+    ) {
       this.#held.byFullQueue = false;
       this.#socket.resume();
     }
-    if (this.#receiveQueue.isDrained) this.#onReceivingOver();
-    this.#beginPolling();
-    return cancel;
+    if (this.#isDrained) this.#onReceivingOver();
+  }
+
+  /** Whether all that arrived was taken, and nothing more will arrive. */
+  get #isDrained(): boolean {
+    return this.#receiveQueue.isDrained && this.#requests.isDrained;
   }
 
   #beginPolling(): void {
@@ -303,7 +346,8 @@ export class Connection implements FramedSocketHandler {
     const held = this.#held;
     if (held.byHostWait || held.byLongValue) return false;
     if (this.#socket.isEnding) return true;
-    if (this.#state === 'open' && this.#receiveQueue.isFull) held.byFullQueue = true;
+    if (this.#state === 'open' && (this.#receiveQueue.isFull || this.#requests.isFull))
+      held.byFullQueue = true;
     return !held.byFullQueue;
   }
 
@@ -391,20 +435,40 @@ export class Connection implements FramedSocketHandler {
       this.#session.imports.releaseAll(firstLease, entries.length);
       return false;
     }
-    if (kind === FrameKind.value) {
-      const arrival = openArrival(message, fds, this.#session);
-      const isOpen = !('error' in arrival);
-      const isServed = this.#receiveQueue.add(arrival, {
-        byteLength: bytes.byteLength + entries.length * QUEUED_OBJECT_BYTE_LENGTH,
-        fdCount: isOpen ? fds.length : 0,
+    if (kind === FrameKind.verification) this.#verifier.respond(request, message, fds);
+    else if (kind === FrameKind.confirmation) this.#verifier.receiveResponse(request, message, fds);
+    else if (kind === FrameKind.cancellation)
+      this.#requests.receiveCancellation(request, message, fds);
+    else {
+      const byteLength = queuedByteLength(bytes.byteLength, entries.length);
+      const isServed = this.#queue(kind, request, message, fds, {
+        byteLength,
+        fdCount: fds.length,
       });
       // Keeps the bytes until a caller takes the value.
-      if (isSingleFrame && isOpen) message.value.copyBytes();
+      if (isSingleFrame) message.value.copyBytes();
       return isServed;
     }
-    if (kind === FrameKind.request) this.#verifier.respond(request, message, fds);
-    else this.#verifier.receiveResponse(request, message, fds);
-    return kind === FrameKind.response;
+    return kind === FrameKind.confirmation;
+  }
+
+  /** Queues a value, a request or an answer. Returns whether a caller waited for it. */
+  #queue(
+    kind: FrameKind,
+    request: number,
+    message: ValueMessage,
+    fds: readonly number[],
+    size: MessageSize,
+  ): boolean {
+    if (kind === FrameKind.request)
+      return this.#requests.receiveRequest(request, message, fds, size);
+    if (kind !== FrameKind.value) {
+      const hasFailed = kind === FrameKind.failure;
+      return this.#requests.receiveAnswer(request, hasFailed, message, fds, size);
+    }
+    const arrival = openArrival(message, fds, this.#session);
+    const { byteLength } = size;
+    return this.#receiveQueue.add(arrival, 'error' in arrival ? { byteLength, fdCount: 0 } : size);
   }
 
   // ---- The end ----
@@ -416,6 +480,7 @@ export class Connection implements FramedSocketHandler {
   close(): void {
     this.#on('closed here', new ClosedError('this Peer is closed'));
     this.#receiveQueue.clear();
+    this.#requests.clear();
     this.#onReceivingOver();
     this.#on('less in use');
     // If the peer is gone there is nothing to wait for.
@@ -487,8 +552,9 @@ export class Connection implements FramedSocketHandler {
     if (!isFirst) return;
     this.onEnd?.(reason);
     this.#verifier.end(reason);
+    this.#requests.end(reason);
     this.#receiveQueue.end(reason);
-    if (this.#receiveQueue.isDrained) this.#onReceivingOver();
+    this.#onDelivered();
   }
 
   /**
@@ -582,7 +648,7 @@ export class Connection implements FramedSocketHandler {
 
   /** Ends the session once no message can come or go, and no received value is left. */
   #endSessionIfUnused(): void {
-    if (this.#state === 'closed' && this.#receiveQueue.isDrained) this.#session.end();
+    if (this.#state === 'closed' && this.#isDrained) this.#session.end();
   }
 
   /** Returns why the socket ended without a control message. */
@@ -593,6 +659,18 @@ export class Connection implements FramedSocketHandler {
       : closedByPeerError(this.peerName);
   }
 }
+
+/** A message with a value. */
+interface OutgoingMessage extends MessageType {
+  /** The stream whose work the receiver must wait for. Default: all known work. */
+  readonly stream?: Stream | undefined;
+  /** Called with the size of the message before it is sent. May throw. */
+  readonly admit?: (size: MessageSize) => void;
+}
+
+/** How much a message counts for in the receive queue. */
+const queuedByteLength = (byteLength: number, objects: number): number =>
+  byteLength + objects * QUEUED_OBJECT_BYTE_LENGTH;
 
 /** What may stand in a value besides plain data: whatever a row of the table of kinds includes. */
 const sendable: TransferableObjects<Shareable> = {

@@ -22,6 +22,7 @@ import {
 } from './credentials.ts';
 import { Peer } from './peer.ts';
 import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
+import type { Anything } from './sendable.ts';
 import {
   type BoundSocket,
   isPlainName,
@@ -51,7 +52,10 @@ export interface ListenOptions extends TrustOptions, PeerOptions {}
  * using listener = listen('render');
  * for await (const peer of listener) void serve(peer);
  */
-export function listen(name: string, options?: ListenOptions): Listener {
+export function listen<Receives = unknown, Sends = Anything>(
+  name: string,
+  options?: ListenOptions,
+): Listener<Receives, Sends> {
   const { busyPollUs, orphanGraceMs, ...rest } = checkOptions(
     options,
     [...trustOptionNames, ...peerOptionNames],
@@ -83,7 +87,10 @@ const RETRY_MS = 20;
 const WARNING_MS = 10_000;
 
 /** A name to which processes connect. Each connection is a {@link Peer}. */
-export class Listener extends Resource implements AsyncIterable<Peer> {
+export class Listener<Receives = unknown, Sends = Anything>
+  extends Resource
+  implements AsyncIterable<Peer<Receives, Sends>>
+{
   /** The absolute path or the abstract name of the socket. */
   readonly name: string;
   readonly #fd: number;
@@ -127,23 +134,27 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
    * @throws ClosedError if the listener is closed
    * @throws what `allow` throws; that process is refused
    */
-  async accept(options?: DeadlineOptions): Promise<Peer> {
+  async accept(options?: DeadlineOptions): Promise<Peer<Receives, Sends>> {
     const deadline = checkDeadline(options, 'listener.accept');
     this.assertOpen();
     const canceled = new AbortController();
-    return withDeadline<Peer>(deadline, `waiting at ${this.name}`, (resolve, reject) => {
-      const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
-      this.#lastAccept = accepted.catch(() => {});
-      // If the wait was aborted at the moment of the connection, nobody takes the peer.
-      accepted.then((peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)), reject);
-      return () => canceled.abort();
-    });
+    return withDeadline<Peer<Receives, Sends>>(
+      deadline,
+      `waiting at ${this.name}`,
+      (resolve, reject) => {
+        const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
+        this.#lastAccept = accepted.catch(() => {});
+        // If the wait was aborted at the moment of the connection, nobody takes the peer.
+        accepted.then((peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)), reject);
+        return () => canceled.abort();
+      },
+    );
   }
 
   /** Iterates over the processes that connect, until `close()`. */
-  async *[Symbol.asyncIterator](): AsyncGenerator<Peer, void, undefined> {
+  async *[Symbol.asyncIterator](): AsyncGenerator<Peer<Receives, Sends>, void, undefined> {
     while (!this.closed) {
-      let peer: Peer;
+      let peer: Peer<Receives, Sends>;
       try {
         peer = await this.accept();
       } catch (error) {
@@ -154,7 +165,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
     }
   }
 
-  async #accept(canceled: AbortSignal): Promise<Peer> {
+  async #accept(canceled: AbortSignal): Promise<Peer<Receives, Sends>> {
     for (;;) {
       canceled.throwIfAborted();
       this.assertOpen();
@@ -164,7 +175,7 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
         continue;
       }
       const result = this.#acceptOne();
-      if (result instanceof Peer) return result;
+      if (result instanceof Peer) return result as Peer<Receives, Sends>;
       if (result === 'nobody') await this.#wait(canceled, (signal) => this.#readable(signal));
       if (result === 'too few') await this.#wait(canceled, pause);
     }

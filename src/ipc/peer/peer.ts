@@ -3,7 +3,7 @@ import { checkDeadline, type DeadlineOptions, withDeadline } from '../../deadlin
 import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import { Resource } from '../../lifetime.ts';
 import { type Stream, streamOf } from '../../stream.ts';
-import { assertInternal, checkOptions } from '../../validate.ts';
+import { assertInternal, checkInteger, checkOptions, formatValue } from '../../validate.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
 import { processName } from '../identity.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
@@ -12,6 +12,8 @@ import type { Opened } from '../sharing/open.ts';
 import { Connection, type ConnectionEnd } from './connection.ts';
 import type { PeerCredentials } from './credentials.ts';
 import type { PeerOptions } from './peer-options.ts';
+import { HandlerFailure, type RequestContext, type RequestHandler } from './requests.ts';
+import type { Answer, Anything, Outgoing } from './sendable.ts';
 
 /** Options of `send` and `receive`. */
 export interface TransferOptions extends DeadlineOptions {
@@ -22,6 +24,22 @@ export interface TransferOptions extends DeadlineOptions {
    * made with `{ nonBlocking: true }`.
    */
   readonly stream?: Stream;
+}
+
+/** Options of {@link Peer.serve}. */
+export interface ServeOptions {
+  /**
+   * The most handlers that run at a time; later requests wait, in order. Default: 1. A handler that
+   * itself awaits a request of the other process, whose handler awaits one of this, needs more.
+   */
+  readonly concurrency?: number;
+  /**
+   * The stream that uses the objects of the requests, as of `receive`, and whose work the answers
+   * wait for, as of `send`.
+   */
+  readonly stream?: Stream;
+  /** Stops serving. Handlers that run are awaited; what nobody has taken waits for the next `serve`. */
+  readonly signal?: AbortSignal;
 }
 
 /** The parts of a peer. */
@@ -44,11 +62,17 @@ const DEFAULT_GRACE_MS = 2000;
  * Values arrive whole and in order. What the other process sent before it ended is received before
  * the end is reported. An open peer keeps the process alive, as a socket does.
  *
+ * `Receives` is the type of what comes from there (values, requests and answers), `Sends` of what goes
+ * there. They are not checked at run time: the other process may send anything.
+ *
  * @example
  * await peer.send({ step: 1, weights: buffer });
  * for await (const { step, weights } of peer) weights.close();
  */
-export class Peer extends Resource implements AsyncIterable<unknown> {
+export class Peer<Receives = unknown, Sends = Anything>
+  extends Resource
+  implements AsyncIterable<Receives>
+{
   /** The other process; 0 if it is of another pid namespace. */
   readonly pid: number;
   /** The user of the other process. */
@@ -103,7 +127,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * @throws ClosedError if either end is closed, PeerGoneError if the other process was killed or
    * has failed
    */
-  async send(value: unknown, options?: TransferOptions): Promise<void> {
+  async send<V>(value: Outgoing<Sends, V>, options?: TransferOptions): Promise<void> {
     const { deadline, stream } = checkTransfer(options, 'peer.send');
     this.assertOpen();
     deadline.signal?.throwIfAborted();
@@ -133,7 +157,7 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * @throws ClosedError after the end, whichever side closed; PeerGoneError if the other process
    * was killed or has failed. Each call throws an error of its own; `cause` is the common one
    */
-  async receive(options?: TransferOptions): Promise<unknown> {
+  async receive(options?: TransferOptions): Promise<Receives> {
     const { deadline, stream } = checkTransfer(options, 'peer.receive');
     this.assertOpen();
     try {
@@ -141,6 +165,72 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     } catch (error) {
       throw errorForCall(error);
     }
+  }
+
+  /**
+   * Sends a request to the handler that the other process has given to {@link serve}, and resolves
+   * with its answer. Requests and values do not mix: no loop sees a request. Work on GPU objects is
+   * ordered both ways as by `send` and `receive`; the receiver owns what the answer has.
+   *
+   * Aborting, or the time-out, aborts the handler's signal, and drops its answer.
+   *
+   * @param options `stream` orders the request, as of {@link send}, and uses the answer
+   * @throws what the handler threw: an error of the same class, with its own `stack`, to which the
+   * stack of this call is added
+   * @throws IpcError with the code `limit-exceeded` if 1024 requests, or 64 MiB, wait for their answers;
+   * ClosedError and PeerGoneError if the connection ends before the answer; as {@link send}
+   * @example
+   * const labels = await peer.request({ image: buffer }, { timeoutMs: 1000 });
+   */
+  async request<V>(value: Outgoing<Sends, V>, options?: TransferOptions): Promise<Receives> {
+    const { deadline, stream } = checkTransfer(options, 'peer.request');
+    this.assertOpen();
+    const connection = this.#connection;
+    const operation = `a request to ${connection.peerName}`;
+    try {
+      return (await withDeadline<unknown>(deadline, operation, (resolve, reject) =>
+        connection.request(value, { resolve, reject, stream }),
+      )) as Receives;
+    } catch (error) {
+      if (error instanceof HandlerFailure) throw failureForCall(error, connection.peerName);
+      throw errorForCall(error);
+    }
+  }
+
+  /**
+   * Answers the requests of the other process, until the connection ends: then it resolves, when the
+   * last handler has. Requests that came before wait for this call. What a handler returns, or its
+   * Promise, is the answer; what it throws is thrown by the other end's {@link request}.
+   *
+   * A handler owns the GPU objects of its request. `context.closeAfter(resource)` closes one when the
+   * answer was sent, which is also how a buffer that was made for the answer is given up here.
+   *
+   * @throws PeerGoneError if the other process was killed or has failed; IpcError if it broke the
+   * protocol; the reason of the signal; CuffiError if another call serves this peer
+   * @example
+   * await parentPeer().serve(async ({ image }, { signal, closeAfter }) => {
+   *   closeAfter(image);
+   *   return { labels: await classify(image, signal) };
+   * });
+   */
+  async serve(
+    handler: (value: Receives, context: RequestContext) => Answer<Sends>,
+    options?: ServeOptions,
+  ): Promise<void> {
+    const { signal, stream, concurrency } = checkServe(handler, options);
+    this.assertOpen();
+    signal?.throwIfAborted();
+    const connection = this.#connection;
+    const { done, stop } = connection.serve({
+      handler: handler as RequestHandler,
+      concurrency,
+      stream,
+    });
+    signal?.addEventListener('abort', stop);
+    const reason = await done;
+    signal?.removeEventListener('abort', stop);
+    if (reason === 'stopped') throw signal?.reason;
+    if (!(reason instanceof ClosedError)) throw errorForCall(reason);
   }
 
   /**
@@ -189,8 +279,8 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
    * PeerGoneError if the other process was killed or has failed. Leaving the loop leaves the peer
    * open.
    */
-  [Symbol.asyncIterator](): AsyncIterableIterator<unknown> {
-    const iterator: AsyncIterableIterator<unknown> = {
+  [Symbol.asyncIterator](): AsyncIterableIterator<Receives> {
+    const iterator: AsyncIterableIterator<Receives> = {
       next: () => this.#next(),
       [Symbol.asyncIterator]: () => iterator,
     };
@@ -219,14 +309,15 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     throw end ? errorForCall(end) : this.closedError();
   }
 
-  #take(deadline: DeadlineOptions, stream?: Stream): Promise<unknown> {
+  #take(deadline: DeadlineOptions, stream?: Stream): Promise<Receives> {
     const connection = this.#connection;
-    return withDeadline(deadline, `receiving from ${connection.peerName}`, (resolve, reject) =>
+    const operation = `receiving from ${connection.peerName}`;
+    return withDeadline<unknown>(deadline, operation, (resolve, reject) =>
       connection.receive({ resolve, reject, stream }),
-    );
+    ) as Promise<Receives>;
   }
 
-  async #next(): Promise<IteratorResult<unknown, undefined>> {
+  async #next(): Promise<IteratorResult<Receives, undefined>> {
     try {
       return { done: false, value: await this.#take({}) };
     } catch (error) {
@@ -247,6 +338,16 @@ function errorForCall(reason: unknown): unknown {
   return error ?? reason;
 }
 
+/** Returns what a handler threw. An error gets the stack of the awaiting caller behind its own. */
+function failureForCall({ thrown }: HandlerFailure, peerName: string): unknown {
+  if (!(thrown instanceof Error)) return thrown;
+  const here = { stack: '' };
+  Error.captureStackTrace(here, failureForCall);
+  const frames = here.stack.split('\n').slice(1).join('\n');
+  thrown.stack = `${thrown.stack ?? thrown}\n    in ${peerName}, which was asked\n${frames}`;
+  return thrown;
+}
+
 function copyError(reason: unknown): Error | undefined {
   if (reason instanceof PeerGoneError)
     return new PeerGoneError(reason.message, reason, { cause: reason });
@@ -262,6 +363,25 @@ function processOfSocket(socket: number, pid: number): PeerProcess {
     closeSocket(socket);
     throw error;
   }
+}
+
+function checkServe(
+  handler: unknown,
+  options: ServeOptions | undefined,
+): { concurrency: number; stream: Stream | undefined; signal: AbortSignal | undefined } {
+  if (typeof handler !== 'function')
+    throw new TypeError(`peer.serve takes a function that answers, not ${formatValue(handler)}`);
+  const {
+    concurrency = 1,
+    stream,
+    signal,
+  } = checkOptions(options, ['concurrency', 'stream', 'signal'], 'peer.serve');
+  if (concurrency !== Number.POSITIVE_INFINITY) checkInteger(concurrency, 'concurrency', 1);
+  const { deadline, stream: ordered } = checkTransfer(
+    { ...(stream && { stream }), ...(signal && { signal }) },
+    'peer.serve',
+  );
+  return { concurrency, stream: ordered, signal: deadline.signal };
 }
 
 function checkTransfer(

@@ -14,12 +14,12 @@ export interface Recipient {
   reject(error: unknown): void;
 }
 
-interface QueuedArrival extends QueuedSize {
+interface QueuedArrival extends MessageSize {
   readonly arrival: Arrival;
 }
 
-/** What a queued value counts toward the limits. */
-interface QueuedSize {
+/** What a message counts toward the limits. */
+export interface MessageSize {
   readonly byteLength: number;
   /** How many file descriptors came with it. */
   readonly fdCount: number;
@@ -31,7 +31,7 @@ interface QueuedSize {
  */
 export class ReceiveQueue {
   readonly #session: Session;
-  readonly #onDrained: () => void;
+  readonly #onServed: () => void;
   readonly #arrivals: QueuedArrival[] = [];
   readonly #recipients: Recipient[] = [];
   #byteLength = 0;
@@ -41,10 +41,10 @@ export class ReceiveQueue {
   #building: ReceivedValue['contents'] | undefined;
   #end: Error | undefined;
 
-  /** @param onDrained called when nothing is queued any more and nothing more will arrive */
-  constructor(session: Session, onDrained: () => void) {
+  /** @param onServed called when values were delivered later than they arrived and were asked for */
+  constructor(session: Session, onServed: () => void) {
     this.#session = session;
-    this.#onDrained = onDrained;
+    this.#onServed = onServed;
   }
 
   /** Whether the sender should wait before it sends more. */
@@ -81,7 +81,7 @@ export class ReceiveQueue {
   }
 
   /** Queues a value. Returns whether a caller waited for it. */
-  add(arrival: Arrival, { byteLength, fdCount }: QueuedSize): boolean {
+  add(arrival: Arrival, { byteLength, fdCount }: MessageSize): boolean {
     this.#arrivals.push({ arrival, byteLength, fdCount });
     this.#byteLength += byteLength;
     this.#fdCount += fdCount;
@@ -174,7 +174,7 @@ export class ReceiveQueue {
 
   #serveLater(): void {
     this.#serve();
-    if (this.isDrained) this.#onDrained();
+    this.#onServed();
   }
 }
 

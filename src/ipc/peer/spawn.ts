@@ -9,6 +9,7 @@ import { assertInternal, checkOptions, checkStrings, formatValue } from '../../v
 import { PeerProcess } from '../lease/peer-process.ts';
 import { Peer } from './peer.ts';
 import { type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
+import type { Anything } from './sendable.ts';
 
 /** Options of {@link spawnPeer}: how the child is started. */
 export interface SpawnPeerOptions extends BusyPollOptions {
@@ -37,7 +38,10 @@ export interface SpawnPeerOptions extends BusyPollOptions {
  * await child.send({ task: 1, input: buffer });
  * const answer = await child.receive();
  */
-export function spawnPeer(script: string | URL, options?: SpawnPeerOptions): ChildPeer {
+export function spawnPeer<Receives = unknown, Sends = Anything>(
+  script: string | URL,
+  options?: SpawnPeerOptions,
+): ChildPeer<Receives, Sends> {
   const {
     args = [],
     env = process.env,
@@ -84,7 +88,7 @@ function ownExecArgv(): string[] {
  * A child process that {@link spawnPeer} started. Its exit ends the peer, after the last values
  * that it sent. That holds even if a process of its own still holds the connection.
  */
-export class ChildPeer extends Peer {
+export class ChildPeer<Receives = unknown, Sends = Anything> extends Peer<Receives, Sends> {
   /** The child itself: its exit code, its standard streams, `kill()`. */
   readonly process: ChildProcess;
 
@@ -135,11 +139,13 @@ let parent: Peer | undefined;
  * @example
  * for await (const task of parentPeer()) await parentPeer().send(work(task));
  */
-export function parentPeer(options?: BusyPollOptions): Peer {
+export function parentPeer<Receives = unknown, Sends = Anything>(
+  options?: BusyPollOptions,
+): Peer<Receives, Sends> {
   const { busyPollUs } = checkPeerOptions(checkOptions(options, ['busyPollUs'], 'parentPeer'));
   parent ??= connectToParent();
   if (busyPollUs !== undefined) parent.connection.busyPollUs = busyPollUs;
-  return parent;
+  return parent as Peer<Receives, Sends>;
 }
 
 function connectToParent(): Peer {

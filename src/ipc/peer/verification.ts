@@ -8,10 +8,11 @@ import { asArray } from '../sharing/array.ts';
 import { exportIpc } from '../sharing/export.ts';
 import type { Shareable } from '../sharing/kinds.ts';
 import { FrameKind } from '../wire/frames.ts';
-import { MAX_REQUEST_BYTE_LENGTH } from '../wire/limits.ts';
+import { MAX_VERIFICATION_BYTE_LENGTH } from '../wire/limits.ts';
 import type { ValueMessage } from '../wire/value-message.ts';
 import { closeObjects, openArrival, type ReceivedValue } from './arrival.ts';
 import { deliverOrdered, type Recipient } from './receive-queue.ts';
+import { PendingRequests } from './requests.ts';
 import type { Session } from './session.ts';
 
 /** Sends a request or a response. @throws as `peer.send` */
@@ -22,7 +23,7 @@ export class DescriptorVerifier {
   readonly #peerName: string;
   readonly #session: Session;
   readonly #send: SendNumbered;
-  readonly #pending = new PendingRequests();
+  readonly #pending = new PendingRequests<VerificationRequest>('descriptors wait to be confirmed');
   /** For each response that the host must wait with, a function that cancels it at the end. */
   readonly #waiting = new Set<() => void>();
   #end: ClosedError | PeerGoneError | IpcError | undefined;
@@ -47,7 +48,7 @@ export class DescriptorVerifier {
   request(request: VerificationRequest): void {
     const number = this.#pending.add(request);
     try {
-      this.#send({ ...request.descriptor }, FrameKind.request, number);
+      this.#send({ ...request.descriptor }, FrameKind.verification, number);
     } catch (error) {
       this.#pending.take(number);
       throw error;
@@ -60,7 +61,7 @@ export class DescriptorVerifier {
     if (question.objects.entries.length > 0) throw new IpcError('a question came with GPU objects');
     checkLength(question, 'a question');
     // If the send queue is full because the peer does not read, this ends the connection.
-    this.#send(verifyExport(question.value.buildAll([])), FrameKind.response, number);
+    this.#send(verifyExport(question.value.buildAll([])), FrameKind.confirmation, number);
   }
 
   /**
@@ -137,7 +138,7 @@ export class DescriptorVerifier {
   /** Rejects all requests, because responses stop. */
   end(reason: ClosedError | PeerGoneError | IpcError): void {
     this.#end ??= reason;
-    this.#pending.rejectAll(reason);
+    for (const { reject } of this.#pending.takeAll()) reject(reason);
     const waiting = [...this.#waiting];
     this.#waiting.clear();
     for (const cancel of waiting) cancel();
@@ -150,44 +151,6 @@ const sanitize = (text: string): string => text.slice(0, 500).replace(/\p{Cc}+/g
 /** A caller that asked the peer for the object of a descriptor. */
 export interface VerificationRequest extends Recipient {
   readonly descriptor: IpcDescriptor;
-}
-
-/** More than any program needs. It bounds what a hostile peer can make pile up here. */
-const MAX_PENDING_REQUESTS = 1024;
-
-/** The requests without a response, by number. */
-class PendingRequests {
-  readonly #requests = new Map<number, VerificationRequest>();
-  #last = 0;
-
-  /** Whether no request is open. */
-  get isEmpty(): boolean {
-    return this.#requests.size === 0;
-  }
-
-  /** Adds a request and returns its number. @throws IpcError for too many */
-  add(request: VerificationRequest): number {
-    if (this.#requests.size >= MAX_PENDING_REQUESTS)
-      throw new IpcError(`${MAX_PENDING_REQUESTS} descriptors wait to be confirmed already`);
-    // From 1 to 2^32 - 1, and then again.
-    this.#last = (this.#last % 0xffff_ffff) + 1;
-    this.#requests.set(this.#last, request);
-    return this.#last;
-  }
-
-  /** Removes a request. @throws IpcError for a response that nobody requested */
-  take(number: number): VerificationRequest {
-    const request = this.#requests.get(number);
-    if (!request) throw new IpcError('an answer came that nobody asked for');
-    this.#requests.delete(number);
-    return request;
-  }
-
-  /** Rejects all requests. */
-  rejectAll(reason: unknown): void {
-    for (const { reject } of this.#requests.values()) reject(reason);
-    this.#requests.clear();
-  }
 }
 
 /**
@@ -206,9 +169,9 @@ function reasonIn(answer: ValueMessage): string | undefined {
 }
 
 function checkLength({ value }: ValueMessage, what: 'a question' | 'an answer'): void {
-  if (value.byteLength > MAX_REQUEST_BYTE_LENGTH)
+  if (value.byteLength > MAX_VERIFICATION_BYTE_LENGTH)
     throw new IpcError(
-      `the other end sent ${what} of ${value.byteLength} bytes: it may have ${MAX_REQUEST_BYTE_LENGTH}`,
+      `the other end sent ${what} of ${value.byteLength} bytes: it may have ${MAX_VERIFICATION_BYTE_LENGTH}`,
     );
 }
 

@@ -58,7 +58,7 @@ export function explain(message: unknown, options?: OpenOptions): Explanation {
     if (!(error instanceof IpcError) || error.code === 'ipc-failed') throw error;
     const hint =
       'Send all that getIpcHandle or exportIpc returned, between equal versions of cuffi.';
-    return { openable: false, code: error.code, reason: error.message, hint };
+    return { openable: false, code: error.code as IpcCause, reason: error.message, hint };
   }
   const self = localProcess();
   const isOwn = isFromThisProcess(descriptor, self);

@@ -14,7 +14,21 @@ import {
 } from './limits.ts';
 
 /** What a frame belongs to. */
-export const FrameKind = { value: 1, control: 2, request: 3, response: 4 } as const;
+export const FrameKind = {
+  value: 1,
+  control: 2,
+  /** Asks whether a descriptor still names the same object. */
+  verification: 3,
+  /** Answers that, with the object or with the reason why not. */
+  confirmation: 4,
+  request: 5,
+  /** What the handler of a request returned. */
+  response: 6,
+  /** What the handler of a request threw. */
+  failure: 7,
+  /** Gives a request up. */
+  cancellation: 8,
+} as const;
 export type FrameKind = (typeof FrameKind)[keyof typeof FrameKind];
 
 /** The header of each frame, little-endian. */
@@ -26,7 +40,9 @@ export interface FrameHeader {
   readonly byteLength: number;
   /** Where in the message this frame's part begins. */
   readonly offset: number;
-  /** Which request this message is, or answers, from 1; 0 for other messages. */
+  /**
+   * Which verification or request this message is, answers or gives up, from 1; 0 for other messages.
+   */
   readonly request: number;
 }
 
@@ -100,7 +116,7 @@ export class FrameAssembler {
       );
     if (offset > 0 && (byteLength !== this.#first?.byteLength || kind !== this.#first.kind))
       throw new IpcError('a message changed its length or its kind between two frames');
-    if (request > 0 !== (kind === FrameKind.request || kind === FrameKind.response))
+    if (request > 0 !== kind > FrameKind.control)
       throw new IpcError(`a frame of kind ${kind} has the request number ${request}`);
     // Keeping tiny parts of a large value would cost more than their content.
     if (part !== Math.min(FRAGMENT_BYTE_LENGTH, byteLength - offset))
@@ -166,4 +182,4 @@ const MAGIC = 0x7563;
 const VERSION = 3;
 
 const isKind = (kind: number): kind is FrameKind =>
-  kind >= FrameKind.value && kind <= FrameKind.response;
+  kind >= FrameKind.value && kind <= FrameKind.cancellation;

@@ -34,8 +34,8 @@ export const MAX_BIGINT_DIGITS: number = 1 << 20;
 /** The deepest nesting of arrays, objects, Maps, Sets and causes of errors. */
 export const MAX_VALUE_DEPTH = 64;
 
-/** The most bytes of a verification request or response: a descriptor, or a reason. */
-export const MAX_REQUEST_BYTE_LENGTH: number = 1 << 15;
+/** The most bytes of a verification or confirmation: a descriptor, or a reason. */
+export const MAX_VERIFICATION_BYTE_LENGTH: number = 1 << 15;
 /** The most points of all lease releases in one message. */
 export const MAX_RELEASE_POINTS = 2048;
 
@@ -57,6 +57,10 @@ export const MAX_QUEUED_BYTE_LENGTH: number = MAX_VALUE_BYTE_LENGTH;
 export const MAX_QUEUED_FDS = 64;
 /** How many bytes an open GPU object counts for in the receive queue. */
 export const QUEUED_OBJECT_BYTE_LENGTH: number = MAX_QUEUED_BYTE_LENGTH / MAX_VALUE_OBJECTS;
+
+/** The most requests of one end that wait for their answers, and their bytes. */
+export const MAX_PENDING_REQUESTS = 1024;
+export const MAX_PENDING_REQUEST_BYTE_LENGTH: number = 4 * MAX_VALUE_BYTE_LENGTH;
 
 /** How much may be queued here until the peer makes room. */
 export const MAX_UNSENT_VALUES = 1024;

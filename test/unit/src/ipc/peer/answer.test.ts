@@ -78,7 +78,7 @@ class Answerer extends RawPeer {
     const table = objects.length > 0 ? tableOf(this.#leases, ...objects) : [];
     this.#leases += objects.length;
     const body = Buffer.concat([value, Buffer.from(table)]);
-    this.send(body, { kind: FrameKind.response, sequence: this.#sequence, request }, fds);
+    this.send(body, { kind: FrameKind.confirmation, sequence: this.#sequence, request }, fds);
     this.#sequence += 1;
   }
 
@@ -295,7 +295,7 @@ describe('Peer.open', () => {
     );
     await assert.rejects(other.peer.open(asked), {
       name: 'IpcError',
-      message: '1024 descriptors wait to be confirmed already',
+      message: '1024 descriptors wait to be confirmed already: await some of them first',
     });
     other.peer.close();
     assert.deepEqual(new Set(await Promise.all(opens)), new Set(['ClosedError']));

@@ -56,14 +56,14 @@ describe('shareableKinds', () => {
     const sent = ticket as unknown as Shareable;
     using pair = peerPair();
     assert.equal(isShareable(ticket), false);
-    await assert.rejects(pair.a.send(ticket), {
+    await assert.rejects(pair.a.send(ticket as unknown), {
       message: /value is a Ticket, which cannot be sent/,
     });
     shareableKinds.unshift(ticketKind);
     try {
       const exported = exportForPeer(ticket, emptySharingSession());
       assert.deepEqual(exported?.bytes, encodeFields(exportEvent(ticket.event)));
-      await pair.a.send({ tickets: [ticket] });
+      await pair.a.send({ tickets: [ticket as unknown] });
       assert.deepEqual(
         leases.stats().leases.map(({ kind }) => kind),
         ['event'],

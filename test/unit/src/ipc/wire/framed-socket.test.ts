@@ -174,7 +174,7 @@ describe('SendQueue', () => {
   /** A message of a kind; requests and responses have numbers. */
   const typeOf = (kind: FrameKind): MessageType => ({
     kind,
-    request: kind === FrameKind.request || kind === FrameKind.response ? 1 : 0,
+    request: kind > FrameKind.control ? 1 : 0,
   });
 
   /**
