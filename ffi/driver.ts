@@ -93,6 +93,10 @@ function openSource(chosen: string | Driver): DriverSource {
     return { name: 'test', resolve: (name) => chosen[name] as NativeFunction };
   if (chosen === 'emulated') return openEmulated();
   const isNamed = chosen !== '' && chosen !== 'cuda';
+  if (isNamed && !/[/.]/.test(chosen))
+    throw new TypeError(
+      `CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda, not ${JSON.stringify(chosen)}`,
+    );
   const purpose = isNamed ? NAMED_DRIVER : ANY_DRIVER;
   const library = openLibrary(isNamed ? [chosen] : LIBCUDA_PATHS, purpose);
   if (library.symbol('cuInit') === undefined)

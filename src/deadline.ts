@@ -30,17 +30,23 @@ export function checkDeadline(
 }
 
 /** The error that AbortSignal.timeout makes, too. */
-export const timeoutError = (operation: string, timeoutMs: number): DOMException =>
-  new DOMException(`${operation} took longer than ${timeoutMs} ms`, 'TimeoutError');
+export const timeoutError = (operation: string, timeoutMs: number, hint?: string): DOMException =>
+  new DOMException(
+    `${operation} took longer than ${timeoutMs} ms${hint === undefined ? '' : `: ${hint}`}`,
+    'TimeoutError',
+  );
 
 /**
  * Settles as `start` settles it. If the signal or the timeout comes first, it rejects, and calls the
  * function that `start` returned. If `start` throws, it rejects with that error.
+ *
+ * @param hintOf returns what to do about a time-out
  */
 export function withDeadline<T>(
   { signal, timeoutMs }: DeadlineOptions,
   operation: string,
   start: (resolve: (value: T) => void, reject: (error: unknown) => void) => () => void,
+  hintOf?: () => string | undefined,
 ): Promise<T> {
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();
@@ -76,6 +82,9 @@ export function withDeadline<T>(
       signal.addEventListener('abort', abort);
     }
     if (timeoutMs !== undefined)
-      timer = setTimeout(() => rejectEarly(timeoutError(operation, timeoutMs)), timeoutMs);
+      timer = setTimeout(
+        () => rejectEarly(timeoutError(operation, timeoutMs, hintOf?.())),
+        timeoutMs,
+      );
   });
 }

@@ -5,7 +5,7 @@ import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUdevice } from '../ffi/types.ts';
 import { check } from './check.ts';
 import { initialize } from './driver.ts';
-import { assertInternal, checkInteger, formatValue } from './validate.ts';
+import { assertInternal, checkInteger, didYouMean, formatValue } from './validate.ts';
 
 /**
  * A GPU, as this process sees it. Reading its properties opens no context: the first use of the
@@ -118,7 +118,9 @@ export class Device {
    */
   attribute(name: DeviceAttribute): number {
     if (!Object.hasOwn(deviceAttributes, name))
-      throw new TypeError(`there is no device attribute '${String(name)}'`);
+      throw new TypeError(
+        `there is no device attribute '${String(name)}'${didYouMean(String(name), Object.keys(deviceAttributes))}`,
+      );
     const number = deviceAttributes[name];
     check(
       cu.cuDeviceGetAttribute(OUT0, number, this.handle),

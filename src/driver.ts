@@ -28,7 +28,8 @@ function callCuInit(): CUresult {
  * Whether there is a CUDA driver and at least one device, as numba's `cuda.is_available()`.
  * If there is a GPU, but it is broken, the error is thrown.
  *
- * @throws CudaError for any failure but "no device" and the toolkit's stub library
+ * @throws CudaError for any failure but "no device" and the toolkit's stub library; TypeError
+ * for a CUFFI_DRIVER that is neither cuda, emulated nor a path
  * @example
  * if (!cuda.isAvailable()) console.log('no GPU here');
  */

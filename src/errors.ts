@@ -179,8 +179,16 @@ export type IpcCause =
 /** The codes of an {@link IpcError}. */
 export type IpcErrorCode =
   | IpcCause
-  /** More was sent, asked or connected than the limits of docs/ipc.md allow. */
+  /** More was sent or asked than the limits of docs/ipc.md allow. */
   | 'limit-exceeded'
+  /** `connect`: nobody listens at that name. */
+  | 'not-listening'
+  /** `listen`: somebody listens at that name already. */
+  | 'address-in-use'
+  /** `spawnPeer`: the process could not be started. */
+  | 'spawn-failed'
+  /** `parentPeer`: this process is not the child of a spawnPeer, or not its main thread. */
+  | 'no-parent'
   | 'ipc-failed';
 
 /**

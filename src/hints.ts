@@ -2,6 +2,9 @@
 import type { CUresult } from '../ffi/results.ts';
 import { isSticky } from './errors.ts';
 
+/** What was launched last: kernels write it, hints read it. */
+export const recentWork: { kernel: string | undefined } = { kernel: undefined };
+
 const NEEDS_GPU =
   'This device or driver does not support it. The emulated driver never does: it needs a GPU.';
 
@@ -89,5 +92,12 @@ const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
 export const hintFor = (call: string, status: CUresult): string | undefined =>
   BY_CALL[`${call}:${status}`] ??
   (isSticky(status)
-    ? 'The context is lost: every later call in it fails. End this process and start another.'
+    ? `The context is lost: every later call in it fails. ${suspect()}End this process and start another.`
     : BY_STATUS.get(status));
+
+/** Which work may have had the fault: a launch returns before its kernel has run. */
+const suspect = (): string =>
+  recentWork.kernel === undefined
+    ? ''
+    : 'The fault is of work that was queued before, and may be of any launch; the last was of ' +
+      `${recentWork.kernel}. With CUDA_LAUNCH_BLOCKING=1 the launch itself reports it. `;

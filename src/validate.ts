@@ -54,6 +54,42 @@ export function checkOptions<T extends object>(
   return copy;
 }
 
+/** Returns ` (did you mean 'nonBlocking'?)` if one of the names is near the one that was given. */
+export function didYouMean(given: string, known: readonly string[]): string {
+  const found = nearest(given, known);
+  return found === undefined ? '' : ` (did you mean '${found}'?)`;
+}
+
+/** Returns the name that differs the least, if it differs by little. */
+function nearest(given: string, known: readonly string[]): string | undefined {
+  const wanted = given.toLowerCase();
+  const distances = known.map((name) => {
+    const other = name.toLowerCase();
+    const isPart = wanted.length > 2 && (other.startsWith(wanted) || wanted.startsWith(other));
+    return { name, distance: isPart ? 0.5 : editDistance(wanted, other) };
+  });
+  const [best] = distances.sort((a, b) => a.distance - b.distance);
+  return best && best.distance <= Math.max(1, given.length / 4) ? best.name : undefined;
+}
+
+/** How many characters must be inserted, removed or replaced to make one of the other. */
+function editDistance(a: string, b: string): number {
+  let row = Array.from({ length: b.length + 1 }, (_, at) => at);
+  for (const [i, char] of [...a].entries()) {
+    const next = [i + 1];
+    for (let j = 0; j < b.length; j++)
+      next.push(
+        Math.min(
+          (row[j + 1] as number) + 1,
+          (next[j] as number) + 1,
+          (row[j] as number) + (char === b[j] ? 0 : 1),
+        ),
+      );
+    row = next;
+  }
+  return row[b.length] as number;
+}
+
 /** As {@link checkOptions}, for the names only: no option is read. */
 export function checkOptionNames(options: object, known: readonly string[], call: string): void {
   const prototype: unknown =
@@ -63,7 +99,8 @@ export function checkOptionNames(options: object, known: readonly string[], call
   for (const name in options) {
     if (!known.includes(name))
       throw new TypeError(
-        `${call}: unknown option '${name}'; known: ${known.length > 0 ? known.join(', ') : 'none'}`,
+        `${call}: unknown option '${name}'${didYouMean(name, known)}; ` +
+          `known: ${known.length > 0 ? known.join(', ') : 'none'}`,
       );
   }
 }
@@ -144,7 +181,7 @@ export function checkHostMemory(value: unknown, name: string): Uint8Array {
   const isView = ArrayBuffer.isView(value);
   if (!isView && !types.isAnyArrayBuffer(value))
     throw new TypeError(
-      `${name} must be a typed array, DataView, ArrayBuffer or Buffer, not ${formatValue(value)}`,
+      `${name} must be a typed array, DataView, ArrayBuffer or Buffer, not ${formatHostValue(value)}`,
     );
   const buffer = isView ? bufferOfView(value) : value;
   if (isResizable(buffer))
@@ -156,6 +193,35 @@ export function checkHostMemory(value: unknown, name: string): Uint8Array {
       cause: error,
     });
   }
+}
+
+/** As {@link formatValue}, with what to do about common mistakes. */
+export function formatHostValue(value: unknown): string {
+  if (Array.isArray(value))
+    return 'an Array: put numbers into one, such as Float32Array.from(numbers)';
+  return isTypedArrayClass(value)
+    ? `the class ${value.name}: pass an instance, new ${value.name}(length)`
+    : formatValue(value);
+}
+
+const isTypedArrayClass = (value: unknown): value is { readonly name: string } =>
+  typeof value === 'function' &&
+  ArrayBuffer.isView(value.prototype) === false &&
+  Object.getPrototypeOf(Uint8Array) === Object.getPrototypeOf(value);
+
+const KIB = 1024;
+
+/** Writes a number of bytes, for messages: `65536 bytes (64 KiB)`. */
+export function formatBytes(byteLength: number): string {
+  const units = ['KiB', 'MiB', 'GiB', 'TiB'];
+  let size = byteLength;
+  let unit = '';
+  while (Math.abs(size) >= KIB && units.length > 0) {
+    size /= KIB;
+    unit = units.shift() as string;
+  }
+  const exact = `${byteLength} ${byteLength === 1 ? 'byte' : 'bytes'}`;
+  return unit === '' ? exact : `${exact} (${Number(size.toPrecision(4))} ${unit})`;
 }
 
 const resizableOf = Object.getOwnPropertyDescriptor(ArrayBuffer.prototype, 'resizable')?.get;

@@ -11,7 +11,7 @@ import {
 import { checkSignal, type WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import { typedArrayKind, typedArrayLength } from '../typed-array.ts';
-import { checkHostMemory, checkOptions } from '../validate.ts';
+import { checkHostMemory, checkOptions, formatHostValue } from '../validate.ts';
 import type { OrderOption } from './array-options.ts';
 import { type DeviceItems, queueItems, waitForWork, waitForWorkSync } from './device-copy.ts';
 import { queueFill } from './fill.ts';
@@ -198,7 +198,7 @@ function prepareRead<D extends Dtype>(
   const values = (into === undefined ? new dtype.TypedArray(length) : into) as HostArray<D>;
   if (!dtype.accepts(values))
     throw new TypeError(
-      `into must be a ${dtype.TypedArray.name} for ${dtype}, not ${typedArrayKind(into) ?? `a value of type ${typeof into}`}`,
+      `into must be a ${dtype.TypedArray.name} for ${dtype}, not ${typedArrayKind(into) ?? formatHostValue(into)}`,
     );
   const givenLength = typedArrayLength(values);
   if (givenLength !== length)

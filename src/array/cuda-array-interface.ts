@@ -102,12 +102,27 @@ export function fromCudaArrayInterface(description: unknown, options?: BorrowOpt
   if (typeof description !== 'object' || description === null)
     throw new TypeError('the description must be a dictionary of the CUDA array interface');
   const described = description as Record<string, unknown>;
+  assertIsDescription(described);
   const items = checkDescription(described);
   const handle = checkStream(described['stream']);
   const context = contextOfExternal(items, place, description);
   if (handle !== undefined)
     waitForProducer(producerStream(handle, context), streamOrDefault(context, consumer));
   return borrow(items, context, consumer, ownerOrDescription(description, owner));
+}
+
+function assertIsDescription(described: Record<string, unknown>): void {
+  if (described instanceof DeviceArray)
+    throw new TypeError('this is a DeviceArray of cuffi already: use it as it is');
+  if ('__cuda_array_interface__' in described)
+    throw new TypeError(
+      'pass the dictionary itself: fromCudaArrayInterface(object.__cuda_array_interface__)',
+    );
+  if (!('version' in described))
+    throw new TypeError(
+      'the description has no version: pass the dictionary of the CUDA array interface, with shape, ' +
+        'typestr, data and version',
+    );
 }
 
 function checkDescription({

@@ -263,6 +263,8 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
    * @throws RangeError for another number of items, or if the items would have to be copied
    */
   reshape(shape: number | Shape, options?: OrderOption): DeviceArray<D> {
+    if (typeof options === 'number')
+      throw new TypeError(`reshape takes the shape as one list: reshape([${shape}, ${options}])`);
     const { order = 'C' } = checkOptions(options, ['order'], 'reshape');
     const wanted = typeof shape === 'number' ? [shape] : shape;
     return this.#viewOrThrow(reshape(this.layout, wanted, order), order);
@@ -276,6 +278,10 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
 
   /** The axes in another order. @param axes default: reversed. @throws RangeError */
   transpose(axes?: readonly number[]): DeviceArray<D> {
+    if (typeof axes === 'number')
+      throw new TypeError(
+        'transpose takes the axes as one list, such as transpose([1, 0]), or none',
+      );
     return this.#makeView(transpose(this.layout, axes));
   }
 
@@ -425,6 +431,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
     value: ItemValue<D> | ArraySource<D>,
     options?: CopyOptions & OrderOption,
   ): Promise<void> {
+    assertIsList(selectors, 'set');
     const checked = checkOptions(options, ['stream', 'signal', 'order'], 'set');
     await endWrite(beginWrite(this.#selectedView(selectors), value, checked, 'broadcast'));
   }
@@ -435,6 +442,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
     value: ItemValue<D> | ArraySource<D>,
     options?: StreamOption & OrderOption,
   ): void {
+    assertIsList(selectors, 'setSync');
     const checked = checkOptions(options, ['stream', 'order'], 'setSync');
     endWriteSync(beginWrite(this.#selectedView(selectors), value, checked, 'broadcast'));
   }
@@ -524,6 +532,13 @@ export interface ViewOptions<D extends Dtype> {
   readonly dtype?: D;
   readonly stream?: Stream | undefined;
   readonly readOnly?: boolean;
+}
+
+function assertIsList(selectors: unknown, call: 'set' | 'setSync'): void {
+  if (!Array.isArray(selectors))
+    throw new TypeError(
+      `${call} takes the index as a list, then the value: ${call}([${String(selectors)}], value)`,
+    );
 }
 
 /** Starts a write of any source, for `copyFrom`, `set` and `toDevice`. */

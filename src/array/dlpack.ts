@@ -121,6 +121,11 @@ export function fromDLPack(tensor: unknown, options?: BorrowOptions): DeviceArra
   const { owner, consumer, place } = checkBorrowOptions(options, 'fromDLPack');
   const fields = checkFields(tensor, 'the tensor');
   checkVersion(fields['version']);
+  if (!('data' in fields || 'dtype' in fields))
+    throw new TypeError(
+      'the tensor has no field of DLPack: pass an object with data, device, dtype and shape, as ' +
+        'dlpack() returns it',
+    );
   const items = checkTensor(fields);
   const context = contextOfExternal(items, place, fields, deviceOrdinal(fields['device']));
   return borrow(items, context, consumer, ownerOrDescription(fields, owner));

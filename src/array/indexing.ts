@@ -85,6 +85,12 @@ export function indexLayout(layout: Layout, selectors: readonly Selector[]): Lay
   return { ...layout, ...selected, byteOffset };
 }
 
+/** Whoever gives two numbers may mean the range between them, as in JavaScript's `slice`. */
+const rangeHint = ([start, stop, ...others]: readonly Selector[]): string =>
+  typeof start === 'number' && typeof stop === 'number' && others.length === 0
+    ? `. A range is { start: ${start}, stop: ${stop} }`
+    : '';
+
 /** Expands the selectors to one for each axis. */
 function expandSelectors(given: readonly Selector[], shape: readonly number[]): (number | Slice)[] {
   if (!Array.isArray(given)) throw new TypeError('an index must be an array of selectors');
@@ -95,7 +101,8 @@ function expandSelectors(given: readonly Selector[], shape: readonly number[]): 
   const missing = shape.length - (selectors.length - ellipsisCount);
   if (missing < 0)
     throw new RangeError(
-      `too many indices for shape ${formatShape(shape)}: ${selectors.length - ellipsisCount}, not ${shape.length}`,
+      `too many indices for shape ${formatShape(shape)}: ${selectors.length - ellipsisCount}, not ` +
+        `${shape.length}${rangeHint(selectors)}`,
     );
   const fullSlices: Slice[] = Array.from({ length: missing }, () => ({}));
   return ellipsisCount === 0

@@ -100,7 +100,8 @@ function integerWriter(dtype: Dtype): ItemWriter {
     const isWhole = typeof number === 'bigint' || Number.isSafeInteger(number);
     if (!isWhole || number < min || number > max)
       throw new RangeError(
-        `${nameOf()} must be an integer from ${min} to ${max} for ${dtype}, not ${formatItem(value)}`,
+        `${nameOf()} must be an integer from ${min} to ${max} for ${dtype}, not ${formatItem(value)}` +
+          (isWhole ? '' : ': round it, or use float32 or float64'),
       );
     into[at] = isBig ? BigInt(number) : Number(number);
   };

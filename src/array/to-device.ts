@@ -4,7 +4,7 @@ import type { bool, Dtype, DtypeOf, float64, int64 } from '../dtype.ts';
 import { checkSignal, type WaitOptions } from '../poller.ts';
 import { type StreamOption, streamOf } from '../stream.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
-import { checkBoolean, checkInstance, checkOptions } from '../validate.ts';
+import { checkBoolean, checkInstance, checkOptions, formatValue } from '../validate.ts';
 import { checkDtype, newLayout, toShape } from './allocate-items.ts';
 import { endWrite, endWriteSync, makeHostWrite, type Write } from './array-copy.ts';
 import type { MemorySourceOptions, OrderOption } from './array-options.ts';
@@ -12,7 +12,7 @@ import { type ArraySource, beginWrite, DeviceArray } from './device-array.ts';
 import { toHostItems } from './host-source.ts';
 import { checkOrder } from './layout.ts';
 import type { Nested } from './nested.ts';
-import type { PinnedArray } from './pinned-array.ts';
+import { PinnedArray } from './pinned-array.ts';
 import type { Shape } from './shape.ts';
 
 /** Options of {@link toDeviceSync}. */
@@ -143,6 +143,18 @@ interface PreparedArray {
   readonly write: (() => Write) | undefined;
 }
 
+/** Whether it may be a source; what is in it is checked as it is read. */
+const isSource = (source: unknown): boolean =>
+  source !== undefined &&
+  source !== null &&
+  typeof source !== 'function' &&
+  (typeof source !== 'object' ||
+    Array.isArray(source) ||
+    ArrayBuffer.isView(source) ||
+    source instanceof PinnedArray ||
+    source instanceof DeviceArray ||
+    're' in source);
+
 function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>): PreparedArray {
   const { dtype, shape, order, copy, to, stream, signal, ...choice } = options;
   const shouldCopy = checkBoolean(copy, 'copy', true);
@@ -158,6 +170,11 @@ function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>):
     const write = (): Write => beginWrite(to, source, { ...copyOptions, ...orderOption }, 'same');
     return { array: to, isNew: false, write: shouldCopy ? write : undefined };
   }
+  if (!isSource(source))
+    throw new TypeError(
+      'toDevice takes a typed array, nested arrays, one item, a pinned or a device array, not ' +
+        formatValue(source),
+    );
   if (source instanceof DeviceArray) {
     assertNoOptions(shouldCopy ? { shape } : { shape, ...choice }, 'a device array');
     assertSameDtype(dtype, source, 'source');

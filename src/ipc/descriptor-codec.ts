@@ -8,6 +8,7 @@ import { crc32 } from 'node:zlib';
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { MAX_NDIM } from '../array/shape.ts';
 import { IpcError } from '../errors.ts';
+import { formatValue } from '../validate.ts';
 import { ByteWriter } from './bytes.ts';
 import {
   ACCESS,
@@ -65,7 +66,10 @@ export function encodeDescriptor(descriptor: IpcDescriptor): Uint8Array {
  * @throws IpcError for any other bytes
  */
 export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
-  if (!(bytes instanceof Uint8Array)) throw new TypeError('bytes must be a Uint8Array');
+  if (!(bytes instanceof Uint8Array))
+    throw new TypeError(
+      `bytes must be the Uint8Array of encodeDescriptor, not ${formatValue(bytes)}`,
+    );
   const reader = descriptorReader(bytes);
   if (!reader.view(MAGIC.byteLength).equals(MAGIC)) throw malformed('wrong magic number');
   const version = reader.uint8();
@@ -99,7 +103,10 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
   const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === statedKind);
   const result = (kind ? schemas[kind] : anyOf(kinds)).safeParse(message);
   if (!result.success)
-    throw invalidDescriptor(kinds, hintFor(message) ?? prettify(result.error).slice(0, 1000));
+    throw invalidDescriptor(
+      kinds,
+      hintFor(message, kinds) ?? prettify(result.error).slice(0, 1000),
+    );
   const descriptor = result.data as IpcDescriptor;
   verifyChecksum(descriptor);
   checkConsistency(descriptor);
@@ -162,11 +169,18 @@ function isDeeplyFrozen(value: unknown): boolean {
 }
 
 /** Returns what the caller probably did wrong, for common mistakes. */
-function hintFor(message: unknown): string | undefined {
+function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefined {
   if (typeof message === 'string') return 'it is text: JSON.parse it first';
   if (message instanceof Promise) return 'it is a Promise: await it first';
-  const isExported = typeof message === 'object' && message !== null && 'descriptor' in message;
-  return isExported ? 'it contains one: pass its descriptor, and its fds as { fds }' : undefined;
+  if (typeof message !== 'object' || message === null) return undefined;
+  if ('descriptor' in message)
+    return 'it contains one: pass its descriptor, and its fds as { fds }';
+  const { kind } = message as { readonly kind?: unknown };
+  if (kind === undefined)
+    return 'it has no kind: pass all that getIpcHandle or exportIpc returned in the other process';
+  const found = descriptorKinds.find((name) => name === kind);
+  if (found === undefined || kinds.includes(found)) return undefined;
+  return `it is one of kind ${found}: open it with ${found === 'event' ? 'openIpcEvent' : 'openIpcBuffer'}`;
 }
 
 /** The length of a handle in base64. */

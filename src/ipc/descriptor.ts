@@ -6,6 +6,7 @@ import { type Layout, layoutExtents } from '../array/layout.ts';
 import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
 import type { Access } from '../memory/buffer.ts';
+import { formatBytes } from '../validate.ts';
 
 /** Fields of every descriptor: the GPU, and the machine and process that exported it. */
 export interface IpcExporter {
@@ -299,7 +300,10 @@ export function layoutOf({ layout, byteLength, pid }: MemoryFields): ParsedLayou
   const { high } = layoutExtents(parsed.layout);
   if (layout.shape.includes(0)) throw invalidLayout(pid, 'it has no items');
   if (high > byteLength)
-    throw invalidLayout(pid, `its items take ${high} bytes of a range that has ${byteLength}`);
+    throw invalidLayout(
+      pid,
+      `its items take ${formatBytes(high)} of a range that has ${byteLength}`,
+    );
   return parsed;
 }
 

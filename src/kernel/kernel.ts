@@ -7,6 +7,7 @@ import { cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import { type CudaError, isSticky, NotSupportedError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
+import { recentWork } from '../hints.ts';
 import { Resource } from '../lifetime.ts';
 import { noteMemoryUse } from '../memory/buffer-copy.ts';
 import type { Stream } from '../stream.ts';
@@ -121,6 +122,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     if (stream !== undefined && stream.context !== this.context) this.#assertSameContext(stream);
     buffers.args.write(args);
     const call = this.handle; // throws if a getter of an argument has closed the module
+    recentWork.kernel = this.name;
     const handle = stream?.untrackedHandle;
     if (handle === undefined) {
       this.#launchTracked(buffers, stream, args);

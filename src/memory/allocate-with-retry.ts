@@ -1,9 +1,11 @@
 /** Allocation with one retry: if the device is out of memory, pending releases run first. */
+
 import type { FunctionName } from '../../ffi/functions.ts';
 import { CUresult } from '../../ffi/results.ts';
 import { check, cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
+import { formatBytes } from '../validate.ts';
 
 /** Options of {@link allocateWithRetry}. */
 export interface RetryOptions {
@@ -37,10 +39,10 @@ export function allocateWithRetry(
     throw cudaError(
       status,
       call,
-      `allocating ${byteLength} bytes with ${free} free${describeLimits?.() ?? ''}${describePendingReleases(context)}`,
+      `allocating ${formatBytes(byteLength)} with ${formatBytes(free)} free${describeLimits?.() ?? ''}${describePendingReleases(context)}`,
     );
   }
-  check(status, call, () => `allocating ${byteLength} bytes`);
+  check(status, call, () => `allocating ${formatBytes(byteLength)}`);
 }
 
 /** The pending releases for an error message, in parentheses; empty without any. */
@@ -48,7 +50,7 @@ export function describePendingReleases({ releases }: Context): string {
   const { size, byteLength } = releases;
   if (size === 0) return '';
   const [what, waits] = size === 1 ? ['release', 'waits'] : ['releases', 'wait'];
-  const bytes = byteLength > 0 ? ` of ${byteLength} bytes` : '';
+  const bytes = byteLength > 0 ? ` of ${formatBytes(byteLength)}` : '';
   const until = releases.isDeferred
     ? 'the end of a deferCleanup() scope'
     : 'the GPU: await context.flush()';

@@ -7,7 +7,7 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { addCapturedContexts, isCapturing } from '../graph-capture.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../stream.ts';
-import { checkInteger, checkOptions } from '../validate.ts';
+import { checkInteger, checkOptions, formatBytes } from '../validate.ts';
 import type { TrackedContext } from '../work-tracker.ts';
 import { chunks } from './chunks.ts';
 import { checkFits, type DeviceRange } from './host-copy.ts';
@@ -28,7 +28,7 @@ export function fillBuffer(
   const { writableAddress: address, byteLength, context } = buffer;
   if (byteLength % width !== 0 || address % width !== 0)
     throw new RangeError(
-      `${byteLength} bytes at ${address} are not whole, aligned elements of ${width} bytes`,
+      `${formatBytes(byteLength)} at ${address} are not whole, aligned elements of ${width} bytes`,
     );
   const checkedStream = streamOf(stream);
   noteMemoryUse(checkedStream?.context ?? context, [context]);
@@ -96,7 +96,7 @@ function copyOnDevice(
     check(
       cu.cuMemcpyDtoDAsync_v2(target, source, byteLength, handle),
       'cuMemcpyDtoDAsync_v2',
-      () => `copying ${byteLength} bytes on the device`,
+      () => `copying ${formatBytes(byteLength)} on the device`,
     );
   if (stream) stream.enqueue(call);
   else context.enqueue(call);
@@ -117,7 +117,7 @@ function fillOnDevice(
   ];
   const call = (handle: CUstream): CUresult => cu[name](target, value, count, handle);
   const checked = (handle: CUstream): void =>
-    check(call(handle), name, () => `filling ${count * width} bytes`);
+    check(call(handle), name, () => `filling ${formatBytes(count * width)}`);
   if (stream) stream.enqueue(checked);
   else context.enqueue(checked);
 }
@@ -143,7 +143,7 @@ export function fillRowsOnDevice(
     check(
       cu[name](target, pitch, value, count, height, handle),
       name,
-      () => `filling ${height} rows of ${count * width} bytes`,
+      () => `filling ${height} rows of ${formatBytes(count * width)}`,
     );
   if (stream) stream.enqueue(call);
   else context.enqueue(call);

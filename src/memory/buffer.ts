@@ -20,6 +20,7 @@ import {
   checkInstance,
   checkInteger,
   checkOptions,
+  formatBytes,
   formatValue,
   type HostMemory,
 } from '../validate.ts';
@@ -207,7 +208,7 @@ export class DeviceBuffer extends ShareableResource {
       throw new TypeError('memory.allocate must return an open buffer, not a closed one');
     if (buffer.byteLength < byteLength)
       throw new RangeError(
-        `memory.allocate must return at least ${byteLength} bytes, not ${buffer.byteLength}`,
+        `memory.allocate must return at least ${formatBytes(byteLength)}, not ${buffer.byteLength}`,
       );
     return buffer;
   }

@@ -14,6 +14,7 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
 import { releaseOrWarn } from '../lifetime.ts';
+import { formatBytes } from '../validate.ts';
 import {
   HostViews,
   type ViewedMemory,
@@ -99,7 +100,7 @@ function mapHostMemory(byteLength: number): AnonymousMapping {
   } catch (error) {
     if (!(error instanceof SystemError)) throw error;
     throw new RangeError(
-      `the system cannot allocate ${byteLength} bytes of host memory: close buffers that are no ` +
+      `the system cannot allocate ${formatBytes(byteLength)} of host memory: close buffers that are no ` +
         'longer needed, or ask for less',
       { cause: error },
     );

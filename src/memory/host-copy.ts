@@ -18,7 +18,7 @@ import {
   type WaitOptions,
 } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
-import { checkHostMemory, checkOptions, type HostMemory } from '../validate.ts';
+import { checkHostMemory, checkOptions, formatBytes, type HostMemory } from '../validate.ts';
 import { chunks } from './chunks.ts';
 import { assertNotRetired } from './host-views.ts';
 import { InternalEvent } from './internal-event.ts';
@@ -212,7 +212,7 @@ export function copySmallToArena(context: Context, from: CUdeviceptr, byteLength
     check(
       cu.cuMemcpyDtoH_v2(BLOCK, from, byteLength),
       'cuMemcpyDtoH_v2',
-      () => `copying ${byteLength} bytes to host`,
+      () => `copying ${formatBytes(byteLength)} to host`,
     ),
   );
 }
@@ -371,12 +371,14 @@ function queueSlice(
 const describeCopy =
   ({ direction, host }: HostCopy) =>
   (): string =>
-    `copying ${host.byteLength} bytes ${direction}`;
+    `copying ${formatBytes(host.byteLength)} ${direction}`;
 
 /** @throws RangeError if a range does not fit in another */
 export function checkFits(byteLength: number, available: number, where: string): void {
   if (byteLength > available)
-    throw new RangeError(`${byteLength} bytes do not fit in ${where}, which has ${available}`);
+    throw new RangeError(
+      `${formatBytes(byteLength)} do not fit in ${where}, which has ${formatBytes(available)}`,
+    );
 }
 
 /** The bytes a millisecond of the last long transfer of page-locked memory, by context. */

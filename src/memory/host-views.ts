@@ -5,7 +5,7 @@ import type { Context } from '../context.ts';
 import { ClosedError } from '../errors.ts';
 import { releaseOrWarn } from '../lifetime.ts';
 import type { ReleaseOptions } from '../release-queue.ts';
-import { checkInteger } from '../validate.ts';
+import { checkInteger, formatBytes } from '../validate.ts';
 
 /**
  * The views of a range of host memory. V8 accounts for all bytes of each view. So the full range
@@ -65,7 +65,7 @@ export class HostViews {
   get fullView(): ArrayBuffer {
     if (this.#byteLength > MAX_VIEW_BYTE_LENGTH)
       throw new RangeError(
-        `${this.#byteLength} bytes are more than the ${MAX_VIEW_BYTE_LENGTH} of one ArrayBuffer: use window(byteOffset, byteLength)`,
+        `${formatBytes(this.#byteLength)} are more than the ${MAX_VIEW_BYTE_LENGTH} of one ArrayBuffer: use window(byteOffset, byteLength)`,
       );
     this.#fullView ??= this.#view(0, this.#byteLength);
     return this.#fullView;
@@ -154,7 +154,7 @@ export function viewDriverMemory(
  */
 export function warnOfDetachedView(byteLength: number, what: string): void {
   process.emitWarning(
-    `${byteLength} bytes of host memory were closed after their ArrayBuffer was transferred: ${what}`,
+    `${formatBytes(byteLength)} of host memory were closed after their ArrayBuffer was transferred: ${what}`,
     { code: 'CUFFI_DETACHED' },
   );
 }

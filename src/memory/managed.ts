@@ -17,7 +17,13 @@ import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
 import { type StreamOption, streamOption } from '../stream.ts';
-import { assertInternal, checkInstance, checkInteger, checkOptions } from '../validate.ts';
+import {
+  assertInternal,
+  checkInstance,
+  checkInteger,
+  checkOptions,
+  formatBytes,
+} from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import { type AllocateOptions, DeviceBuffer, type MemoryResource } from './buffer.ts';
 import { noteMemoryUse } from './buffer-copy.ts';
@@ -152,7 +158,7 @@ export class ManagedMemory implements MemoryResource {
       check(
         cu.cuMemPrefetchAsync(address, byteLength, device, handle),
         'cuMemPrefetchAsync',
-        () => `prefetching ${byteLength} bytes`,
+        () => `prefetching ${formatBytes(byteLength)}`,
       );
     if (stream) stream.enqueue(call);
     else context.enqueue(call);
@@ -183,7 +189,7 @@ export class ManagedMemory implements MemoryResource {
       check(
         cu.cuMemAdvise(address, byteLength, ADVICE_FLAGS[advice], device),
         'cuMemAdvise',
-        () => `advising ${advice} of ${byteLength} bytes`,
+        () => `advising ${advice} of ${formatBytes(byteLength)}`,
       ),
     );
   }
@@ -219,6 +225,6 @@ function assertEnoughFree(context: Context, byteLength: number): void {
   const { free } = context.deviceMemoryInfo();
   if (byteLength <= free) return;
   throw new RangeError(
-    `out of memory: ${byteLength} bytes of managed memory were requested with ${free} free`,
+    `out of memory: ${formatBytes(byteLength)} of managed memory were requested with ${formatBytes(free)} free`,
   );
 }

@@ -1,4 +1,5 @@
 /** Page-locks host memory in place, each page once. */
+
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
@@ -8,6 +9,7 @@ import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
+import { formatBytes } from '../validate.ts';
 import { describePendingReleases } from './allocate-with-retry.ts';
 import { roundUp } from './chunks.ts';
 
@@ -69,7 +71,7 @@ export function lockWithRetry(
     releases.drainReady(true);
     status = lock();
   }
-  check(status, call, () => `page-locking ${byteLength} bytes of host memory`);
+  check(status, call, () => `page-locking ${formatBytes(byteLength)} of host memory`);
 }
 
 /**

@@ -1,4 +1,5 @@
 /** Copies between the devices of two contexts. */
+
 import { cu } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
@@ -6,6 +7,7 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { CudaError } from '../errors.ts';
 import type { Stream } from '../stream.ts';
+import { formatBytes } from '../validate.ts';
 
 /** An address in a context. */
 export interface ContextAddress {
@@ -55,7 +57,7 @@ export function copyBetweenDevices(
         handle,
       ),
       'cuMemcpyPeerAsync',
-      () => `copying ${byteLength} bytes from ${from.device} to ${to.device}`,
+      () => `copying ${formatBytes(byteLength)} from ${from.device} to ${to.device}`,
     );
   if (stream) stream.enqueue(call);
   else from.enqueue(call);

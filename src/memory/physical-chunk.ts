@@ -1,4 +1,5 @@
 /** Chunks of physical memory behind reserved addresses: creates, maps, shares and frees them. */
+
 import { OUT0, readHandle, readInt32, writeStruct } from '../../ffi/arena.ts';
 import {
   CU_MEM_ACCESS_FLAGS_PROT_READ,
@@ -14,6 +15,7 @@ import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
 import { IpcError } from '../errors.ts';
 import { releaseOrWarn, runAll } from '../lifetime.ts';
+import { formatBytes } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import type { Access } from './buffer.ts';
 import { addContextFd, closeContextFd } from './context-fds.ts';
@@ -40,7 +42,7 @@ export function reserveAddresses(byteLength: number): CUdeviceptr {
   check(
     cu.cuMemAddressReserve(OUT0, byteLength, 0, 0 as CUdeviceptr, 0),
     'cuMemAddressReserve',
-    () => `reserving ${byteLength} bytes of addresses`,
+    () => `reserving ${formatBytes(byteLength)} of addresses`,
   );
   return readHandle<CUdeviceptr>(OUT0, (exact) => cu.cuMemAddressFree(exact, byteLength));
 }
@@ -81,7 +83,7 @@ export function mapChunk(
   check(
     cu.cuMemMap(address, byteLength, 0, handle, 0),
     'cuMemMap',
-    () => `mapping ${byteLength} bytes`,
+    () => `mapping ${formatBytes(byteLength)}`,
   );
 }
 
@@ -99,7 +101,7 @@ export function allowAccess(
   check(
     cu.cuMemSetAccess(address, byteLength, descriptor, 1),
     'cuMemSetAccess',
-    () => `giving ${device} access to ${byteLength} bytes`,
+    () => `giving ${device} access to ${formatBytes(byteLength)}`,
   );
 }
 
@@ -157,7 +159,7 @@ function exportChunk(context: Context, chunk: PhysicalChunk, access: Access): nu
   check(
     cu.cuMemExportToShareableHandle(OUT0, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
     'cuMemExportToShareableHandle',
-    () => `sharing ${byteLength} bytes of virtual memory`,
+    () => `sharing ${formatBytes(byteLength)} of virtual memory`,
   );
   const fd = addContextFd(context, readInt32(OUT0));
   try {

@@ -2,6 +2,7 @@
  * What the driver knows about an allocation. All functions but the last need its context to be
  * current.
  */
+
 import { BLOCK, OUT0, OUT1, readBytes, readHandle, readInt32, readSize } from '../../ffi/arena.ts';
 import {
   CU_IPC_HANDLE_SIZE,
@@ -13,6 +14,7 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import { check, cudaError } from '../check.ts';
 import { initialize } from '../driver.ts';
 import { IpcError } from '../errors.ts';
+import { formatBytes } from '../validate.ts';
 
 /**
  * The 64-byte legacy IPC handle of the whole allocation that contains `address`. @throws IpcError
@@ -22,7 +24,7 @@ export function getLegacyHandle(address: CUdeviceptr, byteLength: number): Uint8
   if (status !== 0)
     throw new IpcError(
       'this memory has no legacy IPC handle',
-      cudaError(status, 'cuIpcGetMemHandle', `exporting ${byteLength} bytes`),
+      cudaError(status, 'cuIpcGetMemHandle', `exporting ${formatBytes(byteLength)}`),
     );
   return readBytes(BLOCK, CU_IPC_HANDLE_SIZE);
 }

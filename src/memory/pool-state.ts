@@ -10,7 +10,7 @@ import { CuffiError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { runAll, Scope } from '../lifetime.ts';
 import type { Stream } from '../stream.ts';
-import { checkBoolean, checkOptions } from '../validate.ts';
+import { checkBoolean, checkOptions, formatBytes } from '../validate.ts';
 import type { StreamOrderedRelease } from './buffer.ts';
 import { addContextFd, closeContextFd } from './context-fds.ts';
 import { orderAfterTransfers } from './host-copy.ts';
@@ -96,8 +96,8 @@ export function checkPoolClose(
   if (!checkBoolean(closes, 'buffers', false) && buffers.size > 0 && !isClosed)
     throw new CuffiError(
       (buffers.size === 1
-        ? `1 buffer of this pool (${byteLength} bytes) is`
-        : `${buffers.size} buffers of this pool (${byteLength} bytes) are`) +
+        ? `1 buffer of this pool, ${formatBytes(byteLength)}, is`
+        : `${buffers.size} buffers of this pool, ${formatBytes(byteLength)}, are`) +
         ' open: close what is open first, or close({ buffers: true })',
     );
 }

@@ -16,7 +16,13 @@ import { CuffiError, IpcError, NotSupportedError } from '../errors.ts';
 import { belongsToCapture, isCapturing, onCaptureEnd } from '../graph-capture.ts';
 import { releaseOrWarn, ShareableResource } from '../lifetime.ts';
 import { type Stream, streamOption } from '../stream.ts';
-import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
+import {
+  assertInternal,
+  checkBoolean,
+  checkInteger,
+  checkOptions,
+  formatBytes,
+} from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import {
   type AllocateOptions,
@@ -181,7 +187,9 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
     const { context, maxSize } = this;
     const state = this.#state;
     if (byteLength > maxSize)
-      throw new RangeError(`${byteLength} bytes are more than the pool's maxSize of ${maxSize}`);
+      throw new RangeError(
+        `${formatBytes(byteLength)} are more than the pool's maxSize of ${formatBytes(maxSize)}`,
+      );
     if (isCapturing()) return allocateInCapture(this, pool, byteLength, stream);
     const plainHandle = stream?.untrackedHandle;
     const status =
@@ -223,7 +231,7 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
         {
           firstStatus,
           describeLimits: () =>
-            `; the pool has ${this.used} in use${maxSize === Number.POSITIVE_INFINITY ? '' : ` of at most ${maxSize}`}`,
+            `; the pool has ${formatBytes(this.used)} in use${maxSize === Number.POSITIVE_INFINITY ? '' : ` of at most ${formatBytes(maxSize)}`}`,
         },
       );
     if (stream) stream.enqueue(call);
@@ -301,7 +309,7 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
     check(
       cu.cuMemPoolTrimTo(this.handle, minBytesToKeep),
       'cuMemPoolTrimTo',
-      () => `trimming a memory pool to ${minBytesToKeep} bytes`,
+      () => `trimming a memory pool to ${formatBytes(minBytesToKeep)}`,
     );
   }
 
@@ -395,7 +403,7 @@ function allocateInCapture(
   check(
     cu.cuMemAllocFromPoolAsync(OUT0, byteLength, handle, queue),
     'cuMemAllocFromPoolAsync',
-    () => `allocating ${byteLength} bytes of a graph`,
+    () => `allocating ${formatBytes(byteLength)} of a graph`,
   );
   const address = readHandle<CUdeviceptr>(OUT0, (exact) => cu.cuMemFreeAsync(exact, queue));
   const memory = new GraphAllocation(address, queue);

@@ -3,7 +3,13 @@ import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
 import { ShareableResource } from '../lifetime.ts';
-import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
+import {
+  assertInternal,
+  checkBoolean,
+  checkInteger,
+  checkOptions,
+  formatBytes,
+} from '../validate.ts';
 import { type Access, DeviceBuffer } from './buffer.ts';
 import { roundUp } from './chunks.ts';
 import {
@@ -161,11 +167,11 @@ export class VirtualMemory extends ShareableResource {
     checkInteger(byteLength, 'byteLength', 1);
     if (byteLength < this.byteLength)
       throw new RangeError(
-        `virtual memory of ${this.byteLength} bytes cannot shrink to ${byteLength}`,
+        `virtual memory of ${formatBytes(this.byteLength)} cannot shrink to ${byteLength}`,
       );
     if (byteLength > this.reservedByteLength)
       throw new RangeError(
-        `${byteLength} bytes are more than the ${this.reservedByteLength} that were reserved`,
+        `${formatBytes(byteLength)} are more than the ${formatBytes(this.reservedByteLength)} that were reserved`,
       );
     const missing = roundUp(byteLength, this.granularity) - totalByteLength(this.#chunks);
     const end = (this.#address + totalByteLength(this.#chunks)) as CUdeviceptr;

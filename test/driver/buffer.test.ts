@@ -137,7 +137,7 @@ describe('DeviceBuffer', () => {
     assert.deepEqual([all[499], all[1500]], [1, 1]);
     assert.throws(
       () => target.copyTo(source),
-      /2000 bytes do not fit in the target, which has 1000/,
+      /2000 bytes \(1.953 KiB\) do not fit in the target, which has 1000 bytes/,
     );
   });
 
@@ -146,11 +146,11 @@ describe('DeviceBuffer', () => {
     const recorder = recordCalls();
     await assert.rejects(buffer.copyFrom(new Uint8Array(17)), {
       name: 'RangeError',
-      message: '17 bytes do not fit in the buffer, which has 16',
+      message: '17 bytes do not fit in the buffer, which has 16 bytes',
     });
     assert.throws(
       () => buffer.copyToHostSync(new Uint8Array(17)),
-      /^RangeError: 17 bytes do not fit in the buffer, which has 16$/,
+      /^RangeError: 17 bytes do not fit in the buffer, which has 16 bytes$/,
     );
     await assert.rejects(
       buffer.copyFrom([1, 2, 3] as never),
@@ -186,7 +186,7 @@ describe('DeviceBuffer', () => {
     assert.throws(() => DeviceBuffer.allocate(2 ** 46), {
       name: 'CudaError',
       code: 'CUDA_ERROR_OUT_OF_MEMORY',
-      message: /allocating 70368744177664 bytes with \d+ free/,
+      message: /allocating 70368744177664 bytes \(64 TiB\) with \d+ bytes \([\d.]+ .iB\) free/,
     });
   });
 

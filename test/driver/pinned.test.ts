@@ -179,7 +179,10 @@ describe('PinnedBuffer', () => {
       const moved = await move(writeCombined);
       const [warning] = await warned;
       assert.equal(warning.code, 'CUFFI_DETACHED');
-      assert.match(warning.message, /^1048576 bytes of host memory were closed after their ArrayB/);
+      assert.match(
+        warning.message,
+        /^1048576 bytes \(1 MiB\) of host memory were closed after their ArrayB/,
+      );
       await collectGarbage();
       assert.equal(moved[1000], writeCombined ? 7 : 0);
     }

@@ -110,13 +110,13 @@ describe('MemoryPool', () => {
     using pool = MemoryPool.create({ maxSize: 64 * MIB });
     assert.throws(() => pool.allocate(65 * MIB), {
       name: 'RangeError',
-      message: `${65 * MIB} bytes are more than the pool's maxSize of ${64 * MIB}`,
+      message: `${65 * MIB} bytes (65 MiB) are more than the pool's maxSize of ${64 * MIB} bytes (64 MiB)`,
     });
     const buffer = pool.allocate(64 * MIB);
     assert.throws(() => pool.allocate(64 * MIB), {
       code: 'CUDA_ERROR_OUT_OF_MEMORY',
       message:
-        /allocating 67108864 bytes with \d+ free; the pool has \d+ in use of at most 67108864/,
+        /allocating 67108864 bytes \(64 MiB\) with \d+ bytes.* free; the pool has 67108864 bytes \(64 MiB\) in use of at most 67108864 bytes \(64 MiB\)/,
     });
     buffer.close();
     pool.allocate(64 * MIB).close();
@@ -129,11 +129,11 @@ describe('MemoryPool', () => {
     const buffers = [pool.allocate(MIB), pool.allocate(2 * MIB)];
     assert.throws(() => pool.close(), {
       name: 'CuffiError',
-      message: /2 buffers of this pool \(3145728 bytes\) are open/,
+      message: /2 buffers of this pool, 3145728 bytes \(3 MiB\), are open/,
     });
     assert.equal(pool.closed, false);
     buffers[0]?.close();
-    assert.throws(() => pool.close(), /1 buffer of this pool \(2097152 bytes\)/);
+    assert.throws(() => pool.close(), /1 buffer of this pool, 2097152 bytes \(2 MiB\), is open/);
     pool.close({ buffers: true });
     pool.close();
     assert.equal(buffers[1]?.closed, true);

@@ -12,6 +12,7 @@ import {
   Stream,
   VirtualMemory,
 } from '../../src/index.ts';
+import { formatBytes } from '../../src/validate.ts';
 import { until } from '../support/iterations.ts';
 import { Latch, LatchWord } from '../support/latch.ts';
 import { startProgram } from '../support/program.ts';
@@ -105,9 +106,11 @@ describe('the release queue', () => {
       () => DeviceBuffer.allocate(byteLength),
       ({ code, message }: CudaError) =>
         code === 'CUDA_ERROR_OUT_OF_MEMORY' &&
-        message.includes(`allocating ${byteLength} bytes with ${free()} free`) &&
         message.includes(
-          `1 release of ${byteLength} bytes waits for the GPU: await context.flush()`,
+          `allocating ${formatBytes(byteLength)} with ${formatBytes(free())} free`,
+        ) &&
+        message.includes(
+          `1 release of ${formatBytes(byteLength)} waits for the GPU: await context.flush()`,
         ),
     );
     await held.handOver();

@@ -142,7 +142,7 @@ describe('Stream', () => {
   test('invalid options are refused with an explanation', () => {
     assert.throws(
       () => Stream.create({ prio: 1 } as never),
-      /unknown option 'prio'; known: context/,
+      /unknown option 'prio' \(did you mean 'priority'\?\); known: context/,
     );
     assert.throws(() => Stream.create({ priority: 0.5 }), RangeError);
     assert.throws(() => Stream.create({ nonBlocking: 1 as never }), TypeError);

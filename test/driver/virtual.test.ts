@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { Context, Device, DeviceBuffer, Stream, VirtualMemory } from '../../src/index.ts';
 import { getIpcHandle } from '../../src/ipc/index.ts';
+import { formatBytes } from '../../src/validate.ts';
 import { Latch } from '../support/latch.ts';
 
 const MIB = 1 << 20;
@@ -47,7 +48,7 @@ describe('VirtualMemory', () => {
     const beyond = memory.reservedByteLength + 1;
     assert.throws(() => memory.grow(beyond), {
       name: 'RangeError',
-      message: `${beyond} bytes are more than the ${beyond - 1} that were reserved`,
+      message: `${formatBytes(beyond)} are more than the ${formatBytes(beyond - 1)} that were reserved`,
     });
     for (const size of [0, -1, 1.5, Number.NaN, 2 ** 53])
       assert.throws(
@@ -71,7 +72,7 @@ describe('VirtualMemory', () => {
     memory.grow(MIB).fill(4);
     assert.throws(() => memory.grow(memory.reservedByteLength), {
       code: 'CUDA_ERROR_OUT_OF_MEMORY',
-      message: /allocating \d+ bytes with \d+ free/,
+      message: /allocating \d+ bytes \(.*\) with \d+ bytes \(.*\) free/,
     });
     assert.equal(memory.byteLength, MIB);
     memory.grow(4 * MIB);

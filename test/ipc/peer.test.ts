@@ -302,7 +302,12 @@ describe('Peer', () => {
     for await (const value of child) assert.fail(String(value));
     assert.equal(await ended(child), 0);
     assert.equal(existsSync(name), false, 'the socket of a listener that was open at the end');
-    using lost = spawnPeer('/nonexistent/script.js', { stdio: 'ignore' });
+    assert.throws(() => spawnPeer('/nonexistent/script.js'), {
+      name: 'IpcError',
+      code: 'spawn-failed',
+      message: 'there is no script /nonexistent/script.js: give its whole path, or a URL',
+    });
+    using lost = spawnPeer('/nonexistent/script', { stdio: 'ignore' });
     await assert.rejects(
       async () => {
         for await (const value of lost) assert.fail(String(value));

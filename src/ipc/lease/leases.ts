@@ -1,6 +1,6 @@
 import { checkDeadline, type DeadlineOptions, timeoutError } from '../../deadline.ts';
 import { pollUntil } from '../../poller.ts';
-import { formatValue } from '../../validate.ts';
+import { formatBytes, formatValue } from '../../validate.ts';
 import { processName } from '../identity.ts';
 import { isShareable, ownerOf, type Shareable } from '../sharing/kinds.ts';
 import { type LeasesStats, leaseRegistry } from './export-table.ts';
@@ -55,5 +55,5 @@ function describeOrphaned(): string {
   const orphans = all.filter((lease) => lease.orphaned);
   const kinds = [...new Set(orphans.map(({ kind }) => kind))].join(', ');
   const names = [...new Set(orphans.map(processName))];
-  return `draining ${orphaned.byteLength} bytes (${kinds}) that ${names.join(', ')} ${names.length === 1 ? 'has' : 'have'}`;
+  return `draining ${formatBytes(orphaned.byteLength)} (${kinds}) that ${names.join(', ')} ${names.length === 1 ? 'has' : 'have'}`;
 }

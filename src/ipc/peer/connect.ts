@@ -50,7 +50,9 @@ export async function connect<Receives = unknown, Sends = Anything>(
   checkDeadline({ signal, timeoutMs }, 'connect');
   const init = checkPeerOptions({ busyPollUs, orphanGraceMs });
   if (typeof name !== 'string')
-    throw new TypeError(`the name to connect to must be a string, not ${formatValue(name)}`);
+    throw new TypeError(
+      `the name to connect to must be a string, such as 'render', not ${formatValue(name)}`,
+    );
   const path = socketName(name);
   const until = performance.now() + (timeoutMs ?? 0);
   for (;;) {
@@ -60,8 +62,19 @@ export async function connect<Receives = unknown, Sends = Anything>(
     } catch (error) {
       if (!(error instanceof SystemError)) throw error;
       if (timeoutMs === undefined || !RETRIED.has(error.code))
-        throw new IpcError(`cannot connect to ${path}: ${meaning(error)}`);
-      if (performance.now() >= until) throw timeoutError(`connecting to ${path}`, timeoutMs);
+        throw new IpcError(
+          `cannot connect to ${path}: ${meaning(error)}`,
+          undefined,
+          isNobody(error) ? 'not-listening' : undefined,
+        );
+      if (performance.now() >= until)
+        throw timeoutError(
+          `connecting to ${path}`,
+          timeoutMs,
+          isNobody(error)
+            ? 'nobody listens there: start the process that calls listen()'
+            : undefined,
+        );
     }
     // After an abort during the delay, the next round throws the signal's own reason.
     await delay(RETRY_MS, undefined, signal && { signal }).catch(() => {});
@@ -80,8 +93,10 @@ function open(path: string, trust: TrustOptions, init: PeerOptions): Peer {
   return new Peer(socket, credentials, init);
 }
 
-function meaning({ code, message }: SystemError): string {
-  if (code === 'ENOENT' || code === 'ECONNREFUSED')
-    return `nobody listens there (${code}); { timeoutMs } waits for one`;
+const isNobody = ({ code }: SystemError): boolean => code === 'ENOENT' || code === 'ECONNREFUSED';
+
+function meaning(error: SystemError): string {
+  const { code, message } = error;
+  if (isNobody(error)) return `nobody listens there (${code}); { timeoutMs } waits for one`;
   return code === 'EPROTOTYPE' ? 'the socket there is not one of listen()' : message;
 }

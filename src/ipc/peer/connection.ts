@@ -105,6 +105,9 @@ export class Connection implements FramedSocketHandler {
   /** Why nothing is read at the moment. */
   readonly #held = { byFullQueue: false, byHostWait: false, byLongValue: false };
   #isExitAwaited = false;
+  #isChild = false;
+  /** Whether the peer has sent anything. */
+  #hasHeard = false;
   #isDoneSent = false;
   /** Set while sending control messages is scheduled. */
   #controlImmediate: NodeJS.Immediate | undefined;
@@ -174,6 +177,14 @@ export class Connection implements FramedSocketHandler {
   /** Announces that the peer is a child of this process, so that its exit status will be known. */
   awaitExit(): void {
     this.#isExitAwaited = true;
+    this.#isChild = true;
+  }
+
+  /** What is probably wrong with a child that has not sent anything. */
+  get silenceHint(): string | undefined {
+    return this.#isChild && !this.#hasHeard
+      ? 'it has sent nothing yet: does it call parentPeer()?'
+      : undefined;
   }
 
   // ---- Sending ----
@@ -353,6 +364,7 @@ export class Connection implements FramedSocketHandler {
 
   /** As {@link FramedSocketHandler}. */
   onMessage(arrived: Message): boolean {
+    this.#hasHeard = true;
     if (arrived.kind !== FrameKind.control)
       return this.#read(arrived, new ValueMessageReader(arrived.bytes));
     let block: ControlBlock;
@@ -654,9 +666,11 @@ export class Connection implements FramedSocketHandler {
   /** Returns why the socket ended without a control message. */
   #endReason(): ConnectionEnd {
     const { isGone, process } = this.#session;
-    return isGone || process.isEnding || !process.isExitObservable
-      ? withoutStack(this.#session.goneError())
-      : closedByPeerError(this.peerName);
+    if (!isGone && !process.isEnding && process.isExitObservable)
+      return closedByPeerError(this.peerName);
+    const error = this.#session.goneError();
+    if (error instanceof ClosedError && this.silenceHint) error.message += `: ${this.silenceHint}`;
+    return withoutStack(error);
   }
 }
 

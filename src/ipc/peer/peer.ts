@@ -188,8 +188,11 @@ export class Peer<Receives = unknown, Sends = Anything>
     const connection = this.#connection;
     const operation = `a request to ${connection.peerName}`;
     try {
-      return (await withDeadline<unknown>(deadline, operation, (resolve, reject) =>
-        connection.request(value, { resolve, reject, stream }),
+      return (await withDeadline<unknown>(
+        deadline,
+        operation,
+        (resolve, reject) => connection.request(value, { resolve, reject, stream }),
+        () => connection.silenceHint,
       )) as Receives;
     } catch (error) {
       if (error instanceof HandlerFailure) throw failureForCall(error, connection.peerName);
@@ -312,8 +315,11 @@ export class Peer<Receives = unknown, Sends = Anything>
   #take(deadline: DeadlineOptions, stream?: Stream): Promise<Receives> {
     const connection = this.#connection;
     const operation = `receiving from ${connection.peerName}`;
-    return withDeadline<unknown>(deadline, operation, (resolve, reject) =>
-      connection.receive({ resolve, reject, stream }),
+    return withDeadline<unknown>(
+      deadline,
+      operation,
+      (resolve, reject) => connection.receive({ resolve, reject, stream }),
+      () => connection.silenceHint,
     ) as Promise<Receives>;
   }
 

@@ -4,7 +4,7 @@ import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { CuffiError, IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
-import { formatValue } from '../../validate.ts';
+import { formatBytes, formatValue } from '../../validate.ts';
 import { FrameKind } from '../wire/frames.ts';
 import {
   MAX_PENDING_REQUEST_BYTE_LENGTH,
@@ -498,7 +498,7 @@ class PendingSize implements MessageSize {
   }
 
   toString(): string {
-    return `${this.count} requests (${this.byteLength} bytes, ${this.fdCount} file descriptors)`;
+    return `${this.count} requests of ${formatBytes(this.byteLength)} and ${this.fdCount} file descriptors`;
   }
 }
 

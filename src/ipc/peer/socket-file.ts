@@ -91,6 +91,7 @@ export function listenAt(name: string, mode: SocketMode): BoundSocket {
     return unlinkAtExit(name, place(name));
   } catch (error) {
     if (isNameTaken(error)) throw nameInUseError(name);
+    if (error instanceof IpcError) throw error;
     if (error instanceof SystemError || codeOf(error) !== undefined)
       throw new IpcError(`cannot listen at ${name}: ${(error as Error).message}`);
     throw error;
@@ -166,6 +167,7 @@ function bindForAll(path: string): BoundFile {
 function unlinkAtExit(path: string, { fd, file }: BoundFile): BoundSocket {
   const unlink = (): void => {
     exitUnlinks.delete(unlink);
+    ownNames.delete(path);
     if (exitUnlinks.size === 0) process.off('exit', unlinkAll);
     const found = lstatSync(path, { throwIfNoEntry: false });
     // Another process that may write to the directory may have replaced the file.
@@ -173,6 +175,7 @@ function unlinkAtExit(path: string, { fd, file }: BoundFile): BoundSocket {
   };
   if (exitUnlinks.size === 0) process.on('exit', unlinkAll);
   exitUnlinks.add(unlink);
+  ownNames.add(path);
   return { fd, unlink };
 }
 
@@ -274,8 +277,17 @@ const isPrivateToUser = ({ uid, mode }: Stats): boolean =>
 const isSameFile = (a: FileIdentity, b: FileIdentity): boolean =>
   a.dev === b.dev && a.ino === b.ino;
 
+/** The sockets of this process that listen. */
+const ownNames = new Set<string>();
+
 const nameInUseError = (name: string): IpcError =>
-  new IpcError(`another process listens at ${name} already`);
+  new IpcError(
+    ownNames.has(name)
+      ? `this process listens at ${name} already: close that Listener first, or use another name`
+      : `another process listens at ${name} already: use another name, or end it`,
+    undefined,
+    'address-in-use',
+  );
 
 /** Whether the error means that the path exists, from `bind` or from `link`. */
 const isNameTaken = (error: unknown): boolean =>

@@ -1,5 +1,6 @@
 import { type ChildProcess, type SpawnOptions, spawn } from 'node:child_process';
-import { fstatSync } from 'node:fs';
+import { existsSync, fstatSync } from 'node:fs';
+import { extname, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { isMainThread } from 'node:worker_threads';
 import { closeFd, setCloseOnExec } from '../../../ffi/linux/libc.ts';
@@ -32,7 +33,8 @@ export interface SpawnPeerOptions extends BusyPollOptions {
  * peer is closed, the child's `parentPeer()` ends; the child itself continues until it exits.
  *
  * @param script a file, as of `child_process.fork`
- * @throws TypeError for invalid arguments; a script that cannot run ends the peer
+ * @throws TypeError for invalid arguments; IpcError with the code `spawn-failed` if there is no such
+ * script. One that cannot run ends the peer
  * @example
  * using child = spawnPeer(new URL('./worker.js', import.meta.url));
  * await child.send({ task: 1, input: buffer });
@@ -56,8 +58,17 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
   if (typeof env !== 'object' || env === null)
     throw new TypeError(`env must be an object, not ${formatValue(env)}`);
   const path = script instanceof URL ? fileURLToPath(script) : script;
+  if (typeof path === 'string' && path.startsWith('file:'))
+    throw new TypeError(`the script is a file URL as a string: pass new URL(${formatValue(path)})`);
   if (typeof path !== 'string' || path === '')
     throw new TypeError(`the script must be a path or a file URL, not ${formatValue(script)}`);
+  // Without an ending, Node looks for several files.
+  if (extname(path) !== '' && !existsSync(resolve(directoryOf(cwd), path)))
+    throw new IpcError(
+      `there is no script ${path}: give its whole path, or a URL`,
+      undefined,
+      'spawn-failed',
+    );
   const streams = Array.isArray(stdio) ? [...stdio] : [stdio, stdio, stdio];
   while (streams.length < 3) streams.push('inherit');
 
@@ -76,6 +87,9 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
     closeFd(other);
   }
 }
+
+const directoryOf = (cwd: string | URL | undefined): string =>
+  cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.');
 
 /** Omits a program from the command line, because the child has its script. */
 function ownExecArgv(): string[] {
@@ -110,7 +124,13 @@ export class ChildPeer<Receives = unknown, Sends = Anything> extends Peer<Receiv
     child.on('error', (error) => {
       // This event also reports a failed kill.
       if (child.pid === undefined)
-        connection.fail(new IpcError(`the child could not be started: ${error.message}`));
+        connection.fail(
+          new IpcError(
+            `the child could not be started: ${error.message}`,
+            undefined,
+            'spawn-failed',
+          ),
+        );
     });
   }
 
@@ -150,13 +170,21 @@ export function parentPeer<Receives = unknown, Sends = Anything>(
 
 function connectToParent(): Peer {
   if (!isMainThread)
-    throw new IpcError("parentPeer() is the main thread's: a worker thread has no connection");
+    throw new IpcError(
+      "parentPeer() is the main thread's: a worker thread has no connection",
+      undefined,
+      'no-parent',
+    );
   const { [PARENT_VARIABLE]: value } = process.env;
   // Children of this process would inherit the variable but not the descriptor.
   delete process.env[PARENT_VARIABLE];
   const [, fd, inode] = /^(\d{1,9}):(\d+)$/.exec(value ?? '') ?? [];
   if (fd === undefined || !isSocket(Number(fd), Number(inode)))
-    throw new IpcError('this process was not started by spawnPeer(): it has no parentPeer()');
+    throw new IpcError(
+      'this process was not started by spawnPeer(): it has no parentPeer()',
+      undefined,
+      'no-parent',
+    );
   setCloseOnExec(Number(fd));
   return new Peer(Number(fd), peerCredentials(Number(fd)));
 }

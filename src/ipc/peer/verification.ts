@@ -1,5 +1,6 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { type ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
+import { formatBytes } from '../../validate.ts';
 import type { DescriptorFields, IpcDescriptor } from '../descriptor.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess } from '../identity.ts';
@@ -171,7 +172,7 @@ function reasonIn(answer: ValueMessage): string | undefined {
 function checkLength({ value }: ValueMessage, what: 'a question' | 'an answer'): void {
   if (value.byteLength > MAX_VERIFICATION_BYTE_LENGTH)
     throw new IpcError(
-      `the other end sent ${what} of ${value.byteLength} bytes: it may have ${MAX_VERIFICATION_BYTE_LENGTH}`,
+      `the other end sent ${what} of ${formatBytes(value.byteLength)}: it may have ${MAX_VERIFICATION_BYTE_LENGTH}`,
     );
 }
 

@@ -13,7 +13,7 @@ import { DeviceBuffer } from '../../memory/buffer.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { type StreamOption, streamOf } from '../../stream.ts';
 import { bytesOfView, typedArrayKind } from '../../typed-array.ts';
-import { checkInteger, checkOptions } from '../../validate.ts';
+import { checkInteger, checkOptions, formatBytes } from '../../validate.ts';
 import {
   type DescriptorFields,
   describeLayout,
@@ -67,7 +67,7 @@ export function asArray<O>(
     const { high } = layoutExtents(parsed.layout);
     if (high > opened.byteLength)
       throw new IpcError(
-        `the items of an array of process ${descriptor.pid} take ${high} bytes, but the memory ` +
+        `the items of an array of process ${descriptor.pid} take ${formatBytes(high)}, but the memory ` +
           `that it shared has ${opened.byteLength}`,
         undefined,
         'invalid-descriptor',

@@ -272,8 +272,8 @@ function exportBuffer(buffer: DeviceBuffer): ExportedFields {
 export function exportLegacyBuffer(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
   if (buffer.resource instanceof MemoryPool || buffer.resource instanceof ImportedPool)
     throw new IpcError(
-      'memory of a pool has no legacy IPC handle: share it with exportIpc, or allocate the memory ' +
-        'as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
+      'memory of a pool has no legacy IPC handle: share it with exportIpc, or send it with peer.send, ' +
+        'or allocate it as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
     );
   const source = importSourceOfBuffer(buffer);
   if (!source) return exportLegacy(buffer);

@@ -5,6 +5,7 @@ import { check } from '../../check.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
 import { numberFromEnvironment } from '../../release-queue.ts';
+import { formatBytes } from '../../validate.ts';
 import { checkReadOnlyKind, type DescriptorFields, type ExportedFields } from '../descriptor.ts';
 import { describeExporter, exportIdOf, rememberExport } from '../identity.ts';
 import { blockedError, type OpenBlocker } from './support.ts';
@@ -43,7 +44,7 @@ export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Export
   check(
     cu.cuMemPoolExportPointer(BLOCK, base),
     'cuMemPoolExportPointer',
-    () => `sharing ${root.byteLength} bytes of a memory pool`,
+    () => `sharing ${formatBytes(root.byteLength)} of a memory pool`,
   );
   // Read at once: describing the exporter may call the driver.
   const handle = readBase64(BLOCK, CU_IPC_HANDLE_SIZE);
@@ -85,7 +86,7 @@ function sizeBlocker(byteLength: number): OpenBlocker | undefined {
   return {
     code: 'not-supported',
     reason:
-      `a pool allocation of ${byteLength} bytes cannot be shared: above ${limit} bytes ` +
+      `a pool allocation of ${formatBytes(byteLength)} cannot be shared: above ${formatBytes(limit)} ` +
       'the driver crashes the process that opens it (SIGSEGV in cuMemPoolImportPointer, seen with driver 580)',
     hint:
       'Share virtual memory (VirtualMemory.reserve(byteLength, { shareable: true })), or several ' +

@@ -9,6 +9,7 @@ import {
 import { type FdWatch, type Readiness, watchFd } from '../../../ffi/linux/poll.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
+import { formatBytes } from '../../validate.ts';
 import {
   FrameAssembler,
   type FrameHeader,
@@ -297,8 +298,10 @@ export class SendQueue {
     if (this.#queued.length < MAX_UNSENT_VALUES && this.#byteLength < MAX_UNSENT_BYTE_LENGTH)
       return;
     throw new IpcError(
-      `${this.#queued.length} values (${this.#byteLength} bytes) wait to be sent already: ` +
+      `${this.#queued.length} values of ${formatBytes(this.#byteLength)} wait to be sent already: ` +
         'await send() before the next one',
+      undefined,
+      'limit-exceeded',
     );
   }
 

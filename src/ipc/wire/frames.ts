@@ -6,6 +6,7 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import type { SocketMessage } from '../../../ffi/linux/message.ts';
 import { IpcError } from '../../errors.ts';
+import { formatBytes } from '../../validate.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
@@ -108,11 +109,11 @@ export class FrameAssembler {
       );
     if (kind === FrameKind.control && part !== byteLength)
       throw new IpcError(
-        `a control message of ${byteLength} bytes came in a frame of ${part} bytes`,
+        `a control message of ${formatBytes(byteLength)} came in a frame of ${part} bytes`,
       );
     if (byteLength > MAX_BODY_BYTE_LENGTH)
       throw new IpcError(
-        `a message of ${byteLength} bytes is too large: a value has at most ${MAX_VALUE_BYTE_LENGTH}`,
+        `a message of ${formatBytes(byteLength)} is too large: a value has at most ${MAX_VALUE_BYTE_LENGTH}`,
       );
     if (offset > 0 && (byteLength !== this.#first?.byteLength || kind !== this.#first.kind))
       throw new IpcError('a message changed its length or its kind between two frames');

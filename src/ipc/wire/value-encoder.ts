@@ -2,7 +2,13 @@
 
 import { types } from 'node:util';
 import { typedArrayKind } from '../../typed-array.ts';
-import { checkHostMemory, classNameOf, formatValue, withArticle } from '../../validate.ts';
+import {
+  checkHostMemory,
+  classNameOf,
+  formatBytes,
+  formatValue,
+  withArticle,
+} from '../../validate.ts';
 import type { ByteWriter } from '../bytes.ts';
 import {
   MAX_BIGINT_DIGITS,
@@ -71,7 +77,7 @@ export function encodeValue<T extends object>(
 
 const tooLarge = (): RangeError =>
   new RangeError(
-    `a value may have ${MAX_VALUE_BYTE_LENGTH} bytes, and this one has more: send large data ` +
+    `a value may have ${formatBytes(MAX_VALUE_BYTE_LENGTH)}, and this one has more: send large data ` +
       'as a DeviceBuffer, or in parts',
   );
 

@@ -4,6 +4,7 @@
  */
 
 import { IpcError } from '../../errors.ts';
+import { formatBytes } from '../../validate.ts';
 import { ByteReader, type ByteWriter } from '../bytes.ts';
 import { type ControlBlock, readControlBlock, readLeaseId } from './control-block.ts';
 import {
@@ -45,7 +46,7 @@ export function writeObjectTable(to: ByteWriter, { firstLease, entries }: Object
 
 const tableTooLarge = (): RangeError =>
   new RangeError(
-    `the GPU objects of the value need more than ${MAX_TABLE_BYTE_LENGTH} bytes to describe them: ` +
+    `the GPU objects of the value need more than ${formatBytes(MAX_TABLE_BYTE_LENGTH)} to describe them: ` +
       'send fewer at a time',
   );
 
@@ -79,12 +80,12 @@ export class ValueMessageReader {
     if (!value.check()) return undefined;
     if (value.byteLength > MAX_VALUE_BYTE_LENGTH)
       throw new IpcError(
-        `a value of ${value.byteLength} bytes is too large: at most ${MAX_VALUE_BYTE_LENGTH} are allowed`,
+        `a value of ${formatBytes(value.byteLength)} is too large: at most ${MAX_VALUE_BYTE_LENGTH} are allowed`,
       );
     const objects = value.objectCount > 0 ? readObjectTable(from, value.objectCount) : noObjects;
     if (from.remaining > MAX_CONTROL_BYTE_LENGTH)
       throw new IpcError(
-        `a control block of ${from.remaining} bytes is too large: at most ${MAX_CONTROL_BYTE_LENGTH} are allowed`,
+        `a control block of ${formatBytes(from.remaining)} is too large: at most ${MAX_CONTROL_BYTE_LENGTH} are allowed`,
       );
     const control = readControlBlock(from);
     const { hasTimelinePage, isClosing, isDone, forwardRequests } = control;

@@ -3,7 +3,7 @@
 import type { Context, MemoryInfo } from '../../context.ts';
 import { NotSupportedError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
-import { type ClassOf, checkInstance, classNameOf } from '../../validate.ts';
+import { type ClassOf, checkInstance, classNameOf, formatBytes } from '../../validate.ts';
 import type { BaseMemoryManager } from './host-only-manager.ts';
 import { IpcHandle } from './ipc-handle.ts';
 import { MemoryPointer, PinnedPointer } from './memory-pointer.ts';
@@ -91,7 +91,7 @@ function assertFits(
     throw new TypeError(`${call} must return memory of its own context, not of another`);
   if (pointer.byteLength < byteLength)
     throw new TypeError(
-      `${call} must return at least ${byteLength} bytes, not ${pointer.byteLength}`,
+      `${call} must return at least ${formatBytes(byteLength)}, not ${pointer.byteLength}`,
     );
 }
 

@@ -22,7 +22,7 @@ describe('Stream', () => {
     assert.throws(() => Stream.create({ nonblocking: true } as never), {
       name: 'TypeError',
       message:
-        "Stream.create: unknown option 'nonblocking'; known: context, device, priority, nonBlocking",
+        "Stream.create: unknown option 'nonblocking' (did you mean 'nonBlocking'?); known: context, device, priority, nonBlocking",
     });
     for (const priority of [0.5, Number.NaN, 1e9])
       assert.throws(() => Stream.create({ priority }), RangeError);

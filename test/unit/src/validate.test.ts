@@ -46,7 +46,7 @@ describe('checkOptions', () => {
   test('an unknown option is rejected, and the error lists the known ones', () => {
     assert.throws(() => options({ stream: 1, strem: 2 }), {
       name: 'TypeError',
-      message: "Thing.make: unknown option 'strem'; known: stream, device",
+      message: "Thing.make: unknown option 'strem' (did you mean 'stream'?); known: stream, device",
     });
     assert.throws(() => options({ x: 1 }, []), { message: /known: none$/ });
   });

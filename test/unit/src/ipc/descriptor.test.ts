@@ -340,7 +340,7 @@ describe('parseDescriptor', () => {
       [
         'items behind the range',
         { ...buffer, layout: { ...layout, shape: [1025] } },
-        /its items take 1025 bytes of a range that has 1024/,
+        /its items take 1025 bytes \(1.001 KiB\) of a range that has 1024/,
       ],
       ['no items', { ...buffer, layout: { ...layout, shape: [0] } }, /it has no items/],
       ['a dtype by another name', { ...buffer, layout: { ...layout, dtype: 'f4' } }, /is called/],

@@ -13,6 +13,7 @@ import {
   type PointerOptions,
   Stream,
 } from '../../../../src/index.ts';
+import { formatBytes } from '../../../../src/validate.ts';
 import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
@@ -38,7 +39,7 @@ describe('DeviceBuffer', () => {
     assert.throws(() => DeviceBuffer.allocate(1, { strem: 1 } as never), {
       name: 'TypeError',
       message:
-        "DeviceBuffer.allocate: unknown option 'strem'; known: context, device, memory, stream",
+        "DeviceBuffer.allocate: unknown option 'strem' (did you mean 'stream'?); known: context, device, memory, stream",
     });
     assert.throws(() => DeviceBuffer.allocate(1, { stream: 1 } as never), {
       name: 'TypeError',
@@ -225,7 +226,7 @@ describe('DeviceBuffer', () => {
     source.subarray(0, 0).copyTo(target);
     assert.throws(() => target.copyTo(source), {
       name: 'RangeError',
-      message: '16 bytes do not fit in the target, which has 8',
+      message: '16 bytes do not fit in the target, which has 8 bytes',
     });
     assert.throws(() => source.copyTo(new Uint8Array(8) as never), /^TypeError: target must be/);
   });
@@ -328,14 +329,14 @@ describe('DeviceBuffer', () => {
     const expected = (rest: string) => ({
       name: 'CudaError',
       code: 'CUDA_ERROR_OUT_OF_MEMORY',
-      doing: `allocating ${8 << 20} bytes with ${free} free${rest}`,
+      doing: `allocating ${formatBytes(8 << 20)} with ${formatBytes(free)} free${rest}`,
       message: /Close buffers that are no longer needed/,
     });
     assert.throws(() => DeviceBuffer.allocate(8 << 20), expected(''));
     buffer.close();
     assert.throws(
       () => DeviceBuffer.allocate(8 << 20),
-      expected(` (1 release of ${12 << 20} bytes waits for the GPU: await context.flush())`),
+      expected(` (1 release of ${formatBytes(12 << 20)} waits for the GPU: await context.flush())`),
     );
     // The allocation itself drains pending releases, without an event loop iteration.
     latch.open();

@@ -371,7 +371,10 @@ describe('copySync and copyAsync', () => {
     const detached = new Uint8Array(8);
     structuredClone(detached.buffer, { transfer: [detached.buffer] });
     const recorder = recordCalls();
-    const long = { name: 'RangeError', message: '17 bytes do not fit in the buffer, which has 16' };
+    const long = {
+      name: 'RangeError',
+      message: '17 bytes do not fit in the buffer, which has 16 bytes',
+    };
     await assert.rejects(buffer.copyFrom(new Uint8Array(17)), long);
     assert.throws(() => buffer.copyFromSync(new Uint8Array(17)), long);
     await assert.rejects(buffer.copyToHost(new Uint8Array(17)), long);

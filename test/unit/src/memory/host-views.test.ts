@@ -31,7 +31,8 @@ describe('HostViews', () => {
     const views = new HostViews(mapping.address, 5 * GIB, () => {});
     assert.throws(() => views.fullView, {
       name: 'RangeError',
-      message: /5368709120 bytes are more than the 4294967296 of one ArrayBuffer: use window/,
+      message:
+        /5368709120 bytes \(5 GiB\) are more than the 4294967296 of one ArrayBuffer: use window/,
     });
     assert.equal(views.wasViewed, false);
     assert.equal(views.window(4096, 4096).byteLength, 4096);

@@ -21,6 +21,7 @@ import {
   type ManagedPlace,
   Stream,
 } from '../../../../src/index.ts';
+import { formatBytes } from '../../../../src/validate.ts';
 import { recordArguments, recordCallsOf } from '../../../support/arguments.ts';
 import { Latch } from '../../../support/latch.ts';
 import { collectGarbage } from '../../../support/process-state.ts';
@@ -102,7 +103,7 @@ describe('ManagedMemory', () => {
     const { free } = Context.primary().memoryInfo();
     assert.throws(() => memory.allocate(8 << 20), {
       name: 'RangeError',
-      message: `out of memory: ${8 << 20} bytes of managed memory were requested with ${free} free`,
+      message: `out of memory: ${formatBytes(8 << 20)} of managed memory were requested with ${formatBytes(free)} free`,
     });
     recorder.stop();
     assert.ok(!recorder.calls.some(({ name }) => name === 'cuMemAllocManaged'));

@@ -138,7 +138,7 @@ describe('PinnedBuffer', () => {
     assert.throws(() => PinnedBuffer.allocate(2 ** 52), {
       name: 'RangeError',
       message:
-        'the system cannot allocate 4503599627370496 bytes of host memory: close buffers that are no ' +
+        'the system cannot allocate 4503599627370496 bytes (4096 TiB) of host memory: close buffers that are no ' +
         'longer needed, or ask for less',
     });
   });
@@ -178,7 +178,7 @@ describe('PinnedBuffer', () => {
     selectDriver(broken(driver, 'cuMemHostRegister_v2', OUT_OF_MEMORY));
     assert.throws(() => PinnedBuffer.allocate(4096, { context }), {
       code: 'CUDA_ERROR_OUT_OF_MEMORY',
-      doing: 'page-locking 4096 bytes of host memory',
+      doing: 'page-locking 4096 bytes (4 KiB) of host memory',
     });
     selectDriver(driver);
     latch[Symbol.dispose]();

@@ -214,7 +214,7 @@ describe('MemoryPool', () => {
       assert.throws(
         () => pool.allocate(size),
         size > 64 * MIB && size < 2 ** 53
-          ? /^RangeError: 67108865 bytes are more than the pool's maxSize of 67108864$/
+          ? /^RangeError: 67108865 bytes \(64 MiB\) are more than the pool's maxSize of 67108864 bytes \(64 MiB\)$/
           : /^RangeError: byteLength must be an integer of at least 1, not /,
         String(size),
       );
@@ -252,7 +252,7 @@ describe('MemoryPool', () => {
         })(),
         /options must be a plain object, not an Options/,
       ],
-      [{ streem: stream }, /unknown option 'streem'; known: stream/],
+      [{ streem: stream }, /unknown option 'streem' \(did you mean 'stream'\?\); known: stream/],
       [{ stream, also: 1 }, /unknown option 'also'/],
       [{ stream: {} }, /stream must be a Stream, not an Object/],
       [{ stream: closed }, /this Stream is closed/],

@@ -688,7 +688,7 @@ describe('listen and connect', () => {
     using listener = listen(path, { allowOtherUsers: true });
     assert.deepEqual(readdirSync(shared), ['x.sock']);
     assert.equal(modeOf(path), 0o666);
-    assert.throws(() => listen(path, { allowOtherUsers: true }), /another process listens at/);
+    assert.throws(() => listen(path, { allowOtherUsers: true }), /this process listens at/);
     assert.deepEqual(readdirSync(shared), ['x.sock']);
     using client = await connect(path);
     client.close();

@@ -184,6 +184,9 @@ describe('Peer.request and Peer.serve', () => {
       pair.b.serve(() => 1),
       { name: 'CuffiError', message: /this Peer is served already: have one handler/ },
     );
+    // However many are refused: they do not count.
+    for (let n = 0; n <= MAX_PENDING_REQUESTS; n++)
+      await assert.rejects(pair.a.request(Symbol('x') as unknown), TypeError);
     assert.equal(await pair.a.request('sent'), 1);
     assert.deepEqual(asked, ['sent']);
     pair.a.close();
@@ -437,7 +440,9 @@ describe('Peer.request and Peer.serve', () => {
     const four = Array.from({ length: 4 }, () => large.a.request(bytes));
     await assert.rejects(
       large.a.request(bytes),
-      error(/^4 requests \(671\d+ bytes, 0 file descriptors\) wait for their answers already/),
+      error(
+        /^4 requests of 671\d+ bytes \(64 MiB\) and 0 file descriptors wait for their answers already/,
+      ),
     );
     const echo = large.b.serve((value) => (value as Uint8Array).byteLength);
     assert.deepEqual(await Promise.all(four), new Array(4).fill(bytes.byteLength));
@@ -502,7 +507,7 @@ describe('an end that follows no rule', () => {
         while (!other.send(one, { kind: FrameKind.request, request: n + 1, sequence: n }))
           await nextLoopIteration();
       }
-      await assert.rejects(other.peer.receive(), ends(/more came than the 1024 requests \(/));
+      await assert.rejects(other.peer.receive(), ends(/more came than the 1024 requests of /));
     }
     const before = openDescriptors();
     {
@@ -512,8 +517,11 @@ describe('an end that follows no rule', () => {
       const body = Uint8Array.from([Tag.gpuObject, ...tableOf(0, object)]);
       const fds = new Array<number>(MAX_QUEUED_FDS).fill(fd);
       other.send(body, { kind: FrameKind.request, request: 1 }, fds);
-      other.send(one, { kind: FrameKind.request, request: 2, sequence: 1 });
-      await assert.rejects(other.peer.receive(), ends(/more came than the 1 requests \(/));
+      const another = [Tag.gpuObject, ...tableOf(1, { ...unknownObject, fdCount: 1 })];
+      other.send(Uint8Array.from(another), { kind: FrameKind.request, request: 2, sequence: 1 }, [
+        fd,
+      ]);
+      await assert.rejects(other.peer.receive(), ends(/more came than the 1 requests of /));
       closeFd(fd);
     }
     await turns(3);

@@ -308,10 +308,10 @@ describe('ImportedPool', () => {
     const from = first.resource as ImportedPool;
     assert.throws(
       () => from.close(),
-      /^CuffiError: 2 buffers of this pool \(4160 bytes\) are open/,
+      /^CuffiError: 2 buffers of this pool, 4160 bytes \(4.063 KiB\), are open/,
     );
     first.close();
-    assert.throws(() => from.close(), /^CuffiError: 1 buffer of this pool \(64 bytes\) is open/);
+    assert.throws(() => from.close(), /^CuffiError: 1 buffer of this pool, 64 bytes, is open/);
     assert.equal(from.closed, false);
     second.close();
     assert.equal(from.closed, true);

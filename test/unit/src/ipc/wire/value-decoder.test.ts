@@ -328,7 +328,8 @@ describe('EncodedValue', () => {
     const sending = sendAll(other, body, 1).catch(() => {});
     await assert.rejects(other.peer.receive(), {
       name: 'IpcError',
-      message: /a control block of 1048577 bytes is too large: at most 1048576 are allowed/,
+      message:
+        /a control block of 1048577 bytes \(1 MiB\) is too large: at most 1048576 are allowed/,
     });
     await sending;
   });
