@@ -141,3 +141,67 @@ cu.cuInit(0);
 await import('zod');
 console.log(JSON.stringify({ atImport, afterUse: scripts() }));
 `;
+
+/**
+ * Uses what needs no connection, then every way to make one. Prints `ok`, and the code of the error
+ * of each of those ways, if there is one.
+ */
+export const withoutConnections = `
+import assert from 'node:assert/strict';
+import { fork } from 'node:child_process';
+import { once } from 'node:events';
+import * as cuda from 'cuffi';
+import * as ipc from 'cuffi/ipc';
+import { watchFd } from 'cuffi/ffi';
+
+if (process.send) {
+  const [message] = await once(process, 'message');
+  const opened = ipc.openIpcArray(message);
+  const numbers = await opened.copyToHost();
+  await opened.copyFrom(numbers.map((n) => n * 2));
+  opened.close();
+  process.disconnect();
+} else {
+  const stream = cuda.Stream.create();
+  const array = await cuda.toDevice(new Float32Array([1, 2, 3, 4]), { stream });
+  array.slice({ start: 1, stop: 3 }).fill(7, { stream });
+  const event = cuda.CudaEvent.create();
+  event.record(stream);
+  await event.synchronize();
+  await stream.synchronize();
+  assert.deepEqual([...(await array.copyToHost(undefined, { stream }))], [1, 7, 7, 4]);
+
+  const large = new Uint8Array(5 << 20).fill(3);
+  const copied = await cuda.toDevice(large);
+  assert.deepEqual(Buffer.from(await copied.copyToHost()), Buffer.from(large));
+
+  const child = fork(process.argv[1]);
+  const exited = once(child, 'exit');
+  const handle = ipc.getIpcHandle(array);
+  child.send(handle);
+  assert.equal((await exited)[0], 0);
+  assert.deepEqual([...(await array.copyToHost())], [2, 14, 14, 8]);
+  for (const one of [handle, array, copied, event, stream]) one.close();
+  await assert.rejects(async () => stream.synchronize(), { code: 'closed' });
+
+  const script = process.argv[1] + '.not.there';
+  const name = '@cuffi-package-' + process.pid;
+  const ways = {
+    spawnPeer: () => ipc.spawnPeer(script, { stdio: 'ignore' }),
+    parentPeer: () => ipc.parentPeer(),
+    listen: () => ipc.listen(name),
+    connect: () => ipc.connect(name),
+    // Bun would abort the process.
+    watchFd: () => watchFd(0, { readable: true }, () => {}),
+  };
+  const codes = {};
+  for (const [way, call] of Object.entries(ways)) {
+    try {
+      (await call()).close();
+    } catch (error) {
+      codes[way] = error.code;
+    }
+  }
+  console.log('ok', JSON.stringify(codes));
+}
+`;

@@ -5,9 +5,11 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import {
+  cpSync,
   existsSync,
   mkdirSync,
   mkdtempSync,
+  readdirSync,
   readFileSync,
   rmSync,
   symlinkSync,
@@ -15,10 +17,18 @@ import {
 } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
-import { dirname, join } from 'node:path';
+import { basename, dirname, join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath, pathToFileURL } from 'node:url';
-import { bindings, cjs, esm, loadedScripts, types, wrongNames } from './consumers.ts';
+import {
+  bindings,
+  cjs,
+  esm,
+  loadedScripts,
+  types,
+  withoutConnections,
+  wrongNames,
+} from './consumers.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const installed = (path: string): string => join(root, 'node_modules', path);
@@ -72,6 +82,10 @@ const atLeast = (version: string, major: number, minor: number): boolean => {
   return itsMajor > major || (itsMajor === major && itsMinor >= minor);
 };
 const isTooOld = ({ version }: Compiler): boolean => !atLeast(version, 5, 7);
+
+/** Other runtimes than Node, as executables: .ci/run fetches them. */
+const runtimes = process.env['CUFFI_TEST_RUNTIMES']?.split(':') ?? [];
+const examples = join(root, 'docs/examples');
 
 describe('the packed package', { skip: unavailable }, () => {
   let folder: string;
@@ -209,6 +223,48 @@ describe('the packed package', { skip: unavailable }, () => {
     assert.ok(seen(afterUse, '/zod/'));
     assert.ok(seen(afterUse, '/cuffi/dist/ffi/emulator/'));
   });
+
+  test('runs in Node what runs in other runtimes', () => {
+    const printed = node('runtime.mjs', withoutConnections, [], { CUFFI_DRIVER: 'emulated' });
+    assert.match(printed, /^ok \{(?!.*(not-supported|ENOSYS))/);
+  });
+
+  for (const runtime of runtimes) {
+    const name = basename(runtime);
+    const args = name === 'deno' ? ['run', '-A'] : [];
+    const options = { env: { ...env, CUFFI_DRIVER: 'emulated' }, timeout: 60_000 };
+
+    test(`runs in ${name}, but for connections, which are refused`, () => {
+      writeFileSync(join(app, 'runtime.mjs'), withoutConnections);
+      const refused = ['spawnPeer', 'parentPeer', 'listen', 'connect'];
+      assert.equal(
+        run(app, runtime, [...args, 'runtime.mjs'], options.env),
+        `ok ${JSON.stringify({
+          ...Object.fromEntries(refused.map((way) => [way, 'not-supported'])),
+          watchFd: 'ENOSYS',
+        })}\n`,
+      );
+    });
+
+    test(`runs the examples in ${name}, but for those with connections`, () => {
+      cpSync(examples, join(app, 'examples'), { recursive: true });
+      for (const file of readdirSync(examples)) {
+        // Two programs that a user starts together, and a socket that the example itself watches.
+        if (/^(29-|20-)/.test(file)) continue;
+        const text = readFileSync(join(examples, file), 'utf8');
+        const hasConnections = /\b(spawnPeer|parentPeer|listen|connect)\(/.test(text);
+        const program = join('examples', file);
+        const child = spawnSync(runtime, [...args, program], { ...options, cwd: app });
+        const said = `${file}\n${child.stdout}${child.stderr}`;
+        if (!hasConnections) assert.equal(child.status, 0, said);
+        else {
+          assert.notEqual(child.status, 0, said);
+          assert.match(said, /NotSupportedError.*needs Node/);
+          assert.equal(child.signal, null, said);
+        }
+      }
+    });
+  }
 
   test('passes publint', () => {
     run(root, process.execPath, [installed('publint/src/cli.js'), tarball, '--strict']);

@@ -11,7 +11,12 @@ import {
   trustOptionNames,
 } from './credentials.ts';
 import { Peer } from './peer.ts';
-import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
+import {
+  assertCanConnect,
+  checkPeerOptions,
+  type PeerOptions,
+  peerOptionNames,
+} from './peer-options.ts';
 import { addressOfSocket, socketName } from './socket-file.ts';
 
 /** Options of {@link connect}. */
@@ -30,6 +35,7 @@ const RETRY_MS = 10;
  * A listener of another user is refused unless the options allow it. If the listener refuses this
  * process, the peer ends.
  *
+ * @throws NotSupportedError in Bun and Deno
  * @throws IpcError if nobody listens, or the listening process is not trusted
  * @throws DOMException `TimeoutError` if nobody listened within `timeoutMs`
  * @example
@@ -37,6 +43,7 @@ const RETRY_MS = 10;
  * await peer.send({ frame: buffer });
  */
 export async function connect(name: string, options?: ConnectOptions): Promise<Peer> {
+  assertCanConnect('connect');
   const { signal, timeoutMs, busyPollUs, orphanGraceMs, ...rest } = checkOptions(
     options,
     ['signal', 'timeoutMs', ...peerOptionNames, ...trustOptionNames],

@@ -21,7 +21,12 @@ import {
   trustOptionNames,
 } from './credentials.ts';
 import { Peer } from './peer.ts';
-import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
+import {
+  assertCanConnect,
+  checkPeerOptions,
+  type PeerOptions,
+  peerOptionNames,
+} from './peer-options.ts';
 import {
   type BoundSocket,
   isPlainName,
@@ -45,6 +50,7 @@ export interface ListenOptions extends TrustOptions, PeerOptions {}
  * to this user (mode 0600) unless the options allow others (mode 0666). Sockets that killed
  * processes left at this path are removed; for a plain name, at every plain name.
  *
+ * @throws NotSupportedError in Bun and Deno
  * @throws IpcError if another process listens there already, or the name cannot be used
  * @throws RangeError for a name above 107 bytes
  * @example
@@ -52,6 +58,7 @@ export interface ListenOptions extends TrustOptions, PeerOptions {}
  * for await (const peer of listener) void serve(peer);
  */
 export function listen(name: string, options?: ListenOptions): Listener {
+  assertCanConnect('listen');
   const { busyPollUs, orphanGraceMs, ...rest } = checkOptions(
     options,
     [...trustOptionNames, ...peerOptionNames],

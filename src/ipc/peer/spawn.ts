@@ -8,7 +8,7 @@ import { IpcError } from '../../errors.ts';
 import { assertInternal, checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { Peer } from './peer.ts';
-import { type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
+import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 
 /** Options of {@link spawnPeer}: how the child is started. */
 export interface SpawnPeerOptions extends BusyPollOptions {
@@ -31,6 +31,7 @@ export interface SpawnPeerOptions extends BusyPollOptions {
  * peer is closed, the child's `parentPeer()` ends; the child itself continues until it exits.
  *
  * @param script a file, as of `child_process.fork`
+ * @throws NotSupportedError in Bun and Deno
  * @throws TypeError for invalid arguments; a script that cannot run ends the peer
  * @example
  * using child = spawnPeer(new URL('./worker.js', import.meta.url));
@@ -38,6 +39,7 @@ export interface SpawnPeerOptions extends BusyPollOptions {
  * const answer = await child.receive();
  */
 export function spawnPeer(script: string | URL, options?: SpawnPeerOptions): ChildPeer {
+  assertCanConnect('spawnPeer');
   const {
     args = [],
     env = process.env,
@@ -131,11 +133,13 @@ let parent: Peer | undefined;
  * Returns the process that started this one with `spawnPeer`, always as the same object. The
  * options of the last call apply. The peer ends when the parent closes it or exits.
  *
+ * @throws NotSupportedError in Bun and Deno
  * @throws IpcError in a process without such a parent, and in a worker thread
  * @example
  * for await (const task of parentPeer()) await parentPeer().send(work(task));
  */
 export function parentPeer(options?: BusyPollOptions): Peer {
+  assertCanConnect('parentPeer');
   const { busyPollUs } = checkPeerOptions(checkOptions(options, ['busyPollUs'], 'parentPeer'));
   parent ??= connectToParent();
   if (busyPollUs !== undefined) parent.connection.busyPollUs = busyPollUs;
