@@ -10,6 +10,25 @@ const DEADLINE_MS = 5000;
 export class Interrupted extends Error {}
 
 /**
+ * Calls `save` once: at the end of the scope, or when the process exits before, as a second signal makes
+ * it. `timeout npm run bench` sends two: one to each process of the group, and npm passes its own on.
+ */
+export function savedAtExit(save: () => void): Disposable {
+  let isSaved = false;
+  const saveOnce = (): void => {
+    if (!isSaved) save();
+    isSaved = true;
+  };
+  process.on('exit', saveOnce);
+  return {
+    [Symbol.dispose]() {
+      process.off('exit', saveOnce);
+      saveOnce();
+    },
+  };
+}
+
+/**
  * Ctrl-C and SIGTERM abort `signal`, so that what a run has started is ended by who started it;
  * the second one ends the process at once. So does the end of a pass's parent, or of its patience.
  */

@@ -103,6 +103,8 @@ export const resultSchema = z.object({
   isPinned: z.boolean().default(false),
   /** Whether its passes took turns with those of a second run of the same. */
   inTurns: z.boolean(),
+  /** False if it was stopped: cases are missing, or have fewer rounds. */
+  isComplete: z.boolean().default(true),
   unit: z.literal('ns'),
   cases: z.array(caseResult),
   delays: z.array(delay),

@@ -62,17 +62,29 @@ export class WholeRun {
   }
 
   /**
-   * Writes the result file of what was measured.
+   * Writes the result file of what was measured, and answers whether there is anything.
    *
    * @param inTurns whether its passes took turns with those of another run
+   * @param isComplete whether all was measured
    */
-  write(path: string, inTurns: boolean): void {
+  write(path: string, inTurns: boolean, isComplete: boolean): boolean {
     const { begun, figures } = this.#collection;
-    if (!begun) return;
+    if (!begun) return false;
     const { driver, machine, isPinned } = begun;
     const { quick, rounds, passes } = this.#selection;
-    const found = { driver, machine, isPinned, quick, rounds, passes, inTurns, ...figures };
+    const found = {
+      driver,
+      machine,
+      isPinned,
+      quick,
+      rounds,
+      passes,
+      inTurns,
+      isComplete,
+      ...figures,
+    };
     writeResults(path, { version: 4, unit: 'ns', ...found });
-    console.log(`\nwritten: ${path}`);
+    console.log(`\nwritten${isComplete ? '' : ', incomplete'}: ${path}`);
+    return true;
   }
 }

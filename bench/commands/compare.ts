@@ -4,6 +4,9 @@ import { duration, multiple, percent } from '../format.ts';
 import { readResults } from '../result-file.ts';
 import { parse, UsageError } from '../usage.ts';
 
+/** Said of two runs of which one was stopped. */
+export const INCOMPLETE = 'Not all was measured: only what is in both is compared.';
+
 /** Prints where two runs disagree; 1 where too few medians agree. */
 export function compare(args: readonly string[]): number {
   const { values, positionals } = parse(args, {
@@ -21,6 +24,7 @@ export function compare(args: readonly string[]): number {
 
   console.log(`A: ${pathA}, ${a.machine.gpu}, ${a.machine.date}`);
   console.log(`B: ${pathB}, ${b.machine.gpu}, ${b.machine.date}`);
+  if (!a.isComplete || !b.isComplete) console.log(INCOMPLETE);
   if (a.machine.gpu !== b.machine.gpu) console.log('They are of different GPUs.');
   if (a.passes !== b.passes) console.log(`A has ${a.passes} passes, B ${b.passes}.`);
   console.log(`${describeKind(a, b)}.`);

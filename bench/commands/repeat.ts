@@ -1,14 +1,14 @@
 import { ASKED_SHARE, changesSince } from '../compare.ts';
 import { describeChanges } from '../compare-text.ts';
 import { duration } from '../format.ts';
-import { interruption } from '../interrupt.ts';
+import { INTERRUPTED, Interrupted, interruption, savedAtExit } from '../interrupt.ts';
 import { builtCheckout } from '../programs/pass.ts';
 import { readResults } from '../result-file.ts';
 import { allSuites, resultPath, selectRun } from '../selection.ts';
 import { Turn, Turns } from '../turns.ts';
 import { UsageError } from '../usage.ts';
 import { WholeRun } from '../whole-run.ts';
-import { compare } from './compare.ts';
+import { compare, INCOMPLETE } from './compare.ts';
 
 /** The suite that a change must not make slower: what one process waits for of another. */
 const HELD_SUITE = 'hand-over';
@@ -16,7 +16,8 @@ const HELD_SUITE = 'hand-over';
 /**
  * Measures twice, the two runs in turns, lap by lap: what drifts on the machine for minutes is in
  * both, so that what they do not agree in is the harness's, or, with `--before`, what has changed
- * since the other checkout. 1 where a case failed, or where they do not agree.
+ * since the other checkout. 1 where a case failed, or where they do not agree. If it is stopped, both
+ * files have what was measured by then, and the cases in both are compared.
  */
 export async function repeat(args: readonly string[]): Promise<number> {
   const [paths, given] = [args.slice(0, 2), args.slice(2)];
@@ -41,7 +42,13 @@ export async function repeat(args: readonly string[]): Promise<number> {
   const turns = new Turns();
   using interrupted = interruption();
   const begin = performance.now();
+  let isComplete = false;
+  let areWritten = false;
   try {
+    using _ = savedAtExit(() => {
+      console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
+      areWritten = [a, b].map(({ path, run }) => run.write(path, true, isComplete)).every(Boolean);
+    });
     for (let index = 0; index < Math.max(ofA.passes, ofB.passes); index += 1) {
       // Each is first as often as the other, or nearly: a steady drift is as much in one as in the other.
       const both = (index % 2 === 0 ? [a, b] : [b, a]).filter(({ of }) => index < of.passes);
@@ -50,14 +57,17 @@ export async function repeat(args: readonly string[]): Promise<number> {
       );
       if (!ran.every(Boolean)) return 1;
     }
-  } finally {
-    console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
-    for (const { path, run } of [a, b]) run.write(path, true);
+    isComplete = true;
+  } catch (error) {
+    if (!(error instanceof Interrupted)) throw error;
+    console.error(`bench: ${error.message}`);
+    if (!areWritten) return INTERRUPTED;
   }
   const succeeded = [a, b].map(({ run }) => run.conclude()).every(Boolean);
   console.log('');
   const agreed =
     before === undefined ? compare([pathA, pathB]) : compareBefore(pathA, pathB, before);
+  if (!isComplete) return INTERRUPTED;
   return succeeded ? agreed : 1;
 }
 
@@ -67,6 +77,7 @@ function compareBefore(pathA: string, pathB: string, folder: string): number {
   const commits = [a, b].map(({ machine }) => machine.commit ?? 'unknown');
   console.log(`A: ${pathA}, ${folder}, commit ${commits[0]}`);
   console.log(`B: ${pathB}, commit ${commits[1]}`);
+  if (!a.isComplete || !b.isComplete) console.log(INCOMPLETE);
   const changes = changesSince(a, b, HELD_SUITE);
   console.log(describeChanges(changes, ASKED_SHARE).join('\n'));
   // What is quicker lies outside as well, and is no fault.

@@ -111,8 +111,40 @@ describe('npm run bench', () => {
     for await (const chunk of child.stderr) if (`${chunk}`.includes('[3/')) child.kill('SIGINT');
     if (child.exitCode === null) await once(child, 'exit');
     assert.equal(child.exitCode, 130);
-    assert.ok(readResults(json).cases.length >= 2);
+    const { isComplete, cases } = readResults(json);
+    assert.ok(cases.length >= 2);
+    assert.equal(isComplete, false);
   });
+
+  for (const signals of [['SIGTERM'], ['SIGTERM', 'SIGTERM']] as const)
+    test(`two runs that are stopped by ${signals.join(' and ')} are two files, marked as incomplete`, async () => {
+      using folder = temporaryFolder();
+      const files = ['a.json', 'b.json'].map((name) => join(folder.path, name));
+      const what = ['calls', 'arrays', '--quick', '--passes', '1'];
+      const child = spawn(process.execPath, node('repeat', ...files, ...what), {
+        env,
+        stdio: ['ignore', 'pipe', 'pipe'],
+      });
+      let printed = '';
+      child.stdout.on('data', (chunk) => {
+        printed += chunk;
+      });
+      let left: readonly NodeJS.Signals[] = signals;
+      for await (const chunk of child.stderr)
+        if (/^run B.*\[[4-9]\//m.test(`${chunk}`)) {
+          for (const signal of left) child.kill(signal);
+          left = [];
+        }
+      if (child.exitCode === null) await once(child, 'exit');
+      assert.equal(child.exitCode, 130);
+      for (const file of files) {
+        const { isComplete, cases } = readResults(file);
+        assert.equal(isComplete, false);
+        assert.ok(cases.length >= 1);
+      }
+      if (signals.length === 1)
+        assert.match(printed, /^Not all was measured: only what is in both is compared\.$/m);
+    });
 
   test('two runs that take turns are two files, and compared; one of them may be whole', async () => {
     using folder = temporaryFolder();

@@ -52,6 +52,7 @@ export const resultsOf = (cases: readonly CaseResult[], { emulated = false } = {
   passes: 5,
   isPinned: false,
   inTurns: false,
+  isComplete: true,
   unit: 'ns',
   cases: [...cases],
   delays: [],

@@ -1,6 +1,6 @@
 /** The address range that device memory is mapped into. */
-import { writeSync } from 'node:fs';
 import { libc } from '../linux/libc.ts';
+import { withAddress } from '../native.ts';
 import { FirstFitAllocator } from './ranges.ts';
 
 /** The alignment and granularity of device memory. */
@@ -110,13 +110,12 @@ export function fillUninitialized(address: number, byteLength: number): void {
  * of memory.
  */
 export function fillUninitializedFile(fd: number, byteLength: number): boolean {
-  try {
-    for (const [start, length] of filledParts(byteLength))
-      writeSync(fd, Buffer.alloc(length, UNINITIALIZED_BYTE), 0, length, start);
-    return true;
-  } catch {
-    return false;
-  }
+  return filledParts(byteLength).every(([start, length]) =>
+    withAddress(
+      Buffer.alloc(length, UNINITIALIZED_BYTE),
+      (address) => libc.pwrite(fd, address, length, start) === length,
+    ),
+  );
 }
 
 /** Maps host memory outside of the device addresses. Undefined if the system is out of memory. */

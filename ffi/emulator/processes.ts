@@ -1,6 +1,6 @@
 /** Processes by pid and start time, since pids are reused; memfds of this and other processes. */
 import { closeSync, fstatSync, openSync, readlinkSync } from 'node:fs';
-import { libc } from '../linux/libc.ts';
+import { libc, statusOfFd } from '../linux/libc.ts';
 import { createSealedMemfd } from '../linux/memfd.ts';
 import { isProcessAlive, processStartTime } from '../linux/process.ts';
 
@@ -58,9 +58,10 @@ export function inspectMemfd(fd: number): { name: string; byteLength: number } |
   if (!Number.isInteger(fd) || fd < 0) return undefined;
   try {
     const [, name] = /^\/memfd:(.+) \(deleted\)$/.exec(readlinkSync(`/proc/self/fd/${fd}`)) ?? [];
-    return name !== undefined && hasFixedSize(fd)
-      ? { name, byteLength: fstatSync(fd).size }
-      : undefined;
+    if (name === undefined || !hasFixedSize(fd)) return undefined;
+    // Deno's `fstatSync` knows only descriptors that it has opened itself.
+    const byteLength = statusOfFd(fd)?.byteLength;
+    return byteLength === undefined ? undefined : { name, byteLength };
   } catch {
     return undefined;
   }

@@ -197,6 +197,7 @@ export interface FdStatus {
   readonly type: number;
   /** The device's major number, if the file is a device. */
   readonly major: number;
+  readonly byteLength: number;
   /** The memory or disk space that the contents take now. */
   readonly storedByteLength: number;
 }
@@ -219,6 +220,7 @@ export function statusOfFd(fd: number): FdStatus | undefined {
   if (libc.syscall(SYS_STATX, fd, path, flags, STATX_BASIC_STATS, address, 0) < 0) return undefined;
   return {
     type: view.getUint16(28, true) & S_IFMT,
+    byteLength: Number(view.getBigUint64(40, true)),
     storedByteLength: Number(view.getBigUint64(48, true)) * 512,
     major: view.getUint32(128, true),
   };

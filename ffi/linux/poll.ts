@@ -45,6 +45,17 @@ export interface FdWatch extends Disposable {
 }
 
 /**
+ * The runtime, as `Bun 1.4.5`, if it is one that cannot watch descriptors; undefined in Node. koffi
+ * watches through libuv. Bun lacks that part of libuv and would abort the process. In Deno no event
+ * ever arrives.
+ */
+export function runtimeWithoutWatches(): string | undefined {
+  const { bun, deno } = process.versions;
+  if (bun !== undefined) return `Bun ${bun}`;
+  return deno === undefined ? undefined : `Deno ${deno}`;
+}
+
+/**
  * Calls `onReady` once per turn of the event loop while `fd` is ready for one of `events`.
  * It is level-triggered: the calls repeat until the descriptor has been read or written, or the watch
  * is closed. An error that `onReady` throws becomes an uncaught exception, as in a timer.
@@ -55,7 +66,7 @@ export interface FdWatch extends Disposable {
  * @throws SystemError EBADF if `fd` is not open, EPERM if its kind has no readiness (a regular
  * file, a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if a worker
  * thread watches over 500 copies of it, EMFILE if the thread has no descriptor left for its epoll
- * at the first watch
+ * at the first watch, ENOSYS in Bun and Deno
  * @throws TypeError if `events` names nothing
  */
 export function watchFd(
@@ -66,6 +77,9 @@ export function watchFd(
   if (!(events.readable || events.writable || events.disconnect))
     throw new TypeError('a watch needs readable, writable or disconnect');
   if (typeof onReady !== 'function') throw new TypeError('a watch needs a function to call');
+  const runtime = runtimeWithoutWatches();
+  if (runtime !== undefined)
+    throw new SystemError('poll', ENOSYS, `${runtime} cannot watch descriptors; Node can`);
   if (watches.has(fd)) throw new SystemError('poll', EEXIST, `descriptor ${fd} is already watched`);
   return new Watch(fd, events, onReady);
 }
@@ -101,6 +115,7 @@ const EPERM = 1;
 const EBADF = 9;
 const EEXIST = 17;
 const EINVAL = 22;
+const ENOSYS = 38;
 
 /** All open watches of this thread by descriptor. Keeps koffi's handles from being collected. */
 const watches = new Map<number, Watch>();

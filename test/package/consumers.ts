@@ -45,26 +45,65 @@ const wrong = entries.flatMap((entry) =>
 console.log(wrong.map(([name, value]) => \`\${name}: \${value.name}\`).join(', '));
 `;
 
-/** Does not compile where an entry has no types, or types that say nothing. */
+/** Compiles only if every entry has its types and none of their members, parameters or results is `any`. */
 export const types = `
-import { Context, CudaEvent, Device, DeviceBuffer, Stream } from 'cuffi';
-import { cu } from 'cuffi/ffi';
-import { getIpcHandle, openIpcBuffer, openIpcEvent } from 'cuffi/ipc';
+import * as cuda from 'cuffi';
+import * as ffi from 'cuffi/ffi';
+import * as ipc from 'cuffi/ipc';
 
-export type Objects = [Context, CudaEvent, Device, DeviceBuffer, Stream];
-export const functions: readonly ((...args: never[]) => unknown)[] = [
-  getIpcHandle,
-  openIpcBuffer,
-  openIpcEvent,
-];
-export const status: number = cu.cuInit(0);
+type IsAny<T> = 0 extends 1 & T ? true : false;
+type Signature<F> = F extends (...args: infer Args) => infer Result ? Result | Args[number] : never;
+/** The names of T's members that are \`any\`, or functions that take or return it. */
+type AnyMembers<T> = {
+  [K in keyof T]-?: true extends IsAny<T[K]> | IsAny<Signature<T[K]>> | IsAny<Awaited<Signature<T[K]>>>
+    ? K
+    : never;
+}[keyof T];
+type AnyInstances<T> = {
+  [K in keyof T]: T[K] extends abstract new (...args: never) => infer Instance
+    ? AnyMembers<Omit<Instance, keyof Error>>
+    : never;
+}[keyof T];
+type Nothing<T> = [T] extends [never] ? true : T;
 
-// @ts-expect-error
-Device.nothing;
-// @ts-expect-error
-getIpcHandle.nothing;
-// @ts-expect-error
-cu.nothing;
+export const membersThatAreAny: [
+  Nothing<AnyMembers<typeof cuda>>,
+  Nothing<AnyMembers<typeof ipc>>,
+  Nothing<AnyMembers<typeof ffi>>,
+  Nothing<AnyInstances<typeof cuda>>,
+  Nothing<AnyInstances<typeof ipc>>,
+  Nothing<AnyMembers<typeof ffi.cu>>,
+] = [true, true, true, true, true, true];
+
+export type Objects = [cuda.Context, cuda.CudaEvent, cuda.Device, cuda.DeviceBuffer, cuda.Stream];
+
+export async function use(): Promise<void> {
+  const status: number = ffi.cu.cuInit(0);
+  // @ts-expect-error
+  ffi.cu.nothing;
+  // @ts-expect-error
+  ffi.cu.cuInit('0');
+  // @ts-expect-error
+  cuda.Device.nothing;
+
+  const array = await cuda.toDevice(new Float32Array(status));
+  const floats: Float32Array = await array.copyToHost();
+  // @ts-expect-error
+  const integers: Int32Array = await array.copyToHost();
+  // @ts-expect-error
+  array.nothing;
+
+  // @ts-expect-error
+  ipc.getIpcHandle(5);
+  // @ts-expect-error
+  ipc.openIpcBuffer.nothing;
+  const child = await ipc.spawnPeer('child.mjs');
+  const pid: number = child.pid;
+  // @ts-expect-error
+  const text: string = child.pid;
+  // @ts-expect-error
+  child.nothing;
+}
 `;
 
 /** Prints the name of the error that the first driver call throws. */
@@ -101,4 +140,68 @@ const { cu } = await import('cuffi/ffi');
 cu.cuInit(0);
 await import('zod');
 console.log(JSON.stringify({ atImport, afterUse: scripts() }));
+`;
+
+/**
+ * Uses what needs no connection, then every way to make one. Prints `ok`, and the code of the error
+ * of each of those ways, if there is one.
+ */
+export const withoutConnections = `
+import assert from 'node:assert/strict';
+import { fork } from 'node:child_process';
+import { once } from 'node:events';
+import * as cuda from 'cuffi';
+import * as ipc from 'cuffi/ipc';
+import { watchFd } from 'cuffi/ffi';
+
+if (process.send) {
+  const [message] = await once(process, 'message');
+  const opened = ipc.openIpcArray(message);
+  const numbers = await opened.copyToHost();
+  await opened.copyFrom(numbers.map((n) => n * 2));
+  opened.close();
+  process.disconnect();
+} else {
+  const stream = cuda.Stream.create();
+  const array = await cuda.toDevice(new Float32Array([1, 2, 3, 4]), { stream });
+  array.slice({ start: 1, stop: 3 }).fill(7, { stream });
+  const event = cuda.CudaEvent.create();
+  event.record(stream);
+  await event.synchronize();
+  await stream.synchronize();
+  assert.deepEqual([...(await array.copyToHost(undefined, { stream }))], [1, 7, 7, 4]);
+
+  const large = new Uint8Array(5 << 20).fill(3);
+  const copied = await cuda.toDevice(large);
+  assert.deepEqual(Buffer.from(await copied.copyToHost()), Buffer.from(large));
+
+  const child = fork(process.argv[1]);
+  const exited = once(child, 'exit');
+  const handle = ipc.getIpcHandle(array);
+  child.send(handle);
+  assert.equal((await exited)[0], 0);
+  assert.deepEqual([...(await array.copyToHost())], [2, 14, 14, 8]);
+  for (const one of [handle, array, copied, event, stream]) one.close();
+  await assert.rejects(async () => stream.synchronize(), { code: 'closed' });
+
+  const script = process.argv[1] + '.not.there';
+  const name = '@cuffi-package-' + process.pid;
+  const ways = {
+    spawnPeer: () => ipc.spawnPeer(script, { stdio: 'ignore' }),
+    parentPeer: () => ipc.parentPeer(),
+    listen: () => ipc.listen(name),
+    connect: () => ipc.connect(name),
+    // Bun would abort the process.
+    watchFd: () => watchFd(0, { readable: true }, () => {}),
+  };
+  const codes = {};
+  for (const [way, call] of Object.entries(ways)) {
+    try {
+      (await call()).close();
+    } catch (error) {
+      codes[way] = error.code;
+    }
+  }
+  console.log('ok', JSON.stringify(codes));
+}
 `;

@@ -5,9 +5,11 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import {
+  cpSync,
   existsSync,
   mkdirSync,
   mkdtempSync,
+  readdirSync,
   readFileSync,
   rmSync,
   symlinkSync,
@@ -15,10 +17,18 @@ import {
 } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
-import { dirname, join } from 'node:path';
+import { basename, dirname, join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath, pathToFileURL } from 'node:url';
-import { bindings, cjs, esm, loadedScripts, types, wrongNames } from './consumers.ts';
+import {
+  bindings,
+  cjs,
+  esm,
+  loadedScripts,
+  types,
+  withoutConnections,
+  wrongNames,
+} from './consumers.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const installed = (path: string): string => join(root, 'node_modules', path);
@@ -49,6 +59,33 @@ function run(cwd: string, file: string, args: string[], more: NodeJS.ProcessEnv 
 const unavailable =
   (spawnSync('npm', ['--version']).status !== 0 && 'npm is not installed') ||
   (!existsSync(installed('publint')) && 'publint is not installed');
+
+interface Compiler {
+  readonly folder: string;
+  readonly version: string;
+}
+
+/** The installed one, one that is too old, and those that .ci/run has fetched. */
+const compilers: readonly Compiler[] = [
+  installed('typescript'),
+  installed('@arethetypeswrong/core/node_modules/typescript'),
+  ...(process.env['CUFFI_TEST_COMPILERS']?.split(':') ?? []),
+]
+  .filter((folder) => existsSync(folder))
+  .map((folder) => {
+    const text = readFileSync(join(folder, 'package.json'), 'utf8');
+    return { folder, version: (JSON.parse(text) as { version: string }).version };
+  });
+
+const atLeast = (version: string, major: number, minor: number): boolean => {
+  const [itsMajor = 0, itsMinor = 0] = version.split('.').map(Number);
+  return itsMajor > major || (itsMajor === major && itsMinor >= minor);
+};
+const isTooOld = ({ version }: Compiler): boolean => !atLeast(version, 5, 7);
+
+/** Other runtimes than Node, as executables: .ci/run fetches them. */
+const runtimes = process.env['CUFFI_TEST_RUNTIMES']?.split(':') ?? [];
+const examples = join(root, 'docs/examples');
 
 describe('the packed package', { skip: unavailable }, () => {
   let folder: string;
@@ -121,24 +158,50 @@ describe('the packed package', { skip: unavailable }, () => {
     assert.equal(node('esm.mts', esm, ['--import', tsx]), 'ok\n');
   });
 
-  const typeCheck = (extensions: readonly string[], options: readonly string[]): void => {
-    const files = extensions.map((extension) => `types.${extension}`);
-    for (const file of files) writeFileSync(join(app, file), types);
-    run(app, process.execPath, [
-      installed('typescript/bin/tsc'),
-      ...'--noEmit --strict --module nodenext --target es2022'.split(' '),
-      ...options,
-      ...files,
-    ]);
+  const typeCheck = (compiler: string, extension: string, options: string): string[] => {
+    const file = `types.${extension}`;
+    writeFileSync(join(app, file), types);
+    return [
+      join(compiler, 'bin/tsc'),
+      ...`--noEmit --strict --target es2022 ${options} ${file}`.split(' '),
+    ];
   };
 
-  test("type-checks in ES and CommonJS modules, the package's own declarations with it", () => {
-    typeCheck(['mts', 'cts'], ['--types', 'node']);
-  });
+  for (const compiler of compilers.filter((one) => !isTooOld(one))) {
+    const { version, folder: tsc } = compiler;
+    test(`type-checks with TypeScript ${version}, the package's own declarations with it`, () => {
+      const checked = (extension: string, options: string): void => {
+        run(app, process.execPath, typeCheck(tsc, extension, `${options} --types node`));
+      };
+      checked('mts', '--module nodenext');
+      checked('mts', '--module esnext --moduleResolution bundler');
+      // Older ones refuse every require() of an ES module.
+      if (atLeast(version, 5, 8)) checked('cts', '--module nodenext');
+    });
+  }
+
+  for (const { version, folder: tsc } of compilers.filter(isTooOld)) {
+    test(`tells TypeScript ${version} at each import that it is too old`, () => {
+      for (const module of ['nodenext', 'esnext --moduleResolution bundler']) {
+        const args = typeCheck(tsc, 'mts', `--module ${module} --skipLibCheck --types node`);
+        const { stdout, status } = spawnSync(process.execPath, args, {
+          cwd: app,
+          encoding: 'utf8',
+        });
+        assert.notEqual(status, 0);
+        const named = /TS2306: .*needs-typescript-5\.7-or-newer\.d\.ts' is not a module/g;
+        assert.equal(stdout.match(named)?.length, 3, `--module ${module}\n${stdout}`);
+      }
+    });
+  }
 
   // Without @types/node, the declarations of AbortSignal and Disposable are the user's to bring.
   test('type-checks in a project without @types/node', () => {
-    typeCheck(['mts'], ['--skipLibCheck']);
+    run(
+      app,
+      process.execPath,
+      typeCheck(installed('typescript'), 'mts', '--module nodenext --skipLibCheck'),
+    );
   });
 
   test('asks for no driver when it is imported, and says what is missing when it is used', () => {
@@ -160,6 +223,48 @@ describe('the packed package', { skip: unavailable }, () => {
     assert.ok(seen(afterUse, '/zod/'));
     assert.ok(seen(afterUse, '/cuffi/dist/ffi/emulator/'));
   });
+
+  test('runs in Node what runs in other runtimes', () => {
+    const printed = node('runtime.mjs', withoutConnections, [], { CUFFI_DRIVER: 'emulated' });
+    assert.match(printed, /^ok \{(?!.*(not-supported|ENOSYS))/);
+  });
+
+  for (const runtime of runtimes) {
+    const name = basename(runtime);
+    const args = name === 'deno' ? ['run', '-A'] : [];
+    const options = { env: { ...env, CUFFI_DRIVER: 'emulated' }, timeout: 60_000 };
+
+    test(`runs in ${name}, but for connections, which are refused`, () => {
+      writeFileSync(join(app, 'runtime.mjs'), withoutConnections);
+      const refused = ['spawnPeer', 'parentPeer', 'listen', 'connect'];
+      assert.equal(
+        run(app, runtime, [...args, 'runtime.mjs'], options.env),
+        `ok ${JSON.stringify({
+          ...Object.fromEntries(refused.map((way) => [way, 'not-supported'])),
+          watchFd: 'ENOSYS',
+        })}\n`,
+      );
+    });
+
+    test(`runs the examples in ${name}, but for those with connections`, () => {
+      cpSync(examples, join(app, 'examples'), { recursive: true });
+      for (const file of readdirSync(examples)) {
+        // Two programs that a user starts together, and a socket that the example itself watches.
+        if (/^(29-|20-)/.test(file)) continue;
+        const text = readFileSync(join(examples, file), 'utf8');
+        const hasConnections = /\b(spawnPeer|parentPeer|listen|connect)\(/.test(text);
+        const program = join('examples', file);
+        const child = spawnSync(runtime, [...args, program], { ...options, cwd: app });
+        const said = `${file}\n${child.stdout}${child.stderr}`;
+        if (!hasConnections) assert.equal(child.status, 0, said);
+        else {
+          assert.notEqual(child.status, 0, said);
+          assert.match(said, /NotSupportedError.*needs Node/);
+          assert.equal(child.signal, null, said);
+        }
+      }
+    });
+  }
 
   test('passes publint', () => {
     run(root, process.execPath, [installed('publint/src/cli.js'), tarball, '--strict']);

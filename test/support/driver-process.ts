@@ -9,7 +9,7 @@ import { closeFd, libc } from '../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../ffi/linux/message.ts';
 import { acceptSocket, connectSocket, listenSocket } from '../../ffi/linux/socket.ts';
 import type { LaterCalls } from '../driver/fixtures/caller.ts';
-import { type Argument, callHere } from './calls.ts';
+import { type Answer, type Argument, callHere } from './calls.ts';
 import { LatchWord } from './latch.ts';
 import { startWorker } from './program.ts';
 
@@ -31,6 +31,7 @@ interface Message {
   readonly exit?: boolean;
   readonly renew?: boolean;
   readonly mayThrow?: boolean;
+  readonly opensLatch?: boolean;
 }
 
 // The kernels of facts/kernel.ts.
@@ -49,6 +50,28 @@ registerKernel('trap', {
     throw new Error('trap');
   },
 });
+
+/** After this many sleeps, of a millisecond or more, a call of the emulated driver waits. */
+const SLEEPS = 50;
+
+/**
+ * Makes a call, and opens the latch if the call waits for it. On hardware the process that asks does
+ * that after a while. The emulated driver shows that a call waits, because it sleeps meanwhile: so no
+ * clock decides, and a machine under load answers as any other.
+ */
+function callAndOpenLatch(name: FunctionName, args: Argument[]): Answer {
+  const { wait } = Atomics;
+  let sleeps = 0;
+  Atomics.wait = ((...given: Parameters<typeof wait>) => {
+    if (++sleeps === SLEEPS) word?.open();
+    return wait(...given);
+  }) as typeof wait;
+  try {
+    return callHere(name, args);
+  } finally {
+    Atomics.wait = wait;
+  }
+}
 
 let word: LatchWord | undefined;
 let listener: number | undefined;
@@ -124,7 +147,8 @@ function answer(message: Message): object | Promise<object> {
   if (message.receiveFd) return { fd: receiveFd() };
   if (message.closeFd !== undefined) closeFd(message.closeFd);
   if (!message.name) return {};
-  return { ...callHere(message.name, message.args ?? []), latchOpen: word?.isOpen };
+  const make = message.opensLatch ? callAndOpenLatch : callHere;
+  return { ...make(message.name, message.args ?? []), latchOpen: word?.isOpen };
 }
 
 process.on('message', async (message: Message) => {

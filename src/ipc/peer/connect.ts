@@ -11,7 +11,12 @@ import {
   trustOptionNames,
 } from './credentials.ts';
 import { Peer } from './peer.ts';
-import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
+import {
+  assertCanConnect,
+  checkPeerOptions,
+  type PeerOptions,
+  peerOptionNames,
+} from './peer-options.ts';
 import type { Anything } from './sendable.ts';
 import { addressOfSocket, socketName } from './socket-file.ts';
 
@@ -31,6 +36,7 @@ const RETRY_MS = 10;
  * A listener of another user is refused unless the options allow it. If the listener refuses this
  * process, the peer ends.
  *
+ * @throws NotSupportedError in Bun and Deno
  * @throws IpcError if nobody listens, or the listening process is not trusted
  * @throws DOMException `TimeoutError` if nobody listened within `timeoutMs`
  * @example
@@ -41,6 +47,7 @@ export async function connect<Receives = unknown, Sends = Anything>(
   name: string,
   options?: ConnectOptions,
 ): Promise<Peer<Receives, Sends>> {
+  assertCanConnect('connect');
   const { signal, timeoutMs, busyPollUs, orphanGraceMs, ...rest } = checkOptions(
     options,
     ['signal', 'timeoutMs', ...peerOptionNames, ...trustOptionNames],

@@ -21,7 +21,12 @@ import {
   trustOptionNames,
 } from './credentials.ts';
 import { Peer } from './peer.ts';
-import { checkPeerOptions, type PeerOptions, peerOptionNames } from './peer-options.ts';
+import {
+  assertCanConnect,
+  checkPeerOptions,
+  type PeerOptions,
+  peerOptionNames,
+} from './peer-options.ts';
 import type { Anything } from './sendable.ts';
 import {
   type BoundSocket,
@@ -46,6 +51,7 @@ export interface ListenOptions extends TrustOptions, PeerOptions {}
  * to this user (mode 0600) unless the options allow others (mode 0666). Sockets that killed
  * processes left at this path are removed; for a plain name, at every plain name.
  *
+ * @throws NotSupportedError in Bun and Deno
  * @throws IpcError if another process listens there already, or the name cannot be used
  * @throws RangeError for a name above 107 bytes
  * @example
@@ -56,6 +62,7 @@ export function listen<Receives = unknown, Sends = Anything>(
   name: string,
   options?: ListenOptions,
 ): Listener<Receives, Sends> {
+  assertCanConnect('listen');
   const { busyPollUs, orphanGraceMs, ...rest } = checkOptions(
     options,
     [...trustOptionNames, ...peerOptionNames],

@@ -1,4 +1,6 @@
-/** The options that every way to get a peer takes. */
+/** What every way to get a peer requires: a runtime that has connections, and the options. */
+import { runtimeWithoutWatches } from '../../../ffi/linux/poll.ts';
+import { NotSupportedError } from '../../errors.ts';
 import { checkInteger } from '../../validate.ts';
 
 /** How a peer waits for messages. */
@@ -32,6 +34,16 @@ export const peerOptionNames = ['busyPollUs', 'orphanGraceMs'] as const;
 
 const MAX_BUSY_POLL_US = 1_000_000;
 const MAX_GRACE_MS = 2 ** 31 - 1;
+
+/** Every function that makes a connection calls this first. @throws NotSupportedError in Bun and Deno */
+export function assertCanConnect(caller: string): void {
+  const runtime = runtimeWithoutWatches();
+  if (runtime !== undefined)
+    throw new NotSupportedError(
+      `${caller}() needs Node: ${runtime} cannot watch file descriptors, as a connection must. ` +
+        'Run this program with Node, or send getIpcHandle(memory) over a channel of your own',
+    );
+}
 
 /** Returns the given options. @throws TypeError, RangeError for invalid times */
 export function checkPeerOptions({ busyPollUs, orphanGraceMs }: PeerOptions): PeerOptions {

@@ -9,7 +9,7 @@ import { IpcError } from '../../errors.ts';
 import { assertInternal, checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { Peer } from './peer.ts';
-import { type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
+import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 import type { Anything } from './sendable.ts';
 
 /** Options of {@link spawnPeer}: how the child is started. */
@@ -33,6 +33,7 @@ export interface SpawnPeerOptions extends BusyPollOptions {
  * peer is closed, the child's `parentPeer()` ends; the child itself continues until it exits.
  *
  * @param script a file, as of `child_process.fork`
+ * @throws NotSupportedError in Bun and Deno
  * @throws TypeError for invalid arguments; IpcError with the code `spawn-failed` if there is no such
  * script. One that cannot run ends the peer
  * @example
@@ -44,6 +45,7 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
   script: string | URL,
   options?: SpawnPeerOptions,
 ): ChildPeer<Receives, Sends> {
+  assertCanConnect('spawnPeer');
   const {
     args = [],
     env = process.env,
@@ -155,6 +157,7 @@ let parent: Peer | undefined;
  * Returns the process that started this one with `spawnPeer`, always as the same object. The
  * options of the last call apply. The peer ends when the parent closes it or exits.
  *
+ * @throws NotSupportedError in Bun and Deno
  * @throws IpcError in a process without such a parent, and in a worker thread
  * @example
  * for await (const task of parentPeer()) await parentPeer().send(work(task));
@@ -162,6 +165,7 @@ let parent: Peer | undefined;
 export function parentPeer<Receives = unknown, Sends = Anything>(
   options?: BusyPollOptions,
 ): Peer<Receives, Sends> {
+  assertCanConnect('parentPeer');
   const { busyPollUs } = checkPeerOptions(checkOptions(options, ['busyPollUs'], 'parentPeer'));
   parent ??= connectToParent();
   if (busyPollUs !== undefined) parent.connection.busyPollUs = busyPollUs;

@@ -229,10 +229,14 @@ export class Asked implements Side, AsyncDisposable {
 
   /** Makes a call while something is held up: whether it waits for that, and its status. */
   async waits(name: FunctionName, ...args: Argument[]): Promise<string> {
-    const opening = setTimeout(() => this.release(), PATIENCE_MS);
+    const opening = emulated ? undefined : setTimeout(() => this.release(), PATIENCE_MS);
     try {
-      const answer = (await this.call(name, ...args)) as Answer & { latchOpen: boolean };
-      return `${answer.latchOpen ? 'waits' : 'returns'}, ${answer.status}`;
+      const { latchOpen, status } = await this.#send<Answer & { latchOpen: boolean }>({
+        name,
+        args,
+        opensLatch: emulated,
+      });
+      return `${latchOpen ? 'waits' : 'returns'}, ${status}`;
     } finally {
       clearTimeout(opening);
     }

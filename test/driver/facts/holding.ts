@@ -1,11 +1,12 @@
 /** Asks which calls wait for a stream that is held up. */
 import type { FunctionName } from '../../../ffi/functions.ts';
 import { type Answer, type Argument, DriverProcess, enterContext } from '../../support/calls.ts';
+import { emulated } from '../../support/driver.ts';
 import { LatchWord } from '../../support/latch.ts';
 import type { Note } from './facts.ts';
 
 const NON_BLOCKING = 1;
-/** How long a call is given to return by itself before the latch is opened. */
+/** How long a call of hardware may take by itself before the latch is opened. */
 const PATIENCE_MS = 500;
 
 /** A peer with a stream, and the way to make a call while that stream is held up. */
@@ -53,8 +54,12 @@ export async function withHeldStream(
   };
   const waitsAs: Held['waitsAs'] = async (what, held, name, ...args) => {
     await hold(held);
-    const opening = setTimeout(() => word.open(), PATIENCE_MS);
-    const answer = (await peer.call(name, ...args)) as Answer & { latchOpen: boolean };
+    const opening = emulated ? undefined : setTimeout(() => word.open(), PATIENCE_MS);
+    const answer = await peer.ask<Answer & { latchOpen: boolean }>({
+      name,
+      args,
+      opensLatch: emulated,
+    });
     clearTimeout(opening);
     note(what, answer.latchOpen ? 'waits' : 'returns');
     await open();

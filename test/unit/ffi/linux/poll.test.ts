@@ -272,6 +272,7 @@ describe('watchFd', () => {
       'readable while watched': 'EEXIST',
       'use after close': 'true',
       'closed twice, watched again': 'EEXIST',
+      'closed under its watch': 'EBADF',
     });
   });
 
