@@ -28,8 +28,11 @@ export {
   dtype,
   dtypeFromDlpack,
   dtypeOf,
+  type AnyDtypeName,
   type DtypeName,
   type DtypeOf,
+  type DtypeOrName,
+  type NamedDtype,
 } from './dtype.ts';
 export { fromBfloat16, fromFloat16, toBfloat16, toFloat16 } from './float16.ts';
 export type { NativeFloat16Array, TypedArray, TypedArrayConstructor } from './typed-array.ts';
@@ -138,7 +141,7 @@ export {
 } from './array/dlpack.ts';
 export { type ManagedTensor, managedTensor } from './array/managed-tensor.ts';
 export type { BorrowOptions } from './array/borrow.ts';
-export { type Nested, type NestedOptions, toNested } from './array/nested.ts';
+export { type Nested, type NestedOf, type NestedOptions, toNested } from './array/nested.ts';
 export type {
   Complex,
   HostArray,

@@ -1,7 +1,13 @@
 import { inspect } from 'node:util';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
-import type { Dtype } from '../dtype.ts';
+import {
+  type AnyDtypeName,
+  type Dtype,
+  type DtypeOrName,
+  dtype as dtypeNamed,
+  type NamedDtype,
+} from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
 import { ShareableResource } from '../lifetime.ts';
 import {
@@ -19,7 +25,7 @@ import {
   checkInteger,
   checkOptions,
 } from '../validate.ts';
-import { allocateItems, checkDtype, newLayout, toShape } from './allocate-items.ts';
+import { allocateItems, newLayout, toShape } from './allocate-items.ts';
 import {
   beginArrayWrite,
   beginHostWrite,
@@ -134,20 +140,32 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
     shape: number | Shape,
     dtype: D,
     options?: FromBufferOptions,
-  ): DeviceArray<D> {
+  ): DeviceArray<D>;
+  static fromBuffer<N extends AnyDtypeName>(
+    buffer: DeviceBuffer,
+    shape: number | Shape,
+    dtype: N,
+    options?: FromBufferOptions,
+  ): DeviceArray<NamedDtype<N>>;
+  static fromBuffer(
+    buffer: DeviceBuffer,
+    shape: number | Shape,
+    dtype: DtypeOrName,
+    options?: FromBufferOptions,
+  ): DeviceArray {
     const { order, strides, byteOffset, stream, readOnly } = checkOptions(
       options,
       ['order', 'strides', 'byteOffset', 'stream', 'readOnly'],
       'DeviceArray.fromBuffer',
     );
     checkInstance(buffer, DeviceBuffer, 'buffer').assertOpen();
-    checkDtype(dtype);
-    const layout = makeLayout(toShape(shape), dtype.itemsize, { order, strides, byteOffset });
+    const type = dtypeNamed(dtype);
+    const layout = makeLayout(toShape(shape), type.itemsize, { order, strides, byteOffset });
     // Also checks empty arrays: an offset beyond the buffer is a mistake.
     checkWithinBuffer(layout, buffer.byteLength);
     return new DeviceArray({
       buffer,
-      dtype,
+      dtype: type,
       layout,
       stream: streamOf(stream),
       isOwner: false,
@@ -300,8 +318,11 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
   }
 
   /** The same bytes as items of another dtype. @throws RangeError if the sizes do not fit */
-  view<E extends Dtype>(dtype: E): DeviceArray<E> {
-    return this.#makeView(viewWithItemsize(this.layout, checkDtype(dtype).itemsize), { dtype });
+  view<E extends Dtype>(dtype: E): DeviceArray<E>;
+  view<N extends AnyDtypeName>(dtype: N): DeviceArray<NamedDtype<N>>;
+  view(dtype: DtypeOrName): DeviceArray {
+    const type = dtypeNamed(dtype);
+    return this.#makeView(viewWithItemsize(this.layout, type.itemsize), { dtype: type });
   }
 
   /**

@@ -418,7 +418,7 @@ export class DeviceBuffer extends ShareableResource {
    *
    * @throws RangeError if `into` is longer than the buffer
    */
-  copyToHost(into?: undefined, options?: CopyOptions): Promise<Uint8Array>;
+  copyToHost(into?: undefined, options?: CopyOptions): Promise<Uint8Array<ArrayBuffer>>;
   copyToHost<T extends HostMemory>(into: T, options?: CopyOptions): Promise<T>;
   async copyToHost(into?: HostMemory, options?: CopyOptions): Promise<HostMemory> {
     const target = into === undefined ? new Uint8Array(this.byteLength) : into;
@@ -427,7 +427,7 @@ export class DeviceBuffer extends ShareableResource {
   }
 
   /** Like {@link copyToHost}, but blocks until the copy is done. */
-  copyToHostSync(into?: undefined, options?: StreamOption): Uint8Array;
+  copyToHostSync(into?: undefined, options?: StreamOption): Uint8Array<ArrayBuffer>;
   copyToHostSync<T extends HostMemory>(into: T, options?: StreamOption): T;
   copyToHostSync(into?: HostMemory, options?: StreamOption): HostMemory {
     const target = into === undefined ? new Uint8Array(this.byteLength) : into;
