@@ -53,8 +53,8 @@ const ADVICE_WITH_PLACE: readonly ManagedAdvice[] = [
   'unsetAccessedBy',
 ];
 
-/** Where managed memory is moved to, or used. */
-export type ManagedPlace = Device | 'host';
+/** Where managed memory is moved to, or used: a device or its ordinal, or the host. */
+export type ManagedPlace = Device | number | 'host';
 
 /**
  * Managed memory (cuMemAllocManaged): one address for the CPU and every device. Pages move to the
@@ -190,7 +190,7 @@ export class ManagedMemory implements MemoryResource {
 
   #locationId(place: ManagedPlace, name: string): CUdevice {
     if (place === 'host') return CU_DEVICE_CPU as CUdevice;
-    const device = checkInstance(place, Device, name);
+    const device = Device.resolve(place, `${name} must be a Device, its ordinal or 'host'`);
     assertConcurrentAccess(device, `naming it as ${name}`);
     return device.handle;
   }
