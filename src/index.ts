@@ -154,7 +154,7 @@ export type { Sections, Selector, Slice } from './array/indexing.ts';
 export type { Extents, Order } from './array/layout.ts';
 export type { Shape } from './array/shape.ts';
 export type { HostMemory } from './validate.ts';
-export type { WaitOptions } from './poller.ts';
+export type { WaitOptions } from './deadline.ts';
 export {
   ClosedError,
   CompileError,

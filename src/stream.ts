@@ -9,10 +9,11 @@ import type { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
 import { check, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
+import { beginWait, type WaitOptions } from './deadline.ts';
 import { initialize } from './driver.ts';
 import { assertNotCapturing } from './graph-capture.ts';
 import { Resource } from './lifetime.ts';
-import { pollUntil, type WaitOptions } from './poller.ts';
+import { pollUntil } from './poller.ts';
 import {
   assertInternal,
   checkBoolean,
@@ -174,8 +175,8 @@ export class Stream extends Resource {
   }
 
   /** Waits, without blocking the event loop, until all work is done, including work queued meanwhile. */
-  async synchronize(options: WaitOptions = {}): Promise<void> {
-    await pollUntil(() => this.done, options);
+  async synchronize(options?: WaitOptions): Promise<void> {
+    await pollUntil(() => this.done, beginWait(options, 'waiting for a stream'));
   }
 
   /** Blocks the process until all work queued so far is done. */

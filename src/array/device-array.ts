@@ -1,6 +1,7 @@
 import { inspect } from 'node:util';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
+import { beginWait } from '../deadline.ts';
 import {
   type AnyDtypeName,
   type Dtype,
@@ -37,6 +38,7 @@ import {
   readArraySync,
   type ShapeRule,
   type Write,
+  type WriteOptions,
 } from './array-copy.ts';
 import type {
   ArrayCopyOptions,
@@ -387,8 +389,8 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
    * for another shape; ClosedError, CudaError
    */
   async copyFrom(source: ArraySource<D>, options?: CopyOptions & OrderOption): Promise<void> {
-    const checked = checkOptions(options, ['stream', 'signal', 'order'], 'copyFrom');
-    await endWrite(beginWrite(this, source, checked, 'same'));
+    const writeOptions = checkWaitingWrite(options, 'copyFrom');
+    await endWrite(beginWrite(this, source, writeOptions, 'same'));
   }
 
   /** As {@link copyFrom}, but blocks until that is done. */
@@ -446,8 +448,8 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
     value: ItemValue<D> | ArraySource<D>,
     options?: CopyOptions & OrderOption,
   ): Promise<void> {
-    const checked = checkOptions(options, ['stream', 'signal', 'order'], 'set');
-    await endWrite(beginWrite(this.#selectedView(selectors), value, checked, 'broadcast'));
+    const writeOptions = checkWaitingWrite(options, 'set');
+    await endWrite(beginWrite(this.#selectedView(selectors), value, writeOptions, 'broadcast'));
   }
 
   /** As {@link set}, but blocks until that is done. */
@@ -547,11 +549,20 @@ export interface ViewOptions<D extends Dtype> {
   readonly readOnly?: boolean;
 }
 
+function checkWaitingWrite(
+  options: (CopyOptions & OrderOption) | undefined,
+  call: string,
+): WriteOptions {
+  const known = ['stream', 'signal', 'timeoutMs', 'order'] as const;
+  const { signal, timeoutMs, ...rest } = checkOptions(options, known, call);
+  return { ...rest, wait: beginWait({ signal, timeoutMs }, call) };
+}
+
 /** Starts a write of any source, for `copyFrom`, `set` and `toDevice`. */
 export const beginWrite = (
   target: DeviceArray,
   source: unknown,
-  options: CopyOptions & OrderOption,
+  options: WriteOptions,
   rule: ShapeRule,
 ): Write =>
   source instanceof DeviceArray

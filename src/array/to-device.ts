@@ -1,5 +1,6 @@
 /** Copies items to new or existing device arrays. */
 
+import { beginWait, throwIfOver, type Wait, type WaitOptions } from '../deadline.ts';
 import {
   type AnyDtypeName,
   type bool,
@@ -11,7 +12,6 @@ import {
   type int64,
   type NamedDtype,
 } from '../dtype.ts';
-import { checkSignal, type WaitOptions } from '../poller.ts';
 import { type StreamOption, streamOf } from '../stream.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
 import { checkBoolean, checkInstance, checkOptions } from '../validate.ts';
@@ -98,10 +98,11 @@ export async function toDevice(
   source: ArraySource<Dtype>,
   options?: ToDeviceOptions,
 ): Promise<DeviceArray> {
-  const optionNames = [...OPTION_NAMES, 'signal'] as const;
-  const checked = checkOptions(options, optionNames, 'toDevice');
-  checkSignal(checked.signal).signal?.throwIfAborted();
-  const { array, isNew, write } = prepare(source, checked);
+  const optionNames = [...OPTION_NAMES, 'signal', 'timeoutMs'] as const;
+  const { signal, timeoutMs, ...rest } = checkOptions(options, optionNames, 'toDevice');
+  const wait = beginWait({ signal, timeoutMs }, 'toDevice');
+  throwIfOver(wait);
+  const { array, isNew, write } = prepare(source, rest, wait);
   try {
     if (write) await endWrite(write());
     return array;
@@ -161,13 +162,17 @@ interface PreparedArray {
   readonly write: (() => Write) | undefined;
 }
 
-function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>): PreparedArray {
-  const { dtype: given, shape, order, copy, to, stream, signal, ...choice } = options;
+function prepare(
+  source: ArraySource<Dtype>,
+  options: Partial<ToDeviceSyncOptions>,
+  wait: Wait = {},
+): PreparedArray {
+  const { dtype: given, shape, order, copy, to, stream, ...choice } = options;
   const dtype = given === undefined ? undefined : dtypeNamed(given);
   const shouldCopy = checkBoolean(copy, 'copy', true);
   const checkedStream = streamOf(stream);
   const streamOption = checkedStream ? { stream: checkedStream } : {};
-  const copyOptions = { ...streamOption, ...checkSignal(signal) };
+  const copyOptions = { ...streamOption, wait };
   const orderOption = order === undefined ? {} : { order: checkOrder(order) };
   if (to !== undefined) {
     checkInstance<DeviceArray>(to, DeviceArray, 'to');
@@ -192,7 +197,7 @@ function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>):
   const items = toHostItems(source, { dtype, shape: givenShape, order });
   const layout = newLayout(items.layout.shape, items.dtype.itemsize, orderOption);
   const array = DeviceArray.allocate(layout, items.dtype, { ...choice, ...streamOption });
-  const write = (): Write => makeHostWrite(array, items, checkedStream, checkSignal(signal));
+  const write = (): Write => makeHostWrite(array, items, checkedStream, wait);
   return { array, isNew: true, write: shouldCopy ? write : undefined };
 }
 

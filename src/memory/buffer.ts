@@ -3,6 +3,7 @@ import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
+import type { WaitOptions } from '../deadline.ts';
 import { CuffiError } from '../errors.ts';
 import {
   isClosed,
@@ -12,7 +13,6 @@ import {
   ShareableResource,
   stateKey,
 } from '../lifetime.ts';
-import type { WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
   assertInternal,

@@ -1,6 +1,13 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { Context, CudaEvent, DeviceBuffer, Stream } from '../../src/index.ts';
+import {
+  Context,
+  CudaEvent,
+  DeviceBuffer,
+  Stream,
+  toDevice,
+  toDeviceSync,
+} from '../../src/index.ts';
 import { Latch } from '../support/latch.ts';
 
 describe('Stream', () => {
@@ -32,6 +39,37 @@ describe('Stream', () => {
     clearInterval(ticking);
     assert.ok(ticks >= 5);
     assert.deepEqual(new Set(await buffer.copyToHost()), new Set([6]));
+  });
+
+  test('a wait or a copy that takes too long rejects, and its work goes on', async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using event = CudaEvent.create();
+    using buffer = DeviceBuffer.allocate(64);
+    using array = toDeviceSync([1, 2]);
+    const context = Context.primary();
+    using latch = new Latch();
+    latch.hold(stream);
+    buffer.fill(1, { stream });
+    event.record(stream);
+    const options = { timeoutMs: 2 };
+    const copying = { stream, ...options };
+    const waits = {
+      'waiting for a stream': () => stream.synchronize(options),
+      'waiting for an event': () => event.synchronize(options),
+      'waiting for a context': () => context.synchronize(options),
+      copyToHost: () => buffer.copyToHost(undefined, copying),
+      copyFrom: () => array.copyFrom([1, 2], copying),
+      set: () => array.set([], 1, copying),
+      toDevice: () => toDevice([1, 2], copying),
+    };
+    for (const [operation, wait] of Object.entries(waits))
+      await assert.rejects(wait, {
+        name: 'TimeoutError',
+        message: `${operation} took longer than 2 ms`,
+      });
+    latch.open();
+    await stream.synchronize({ timeoutMs: 60_000 });
+    assert.deepEqual(new Set(await buffer.copyToHost()), new Set([1]));
   });
 
   test('a stream waits for the event of another', async () => {

@@ -33,7 +33,7 @@ export const leases = {
       if (performance.now() >= until) throw timeoutError(describeOrphaned(), timeoutMs as number);
       return false;
     };
-    await pollUntil(isDrained, signal && { signal });
+    await pollUntil(isDrained, { signal });
   },
 
   /**
