@@ -12,6 +12,7 @@ import { check, cudaError, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
 import { beginWait, type WaitOptions } from './deadline.ts';
 import { assertNotCapturing } from './graph-capture.ts';
+import { type Details, placeName } from './inspect.ts';
 import { Resource, ShareableResource } from './lifetime.ts';
 import { pollUntil } from './poller.ts';
 import { Stream } from './stream.ts';
@@ -161,6 +162,16 @@ export class CudaEvent extends ShareableResource {
   /** Waits until it is {@link done}, without blocking the event loop. */
   async synchronize(options?: WaitOptions): Promise<void> {
     await pollUntil(() => this.done, beginWait(options, 'waiting for an event'));
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    return [
+      this.interprocess && 'interprocess',
+      this.imported && 'imported',
+      !this.timing && 'without timing',
+      placeName(this.context),
+    ];
   }
 
   /** Blocks the process until it is done. */

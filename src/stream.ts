@@ -12,6 +12,7 @@ import { Context, type PlaceOptions } from './context.ts';
 import { beginWait, type WaitOptions } from './deadline.ts';
 import { initialize } from './driver.ts';
 import { assertNotCapturing } from './graph-capture.ts';
+import { type Details, placeName } from './inspect.ts';
 import { Resource } from './lifetime.ts';
 import { pollUntil } from './poller.ts';
 import {
@@ -200,6 +201,14 @@ export class Stream extends Resource {
     return { stream: this, [Symbol.asyncDispose]: () => this.synchronize() };
   }
 
+  /** @internal */
+  protected override describe(): Details {
+    return [
+      this.#isDefault ? defaultStreamName(this.#handle) : !this.#isOwn && 'borrowed',
+      placeName(this.context),
+    ];
+  }
+
   /** @internal `event.record(stream)`: the hot path, so without a closure. */
   recordEvent(event: CUevent): void {
     if (this.#isOwn) check(cu.cuEventRecord(event, this.handle), 'cuEventRecord');
@@ -241,6 +250,9 @@ export class Stream extends Resource {
     } else context.run(() => workTracker.track(this.#handle, call));
   }
 }
+
+const defaultStreamName = (handle: CUstream): string =>
+  handle === CU_STREAM_PER_THREAD ? 'per-thread default' : 'legacy default';
 
 /** Returns the stream of a call's options, if there is one. @throws TypeError for anything but a stream */
 export function streamOf(stream: unknown): Stream | undefined {

@@ -6,6 +6,7 @@ import {
   dtype as dtypeNamed,
   type NamedDtype,
 } from '../dtype.ts';
+import type { Details } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { PinnedBuffer, type PinnedOptions } from '../memory/pinned.ts';
 import { assertInternal, checkOptions } from '../validate.ts';
@@ -77,8 +78,9 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
     super.close();
   }
 
-  override toString(): string {
-    return `PinnedArray(${this.dtype} ${formatShape(this.shape)}, ${this.order}${this.closed ? ', closed' : ''})`;
+  /** @internal */
+  protected override describe(): Details {
+    return [`${this.dtype} ${formatShape(this.shape)}`, this.order];
   }
 }
 

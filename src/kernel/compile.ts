@@ -1,6 +1,7 @@
 /** Compiles CUDA C++ at run time by libnvrtc. */
 
 import { inspect } from 'node:util';
+import { describeObject } from '../inspect.ts';
 import { assertInternal } from '../validate.ts';
 import type { CodeKind } from './architecture.ts';
 import { CompileCache } from './compile-cache.ts';
@@ -104,7 +105,7 @@ export class CompiledCode<out K extends CodeKind = CodeKind> {
   }
 
   [inspect.custom](): string {
-    return `CompiledCode(${this.kind}, ${this.code.length} bytes)`;
+    return describeObject('CompiledCode', () => [this.kind, `${this.code.length} bytes`]);
   }
 }
 

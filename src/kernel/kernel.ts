@@ -7,6 +7,7 @@ import { cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import { type CudaError, isSticky, NotSupportedError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
+import { describeObject } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { noteMemoryUse } from '../memory/buffer-copy.ts';
 import type { Stream } from '../stream.ts';
@@ -206,7 +207,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   }
 
   toString(): string {
-    return `Kernel(${this.name}${this.closed ? ', closed' : ''})`;
+    return describeObject('Kernel', () => [this.name, this.closed && 'closed']);
   }
 
   [inspect.custom](): string {

@@ -1,3 +1,4 @@
+import { inspect } from 'node:util';
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
@@ -5,6 +6,8 @@ import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import type { WaitOptions } from '../deadline.ts';
 import { CuffiError } from '../errors.ts';
+import type { Details } from '../inspect.ts';
+import { describeObject, placeName } from '../inspect.ts';
 import {
   isClosed,
   Resource,
@@ -435,8 +438,9 @@ export class DeviceBuffer extends ShareableResource {
     return target;
   }
 
-  override toString(): string {
-    return `DeviceBuffer(${this.byteLength} bytes, ${this.origin}${this.closed ? ', closed' : ''})`;
+  /** @internal */
+  protected override describe(): Details {
+    return [`${this.byteLength} bytes`, this.origin];
   }
 }
 
@@ -459,6 +463,13 @@ export class DeviceMemory implements MemoryResource {
     assertInternal(context, Context, 'DeviceMemory', 'DeviceMemory.create');
     this.context = context;
     this.private = isPrivate;
+  }
+
+  [inspect.custom](): string {
+    return describeObject('DeviceMemory', () => [
+      placeName(this.context),
+      this.private && 'private',
+    ]);
   }
 
   static create(options?: DeviceMemoryOptions): DeviceMemory {

@@ -1,3 +1,4 @@
+import { inspect } from 'node:util';
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import {
   CU_DEVICE_CPU,
@@ -16,6 +17,7 @@ import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
+import { describeObject, placeName } from '../inspect.ts';
 import { type StreamOption, streamOption } from '../stream.ts';
 import { assertInternal, checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
@@ -82,6 +84,13 @@ export class ManagedMemory implements MemoryResource {
     this.context = context;
     this.attach = attach;
     this.hostAccessible = hasConcurrentAccess(context.device);
+  }
+
+  [inspect.custom](): string {
+    return describeObject('ManagedMemory', () => [
+      placeName(this.context),
+      `attach ${this.attach}`,
+    ]);
   }
 
   /** @throws NotSupportedError if the device has no managed memory */

@@ -10,6 +10,7 @@ import {
   peerCredentials,
 } from '../../../ffi/linux/socket.ts';
 import { checkDeadline, type DeadlineOptions, withDeadline } from '../../deadline.ts';
+import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { assertInternal, checkOptions, formatValue } from '../../validate.ts';
 import {
@@ -152,6 +153,11 @@ export class Listener extends Resource implements AsyncIterable<Peer> {
       }
       yield peer;
     }
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    return [this.name];
   }
 
   async #accept(canceled: AbortSignal): Promise<Peer> {

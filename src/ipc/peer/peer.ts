@@ -1,6 +1,7 @@
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { checkDeadline, type DeadlineOptions, withDeadline } from '../../deadline.ts';
 import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
+import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import { assertInternal, checkOptions } from '../../validate.ts';
@@ -217,6 +218,14 @@ export class Peer extends Resource implements AsyncIterable<unknown> {
     if (!this.closed) return;
     const { end } = this.#connection;
     throw end ? errorForCall(end) : this.closedError();
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    return [
+      this.pid > 0 ? `process ${this.pid}` : 'process of another pid namespace',
+      !this.closed && this.#connection.end !== undefined && 'ended',
+    ];
   }
 
   #take(deadline: DeadlineOptions, stream?: Stream): Promise<unknown> {

@@ -5,6 +5,7 @@ import { isMainThread } from 'node:worker_threads';
 import { closeFd, setCloseOnExec } from '../../../ffi/linux/libc.ts';
 import { peerCredentials, socketPair } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
+import type { Details } from '../../inspect.ts';
 import { assertInternal, checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { Peer } from './peer.ts';
@@ -108,6 +109,21 @@ export class ChildPeer extends Peer {
       if (child.pid === undefined)
         connection.fail(new IpcError(`the child could not be started: ${error.message}`));
     });
+  }
+
+  /** @internal */
+  protected override displayName(): string {
+    return 'ChildPeer';
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    const { exitCode, signalCode } = this.process;
+    return [
+      ...super.describe(),
+      exitCode !== null && `exited with ${exitCode}`,
+      signalCode !== null && `killed by ${signalCode}`,
+    ];
   }
 
   override ref(): void {

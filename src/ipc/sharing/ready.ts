@@ -2,6 +2,7 @@ import type { PlaceOptions } from '../../context.ts';
 import { checkDeadline, type DeadlineOptions, withDeadline } from '../../deadline.ts';
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
+import { counted, type Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { pollUntil } from '../../poller.ts';
 import { assertInternal, checkOptions } from '../../validate.ts';
@@ -120,5 +121,11 @@ export class ReadyExport extends Resource implements Exported {
     super('ReadyExport', { owner: event.context.resources, release: () => event.close() });
     this.descriptor = withChecksum(withReadyEvent(fields, event));
     this.fds = fds;
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    const { kind, byteLength } = this.descriptor;
+    return [kind, `${byteLength} bytes`, counted(this.fds.length, 'file descriptor')];
   }
 }
