@@ -51,7 +51,7 @@ export interface StreamOption {
  * await stream.synchronize();
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html
  */
-export class Stream extends Resource {
+export class Stream extends Resource implements AsyncDisposable {
   readonly context: Context;
   readonly #handle: CUstream;
   // The handles of default streams mean something only in the current context.
@@ -185,6 +185,25 @@ export class Stream extends Resource {
     const handle = this.handle;
     assertNotCapturing('waiting for a stream');
     this.#query(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
+  }
+
+  /**
+   * Closes the stream once its work is done, for `await using`.
+   *
+   * @throws CudaError if the work failed; then it is closed too
+   * @example
+   * {
+   *   await using stream = cuda.Stream.create();
+   *   buffer.fill(1, { stream });
+   * } // done and closed here
+   */
+  async [Symbol.asyncDispose](): Promise<void> {
+    if (this.closed) return;
+    try {
+      await this.synchronize();
+    } finally {
+      this.close();
+    }
   }
 
   /**

@@ -41,6 +41,23 @@ describe('Stream', () => {
     assert.deepEqual(new Set(await buffer.copyToHost()), new Set([6]));
   });
 
+  test('the end of an `await using` scope waits for the work, and closes the stream', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    using latch = new Latch();
+    let stream: Stream;
+    {
+      await using own = Stream.create({ nonBlocking: true });
+      stream = own;
+      latch.hold(own);
+      buffer.fill(7, { stream: own });
+      setTimeout(() => latch.open(), 5);
+    }
+    assert.equal(stream.closed, true);
+    assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([7]));
+    // One that was closed before is not waited for.
+    await stream[Symbol.asyncDispose]();
+  });
+
   test('a wait or a copy that takes too long rejects, and its work goes on', async () => {
     using stream = Stream.create({ nonBlocking: true });
     using event = CudaEvent.create();

@@ -85,7 +85,7 @@ function ownExecArgv(): string[] {
  * A child process that {@link spawnPeer} started. Its exit ends the peer, after the last values
  * that it sent. That holds even if a process of its own still holds the connection.
  */
-export class ChildPeer extends Peer {
+export class ChildPeer extends Peer implements AsyncDisposable {
   /** The child itself: its exit code, its standard streams, `kill()`. */
   readonly process: ChildProcess;
 
@@ -124,6 +124,23 @@ export class ChildPeer extends Peer {
       exitCode !== null && `exited with ${exitCode}`,
       signalCode !== null && `killed by ${signalCode}`,
     ];
+  }
+
+  /**
+   * Closes the connection and waits until the child has exited, for `await using`. A child whose loop
+   * over `parentPeer()` ends exits by itself; it waits for any other for as long as it runs.
+   *
+   * @example
+   * await using child = spawnPeer(new URL('./worker.js', import.meta.url));
+   */
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.close();
+    const child = this.process;
+    const hasStarted = child.pid !== undefined;
+    if (!hasStarted || child.exitCode !== null || child.signalCode !== null) return;
+    // The process must not exit while it waits.
+    child.ref();
+    await new Promise((resolve) => child.once('exit', resolve));
   }
 
   override ref(): void {
