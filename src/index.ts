@@ -125,6 +125,7 @@ export type {
   FromBufferOptions,
   OrderOption,
 } from './array/array-options.ts';
+export { fromBuffer } from './array/from-buffer.ts';
 export { type FromPointerOptions, fromPointer } from './array/from-pointer.ts';
 export {
   type CudaArrayInterface,

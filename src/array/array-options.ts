@@ -41,7 +41,7 @@ export interface ArrayCopyOptions extends OrderOption, StreamOption {
   readonly memory?: MemoryResource;
 }
 
-/** Options of {@link DeviceArray.fromBuffer}. */
+/** Options of {@link fromBuffer}. */
 export interface FromBufferOptions extends OrderOrStrides, StreamOption {
   /** The byte offset in the buffer of the item at index [0, 0, …]. Default 0. */
   readonly byteOffset?: number;

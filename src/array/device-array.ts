@@ -11,21 +11,15 @@ import {
 } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
 import { ShareableResource } from '../lifetime.ts';
-import {
-  type AllocateOptions,
-  type BufferCloseOptions,
-  type CopyOptions,
+import type {
+  AllocateOptions,
+  BufferCloseOptions,
+  CopyOptions,
   DeviceBuffer,
 } from '../memory/buffer.ts';
 import { HostVisibleBuffer } from '../memory/host-visible.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
-import {
-  assertInternal,
-  checkBoolean,
-  checkInstance,
-  checkInteger,
-  checkOptions,
-} from '../validate.ts';
+import { assertInternal, checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { allocateItems, newLayout, toShape } from './allocate-items.ts';
 import {
   beginArrayWrite,
@@ -40,12 +34,7 @@ import {
   type Write,
   type WriteOptions,
 } from './array-copy.ts';
-import type {
-  ArrayCopyOptions,
-  FromBufferOptions,
-  MemorySourceOptions,
-  OrderOption,
-} from './array-options.ts';
+import type { ArrayCopyOptions, MemorySourceOptions, OrderOption } from './array-options.ts';
 import type { HostSource } from './host-source.ts';
 import { indexLayout, type Sections, type Selector, splitLayout } from './indexing.ts';
 import { describeArray, formatFirstValues } from './inspect.ts';
@@ -57,7 +46,6 @@ import {
   itemsByteLength,
   type Layout,
   layoutExtents,
-  makeLayout,
 } from './layout.ts';
 import { mayOverlapItself } from './overlap.ts';
 import { formatShape, type Shape, sizeOf } from './shape.ts';
@@ -128,51 +116,6 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
     this.stream = init.stream;
     this.readOnly = init.readOnly;
     this.#isOwner = init.isOwner;
-  }
-
-  /**
-   * Makes an array over the items in a buffer. Closing the array does not free the buffer.
-   *
-   * @throws RangeError if an item lies outside of the buffer; TypeError, ClosedError
-   * @example
-   * const pixels = cuda.DeviceArray.fromBuffer(buffer, [480, 640, 4], cuda.uint8);
-   */
-  static fromBuffer<D extends Dtype>(
-    buffer: DeviceBuffer,
-    shape: number | Shape,
-    dtype: D,
-    options?: FromBufferOptions,
-  ): DeviceArray<D>;
-  static fromBuffer<N extends AnyDtypeName>(
-    buffer: DeviceBuffer,
-    shape: number | Shape,
-    dtype: N,
-    options?: FromBufferOptions,
-  ): DeviceArray<NamedDtype<N>>;
-  static fromBuffer(
-    buffer: DeviceBuffer,
-    shape: number | Shape,
-    dtype: DtypeOrName,
-    options?: FromBufferOptions,
-  ): DeviceArray {
-    const { order, strides, byteOffset, stream, readOnly } = checkOptions(
-      options,
-      ['order', 'strides', 'byteOffset', 'stream', 'readOnly'],
-      'DeviceArray.fromBuffer',
-    );
-    checkInstance(buffer, DeviceBuffer, 'buffer').assertOpen();
-    const type = dtypeNamed(dtype);
-    const layout = makeLayout(toShape(shape), type.itemsize, { order, strides, byteOffset });
-    // Also checks empty arrays: an offset beyond the buffer is a mistake.
-    checkWithinBuffer(layout, buffer.byteLength);
-    return new DeviceArray({
-      buffer,
-      dtype: type,
-      layout,
-      stream: streamOf(stream),
-      isOwner: false,
-      readOnly: checkBoolean(readOnly, 'readOnly', false) || buffer.access === 'read',
-    });
   }
 
   /** @internal Allocates memory for a layout and makes an array of it. */

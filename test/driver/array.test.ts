@@ -14,6 +14,7 @@ import {
   float16,
   float32,
   float64,
+  fromBuffer,
   fromPointer,
   int32,
   int64,
@@ -87,7 +88,7 @@ describe('DeviceArray', () => {
       managedArray(2, 'int64'),
       await toDevice([1, 2], { dtype: 'int64' }),
       toDeviceSync([1, 2], { dtype: 'int64' }),
-      DeviceArray.fromBuffer(buffer, 2, 'int64'),
+      fromBuffer(buffer, 2, 'int64'),
       fromPointer(address, { shape: 2, dtype: 'int64', owner: buffer }),
       counted(4).view('int64'),
     ];
@@ -332,19 +333,16 @@ describe('DeviceArray', () => {
 
   test('a buffer is seen as an array only within its bytes', () => {
     using buffer = DeviceBuffer.allocate(100);
-    const array = DeviceArray.fromBuffer(buffer, [3, 4], float64, { byteOffset: 4 });
+    const array = fromBuffer(buffer, [3, 4], float64, { byteOffset: 4 });
     assert.equal(array.address, buffer.address + 4);
     array.close();
     assert.deepEqual([array.closed, buffer.closed], [true, false]);
     assert.throws(
-      () => DeviceArray.fromBuffer(buffer, [3, 5], float64),
+      () => fromBuffer(buffer, [3, 5], float64),
       /reach from byte 0 to 120: the buffer has 100/,
     );
-    assert.throws(
-      () => DeviceArray.fromBuffer(buffer, 4, float64, { strides: [-8] }),
-      /from byte -24/,
-    );
-    const locked = DeviceArray.fromBuffer(buffer, 4, float32, { readOnly: true });
+    assert.throws(() => fromBuffer(buffer, 4, float64, { strides: [-8] }), /from byte -24/);
+    const locked = fromBuffer(buffer, 4, float32, { readOnly: true });
     assert.throws(() => locked.slice({ step: 2 }).fill(1), /read only/);
   });
 
