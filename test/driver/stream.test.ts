@@ -68,7 +68,8 @@ describe('Stream', () => {
     latch.hold(stream);
     buffer.fill(1, { stream });
     event.record(stream);
-    const options = { timeoutMs: 2 };
+    // Should the limits have no effect, this ends the test instead.
+    const options = { timeoutMs: 2, signal: AbortSignal.timeout(10_000) };
     const copying = { stream, ...options };
     const waits = {
       'waiting for a stream': () => stream.synchronize(options),
