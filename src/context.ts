@@ -5,13 +5,14 @@ import { cu, selectionCount } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUstream } from '../ffi/types.ts';
 import { check, isReady } from './check.ts';
+import { beginWait, type WaitOptions } from './deadline.ts';
 import { Device } from './device.ts';
 import { initialize } from './driver.ts';
 import { CuffiError, isSticky, NotSupportedError } from './errors.ts';
 import { assertNotCapturing, isCapturing, runOutsideCapture } from './graph-capture.ts';
 import { releaseOrWarn, runAll, Scope } from './lifetime.ts';
 import { setLossDetector } from './lost-context.ts';
-import { pollUntil, type WaitOptions } from './poller.ts';
+import { pollUntil } from './poller.ts';
 import { ReleaseQueue, releaseLimits } from './release-queue.ts';
 import { assertInternal, checkInstance, checkInteger, formatValue } from './validate.ts';
 import { WorkTracker } from './work-tracker.ts';
@@ -215,9 +216,10 @@ export class Context {
    *
    * @throws CudaError if the work failed
    */
-  async synchronize(options: WaitOptions = {}): Promise<void> {
+  async synchronize(options?: WaitOptions): Promise<void> {
     assertNotCapturing('waiting for a context');
-    await pollUntil(() => isReady(this.workTracker.poll(), 'cuStreamQuery'), options);
+    const wait = beginWait(options, 'waiting for a context');
+    await pollUntil(() => isReady(this.workTracker.poll(), 'cuStreamQuery'), wait);
   }
 
   /** Blocks the process until all work in the context is done. */
@@ -256,9 +258,10 @@ export class Context {
    *
    * @throws CudaError if the context cannot be entered; what waits is released later
    */
-  async flush(options: WaitOptions = {}): Promise<void> {
+  async flush(options?: WaitOptions): Promise<void> {
+    const wait = beginWait(options, 'flushing a context');
     for (const giveBack of this.cacheTrimmers) giveBack();
-    await this.releases.flush(options, () => this.run(() => {}));
+    await this.releases.flush(wait, () => this.run(() => {}));
   }
 
   /**
@@ -280,11 +283,12 @@ export class Context {
    * Destroys everything in the primary context, including that of other libraries, once its work is done.
    * All objects made in it are closed; the context itself can be used again.
    */
-  async reset(options: WaitOptions = {}): Promise<void> {
+  async reset(options?: WaitOptions): Promise<void> {
     assertNotCapturing('resetting a context');
     this.#assertOwned();
     // The driver ends the work of a context that cannot be entered, too.
-    await pollUntil(() => this.workTracker.poll() !== CUresult.CUDA_ERROR_NOT_READY, options);
+    const wait = beginWait(options, 'resetting a context');
+    await pollUntil(() => this.workTracker.poll() !== CUresult.CUDA_ERROR_NOT_READY, wait);
     this.resetSync();
   }
 

@@ -1,13 +1,27 @@
 /** Waits that end early: by a signal, or after a time. */
 
 import { setMaxListeners } from 'node:events';
-import type { WaitOptions } from './poller.ts';
 import { checkInstance, checkInteger, checkOptions } from './validate.ts';
 
-/** How long to wait. */
-export interface DeadlineOptions extends WaitOptions {
-  /** Rejects with a `TimeoutError` after this many milliseconds. Default: no limit. */
+/** How long a call waits. */
+export interface WaitOptions {
+  /** Aborting stops the wait, which rejects with the signal's reason; the work goes on. */
+  readonly signal?: AbortSignal;
+  /** The wait rejects with a `TimeoutError` after this many milliseconds. Default: no limit. */
   readonly timeoutMs?: number;
+}
+
+/** A wait that has begun: it may pass through several calls, and its time limit is for all of them. */
+export interface Wait {
+  readonly signal?: AbortSignal | undefined;
+  readonly limit?: TimeLimit | undefined;
+}
+
+interface TimeLimit {
+  readonly operation: string;
+  readonly timeoutMs: number;
+  /** By `performance.now()`. */
+  readonly until: number;
 }
 
 /** Options whose values may be undefined. */
@@ -18,15 +32,36 @@ const MAX_TIMEOUT_MS = 2 ** 31 - 1;
 
 /** Returns checked options. @throws TypeError, RangeError for invalid options */
 export function checkDeadline(
-  options: MaybeUndefined<DeadlineOptions> | undefined,
+  options: MaybeUndefined<WaitOptions> | undefined,
   call: string,
-): DeadlineOptions {
+): WaitOptions {
   // Most calls pass no options.
   if (options === undefined) return {};
   const { signal, timeoutMs } = checkOptions(options, ['signal', 'timeoutMs'], call);
   if (signal !== undefined) checkInstance(signal, AbortSignal, 'signal');
   if (timeoutMs !== undefined) checkInteger(timeoutMs, 'timeoutMs', 0, MAX_TIMEOUT_MS);
   return { ...(signal && { signal }), ...(timeoutMs !== undefined && { timeoutMs }) };
+}
+
+/**
+ * Begins the wait of a call: from now on its time counts.
+ *
+ * @throws TypeError, RangeError for invalid options
+ */
+export function beginWait(
+  options: MaybeUndefined<WaitOptions> | undefined,
+  operation: string,
+): Wait {
+  const { signal, timeoutMs } = checkDeadline(options, operation);
+  if (timeoutMs === undefined) return { signal };
+  return { signal, limit: { operation, timeoutMs, until: performance.now() + timeoutMs } };
+}
+
+/** @throws the signal's reason if it is aborted; a `TimeoutError` if the time is over */
+export function throwIfOver({ signal, limit }: Wait): void {
+  signal?.throwIfAborted();
+  if (limit && performance.now() >= limit.until)
+    throw timeoutError(limit.operation, limit.timeoutMs);
 }
 
 /** The error that AbortSignal.timeout makes, too. */
@@ -43,7 +78,7 @@ export const timeoutError = (operation: string, timeoutMs: number, hint?: string
  * @param hintOf returns what to do about a time-out
  */
 export function withDeadline<T>(
-  { signal, timeoutMs }: DeadlineOptions,
+  { signal, timeoutMs }: WaitOptions,
   operation: string,
   start: (resolve: (value: T) => void, reject: (error: unknown) => void) => () => void,
   hintOf?: () => string | undefined,

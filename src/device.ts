@@ -57,10 +57,13 @@ export class Device {
   }
 
   /** @internal The device that an option names, as an object or by its ordinal. */
-  static resolve(device: Device | number): Device {
+  static resolve(
+    device: Device | number,
+    expected = 'device must be a Device or its ordinal',
+  ): Device {
     if (typeof device === 'number') return Device.get(device);
     if (device instanceof Device) return device;
-    throw new TypeError(`device must be a Device or its ordinal, not ${formatValue(device)}`);
+    throw new TypeError(`${expected}, not ${formatValue(device)}`);
   }
 
   /** Returns the visible device with a UUID, e.g. `GPU-1a2b…`. @throws RangeError if none has it */

@@ -5,7 +5,7 @@ import {
   type TypedArrayConstructor,
   typedArrayKind,
 } from './typed-array.ts';
-import { assertInternal, checkInteger } from './validate.ts';
+import { assertInternal, checkInteger, formatValue } from './validate.ts';
 
 /** DLPack's DLDataType. */
 export interface DlpackType {
@@ -37,7 +37,7 @@ const alternativeArrays: Readonly<Record<string, string>> = {
  * const zeros = new cuda.float32.TypedArray(16); // a Float32Array
  * @see https://numpy.org/doc/stable/reference/arrays.dtypes.html
  */
-export class Dtype<N extends string = string, A extends TypedArray = TypedArray> {
+export class Dtype<N extends string = string, A extends TypedArray = TypedArray<ArrayBuffer>> {
   /** NumPy's name, e.g. `float32`; raw bytes are `V` and their itemsize. */
   readonly name: N;
   /** The bytes of one item. */
@@ -74,10 +74,12 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray>
     name: N,
     typestr: string,
     code: number,
-    array: TypedArrayConstructor<A>,
+    array: new (length: number) => A,
     elementsPerItem = 1,
   ): Dtype<N, A> {
-    return new Dtype(name, typestr, code, array, elementsPerItem);
+    // TypeScript's own constructors have a prototype over any kind of memory.
+    const ArrayClass = array as unknown as TypedArrayConstructor<A>;
+    return new Dtype(name, typestr, code, ArrayClass, elementsPerItem);
   }
 
   /**
@@ -88,9 +90,9 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray>
    * @example
    * const record = cuda.Dtype.bytes(12); // NumPy's V12
    */
-  static bytes<S extends number>(itemsize: S): Dtype<`V${S}`, Uint8Array> {
+  static bytes<S extends number>(itemsize: S): RawDtype<`V${S}`> {
     checkInteger(itemsize, 'itemsize', 1, MAX_ITEMSIZE);
-    return new Dtype(`V${itemsize}`, `|V${itemsize}`, 1, Uint8Array, itemsize);
+    return Dtype.define(`V${itemsize}`, `|V${itemsize}`, 1, Uint8Array, itemsize);
   }
 
   /** Whether an item is {@link itemsize} raw bytes. */
@@ -192,6 +194,20 @@ const dtypesByName = {
 /** The name of a dtype other than raw bytes. */
 export type DtypeName = keyof typeof dtypesByName;
 
+/** The name of a dtype: of a number, e.g. `float32`, or of raw bytes, e.g. `V12`. */
+export type AnyDtypeName = DtypeName | `V${number}`;
+
+/** The dtype with a name. */
+export type NamedDtype<N extends AnyDtypeName> = N extends DtypeName
+  ? (typeof dtypesByName)[N]
+  : RawDtype<N>;
+
+/** A dtype, or its name or typestr, as calls take it: for a known dtype its name. */
+export type DtypeOrName<D extends Dtype = Dtype> = D | D['name'];
+
+/** Items of raw bytes. */
+type RawDtype<N extends string> = Dtype<N, Uint8Array<ArrayBuffer>>;
+
 /** Every dtype other than raw bytes. */
 export const dtypes: readonly Dtype[] = Object.values(dtypesByName);
 
@@ -232,7 +248,7 @@ const knownNames = (): string => `${dtypes.map(({ name }) => name).join(', ')}, 
  * cuda.dtype('V12').itemsize; // 12 raw bytes
  * @see https://numpy.org/doc/stable/reference/arrays.interface.html
  */
-export function dtype<K extends DtypeName>(of: K): (typeof dtypesByName)[K];
+export function dtype<N extends AnyDtypeName>(of: N): NamedDtype<N>;
 export function dtype<D extends Dtype>(of: D): D;
 export function dtype(of: string | Dtype): Dtype;
 export function dtype(of: string | Dtype): Dtype {
@@ -241,7 +257,10 @@ export function dtype(of: string | Dtype): Dtype {
     throw new TypeError(
       "a dtype with fields is not supported: use raw bytes, e.g. 'V12' for items of 12 bytes",
     );
-  if (typeof of !== 'string') throw new TypeError(`a dtype must be a name or a Dtype, not ${of}`);
+  if (typeof of !== 'string')
+    throw new TypeError(
+      `dtype must be a Dtype or its name, e.g. 'float32', not ${formatValue(of)}`,
+    );
   if (Object.hasOwn(dtypesByName, of)) return dtypesByName[of as DtypeName];
   const found = fromTypestr(of);
   if (!found)

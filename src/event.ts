@@ -10,9 +10,11 @@ import { CUresult } from '../ffi/results.ts';
 import type { CUevent, CUstream } from '../ffi/types.ts';
 import { check, cudaError, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
+import { beginWait, type WaitOptions } from './deadline.ts';
 import { assertNotCapturing } from './graph-capture.ts';
+import { type Details, placeName } from './inspect.ts';
 import { Resource, ShareableResource } from './lifetime.ts';
-import { pollUntil, type WaitOptions } from './poller.ts';
+import { pollUntil } from './poller.ts';
 import { Stream } from './stream.ts';
 import { assertInternal, checkBoolean, checkInstance, checkOptions } from './validate.ts';
 
@@ -158,8 +160,18 @@ export class CudaEvent extends ShareableResource {
   }
 
   /** Waits until it is {@link done}, without blocking the event loop. */
-  async synchronize(options: WaitOptions = {}): Promise<void> {
-    await pollUntil(() => this.done, options);
+  async synchronize(options?: WaitOptions): Promise<void> {
+    await pollUntil(() => this.done, beginWait(options, 'waiting for an event'));
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    return [
+      this.interprocess && 'interprocess',
+      this.imported && 'imported',
+      !this.timing && 'without timing',
+      placeName(this.context),
+    ];
   }
 
   /** Blocks the process until it is done. */

@@ -28,8 +28,11 @@ export {
   dtype,
   dtypeFromDlpack,
   dtypeOf,
+  type AnyDtypeName,
   type DtypeName,
   type DtypeOf,
+  type DtypeOrName,
+  type NamedDtype,
 } from './dtype.ts';
 export { fromBfloat16, fromFloat16, toBfloat16, toFloat16 } from './float16.ts';
 export type { NativeFloat16Array, TypedArray, TypedArrayConstructor } from './typed-array.ts';
@@ -122,6 +125,7 @@ export type {
   FromBufferOptions,
   OrderOption,
 } from './array/array-options.ts';
+export { fromBuffer } from './array/from-buffer.ts';
 export { type FromPointerOptions, fromPointer } from './array/from-pointer.ts';
 export {
   type CudaArrayInterface,
@@ -138,7 +142,7 @@ export {
 } from './array/dlpack.ts';
 export { type ManagedTensor, managedTensor } from './array/managed-tensor.ts';
 export type { BorrowOptions } from './array/borrow.ts';
-export { type Nested, type NestedOptions, toNested } from './array/nested.ts';
+export { type Nested, type NestedOf, type NestedOptions, toNested } from './array/nested.ts';
 export type {
   Complex,
   HostArray,
@@ -151,7 +155,7 @@ export type { Sections, Selector, Slice } from './array/indexing.ts';
 export type { Extents, Order } from './array/layout.ts';
 export type { Shape } from './array/shape.ts';
 export type { HostMemory } from './validate.ts';
-export type { WaitOptions } from './poller.ts';
+export type { WaitOptions } from './deadline.ts';
 export {
   ClosedError,
   CompileError,

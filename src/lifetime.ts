@@ -2,6 +2,7 @@
 
 import { inspect } from 'node:util';
 import { ClosedError, CuffiError } from './errors.ts';
+import { type Details, describeObject } from './inspect.ts';
 import { beginRelease, endRelease, shouldReport } from './lost-context.ts';
 
 /** The keys of a resource's state and token in its object: copies and JSON leave symbols out. */
@@ -122,7 +123,17 @@ export abstract class Resource implements Disposable {
   }
 
   toString(): string {
-    return this.closed ? `${this.#kind} (closed)` : this.#kind;
+    return describeObject(this.displayName(), () => [...this.describe(), this.closed && 'closed']);
+  }
+
+  /** @internal The name of its class. */
+  protected displayName(): string {
+    return this.#kind;
+  }
+
+  /** @internal What it is, for printing, besides whether it is closed. May throw. */
+  protected describe(): Details {
+    return [];
   }
 
   [inspect.custom](): string {

@@ -4,7 +4,7 @@
  * together. Background polls become less frequent the longer they take.
  */
 
-import { checkInstance, checkOptions } from './validate.ts';
+import { throwIfOver, type Wait } from './deadline.ts';
 
 /** When a wait is expected to end, in milliseconds from its beginning. */
 export interface ExpectedEnd {
@@ -12,30 +12,20 @@ export interface ExpectedEnd {
   readonly latestMs: number;
 }
 
-/** Options of a wait. */
-export interface WaitOptions {
-  /** Aborting stops the wait, which rejects with the signal's reason; the work goes on. */
-  readonly signal?: AbortSignal;
-}
-
-/** Returns the options of a wait with a `signal`. @throws TypeError unless it is a signal or undefined */
-export function checkSignal(signal: unknown): WaitOptions {
-  return signal === undefined ? {} : { signal: checkInstance(signal, AbortSignal, 'signal') };
-}
-
 /**
  * Resolves when `poll` returns true, and rejects with what it throws. The process stays alive meanwhile.
  * The first call of `poll` is immediate, so that finished work costs no iteration of the event loop.
  *
+ * @param limits its signal, and until when it waits
  * @param expected when the end is expected: from the earliest to the latest time, each iteration of the
  * event loop polls
  */
 export function pollUntil(
   poll: () => boolean,
-  options: WaitOptions = {},
+  limits: Wait = {},
   expected?: ExpectedEnd,
 ): Promise<void> {
-  const { signal } = checkSignal(checkOptions(options, ['signal'], 'waiting').signal);
+  const { signal } = limits;
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();
     if (poll()) {
@@ -57,6 +47,7 @@ export function pollUntil(
       };
     const wait: PendingPoll = {
       poll,
+      limits,
       resolve: settle<void>(resolve),
       reject: settle<unknown>(reject),
       keepAlive: true,
@@ -83,6 +74,7 @@ export function pollInBackground(poll: () => boolean): () => void {
   const since = performance.now();
   const wait = {
     poll,
+    limits: {},
     ...noCallbacks,
     keepAlive: false,
     attempts: 0,
@@ -110,6 +102,7 @@ export const nextLoopIteration = (): Promise<void> =>
 
 interface PendingPoll {
   poll(): boolean;
+  readonly limits: Wait;
   resolve(): void;
   reject(error: unknown): void;
   /** Whether it keeps the process alive. */
@@ -193,7 +186,10 @@ function tick(): void {
 function pollOnce(wait: PendingPoll): void {
   wait.attempts += 1;
   try {
-    if (!wait.poll()) return;
+    if (!wait.poll()) {
+      if (wait.limits.limit) throwIfOver(wait.limits);
+      return;
+    }
     remove(wait);
     wait.resolve();
   } catch (error) {

@@ -1,11 +1,12 @@
 /** Releases in which the driver may wait for the GPU: queued until the GPU has finished with the resource. */
 
+import type { Wait } from './deadline.ts';
 import { CuffiError } from './errors.ts';
 import type { Fence } from './fence.ts';
 import { isCapturing } from './graph-capture.ts';
 import { releaseOrWarn } from './lifetime.ts';
 import { beginRelease, endRelease } from './lost-context.ts';
-import { pollInBackground, pollUntil, type WaitOptions } from './poller.ts';
+import { pollInBackground, pollUntil } from './poller.ts';
 
 /** What the queue needs to know about the work of its context. Neither method may throw. */
 export interface ContextWork {
@@ -164,7 +165,7 @@ export class ReleaseQueue {
    * @param waiting called as long as it waits; what it throws ends the wait
    * @throws CuffiError while a scope of {@link defer} is open: it would wait for the end of the scope
    */
-  async flush(options: WaitOptions = {}, waiting: () => void = () => {}): Promise<void> {
+  async flush(wait: Wait = {}, waiting: () => void = () => {}): Promise<void> {
     if (this.#size > 0 && this.isDeferred)
       throw new CuffiError(
         `deferCleanup() holds back ${this.#size} releases: call flush() after the end of its scope`,
@@ -174,7 +175,7 @@ export class ReleaseQueue {
       waiting();
       return false;
     };
-    await pollUntil(isEmpty, options);
+    await pollUntil(isEmpty, wait);
   }
 
   /** Releases nothing until this scope, and all others that are open, end. */

@@ -9,10 +9,12 @@ import type { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
 import { check, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
+import { beginWait, type WaitOptions } from './deadline.ts';
 import { initialize } from './driver.ts';
 import { assertNotCapturing } from './graph-capture.ts';
+import { type Details, placeName } from './inspect.ts';
 import { Resource } from './lifetime.ts';
-import { pollUntil, type WaitOptions } from './poller.ts';
+import { pollUntil } from './poller.ts';
 import {
   assertInternal,
   checkBoolean,
@@ -49,7 +51,7 @@ export interface StreamOption {
  * await stream.synchronize();
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html
  */
-export class Stream extends Resource {
+export class Stream extends Resource implements AsyncDisposable {
   readonly context: Context;
   readonly #handle: CUstream;
   // The handles of default streams mean something only in the current context.
@@ -174,8 +176,8 @@ export class Stream extends Resource {
   }
 
   /** Waits, without blocking the event loop, until all work is done, including work queued meanwhile. */
-  async synchronize(options: WaitOptions = {}): Promise<void> {
-    await pollUntil(() => this.done, options);
+  async synchronize(options?: WaitOptions): Promise<void> {
+    await pollUntil(() => this.done, beginWait(options, 'waiting for a stream'));
   }
 
   /** Blocks the process until all work queued so far is done. */
@@ -183,6 +185,25 @@ export class Stream extends Resource {
     const handle = this.handle;
     assertNotCapturing('waiting for a stream');
     this.#query(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
+  }
+
+  /**
+   * Closes the stream once its work is done, for `await using`.
+   *
+   * @throws CudaError if the work failed; then it is closed too
+   * @example
+   * {
+   *   await using stream = cuda.Stream.create();
+   *   buffer.fill(1, { stream });
+   * } // done and closed here
+   */
+  async [Symbol.asyncDispose](): Promise<void> {
+    if (this.closed) return;
+    try {
+      await this.synchronize();
+    } finally {
+      this.close();
+    }
   }
 
   /**
@@ -197,6 +218,14 @@ export class Stream extends Resource {
   autoSynchronize(): AsyncDisposable & { readonly stream: Stream } {
     this.assertOpen();
     return { stream: this, [Symbol.asyncDispose]: () => this.synchronize() };
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    return [
+      this.#isDefault ? defaultStreamName(this.#handle) : !this.#isOwn && 'borrowed',
+      placeName(this.context),
+    ];
   }
 
   /** @internal `event.record(stream)`: the hot path, so without a closure. */
@@ -240,6 +269,9 @@ export class Stream extends Resource {
     } else context.run(() => workTracker.track(this.#handle, call));
   }
 }
+
+const defaultStreamName = (handle: CUstream): string =>
+  handle === CU_STREAM_PER_THREAD ? 'per-thread default' : 'legacy default';
 
 /** Returns the stream of a call's options, if there is one. @throws TypeError for anything but a stream */
 export function streamOf(stream: unknown): Stream | undefined {

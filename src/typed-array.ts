@@ -1,18 +1,18 @@
 /** JavaScript's typed arrays, and their properties as the engine knows them. */
 
-/** Any typed array that all supported versions of Node have. */
-export type TypedArray =
-  | Int8Array
-  | Uint8Array
-  | Uint8ClampedArray
-  | Int16Array
-  | Uint16Array
-  | Int32Array
-  | Uint32Array
-  | BigInt64Array
-  | BigUint64Array
-  | Float32Array
-  | Float64Array;
+/** Any typed array that all supported versions of Node have. Fresh memory is an ArrayBuffer. */
+export type TypedArray<B extends ArrayBufferLike = ArrayBufferLike> =
+  | Int8Array<B>
+  | Uint8Array<B>
+  | Uint8ClampedArray<B>
+  | Int16Array<B>
+  | Uint16Array<B>
+  | Int32Array<B>
+  | Uint32Array<B>
+  | BigInt64Array<B>
+  | BigUint64Array<B>
+  | Float32Array<B>
+  | Float64Array<B>;
 
 /** A native Float16Array of Node 24 and later, recognized by its tag: older type libraries lack it. */
 export interface NativeFloat16Array extends ArrayBufferView {
@@ -23,7 +23,7 @@ export interface NativeFloat16Array extends ArrayBufferView {
 /** The constructor of one kind of typed array, for zeros or for a view of a buffer. */
 export interface TypedArrayConstructor<A extends TypedArray> {
   new (length: number): A;
-  new (buffer: ArrayBufferLike, byteOffset?: number, length?: number): A;
+  new (buffer: ArrayBuffer, byteOffset?: number, length?: number): A;
   readonly prototype: A;
   /** E.g. `Float32Array`. */
   readonly name: string;

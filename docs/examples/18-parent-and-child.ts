@@ -21,7 +21,7 @@ if (process.argv[2] === 'child') {
 } else {
   using weights = DeviceBuffer.allocate(12);
   await weights.copyFrom(new Float32Array([1, 2, 3]));
-  using child = spawnPeer(import.meta.filename, { args: ['child'] });
+  await using child = spawnPeer(import.meta.filename, { args: ['child'] });
   for (let step = 1; step <= 2; step++) {
     await child.send({ step, weights } satisfies Task);
     console.log('the child answers', await child.receive());

@@ -1,5 +1,5 @@
 /** An array whose work goes to a stream, filled from page-locked memory and read while it works. */
-import { DeviceArray, DeviceBuffer, float32, pinnedArray, Stream, toDevice } from 'cuffi';
+import { DeviceBuffer, float32, fromBuffer, pinnedArray, Stream, toDevice } from 'cuffi';
 
 using stream = Stream.create({ nonBlocking: true });
 using pinned = pinnedArray([1000, 1000], float32);
@@ -14,6 +14,6 @@ console.log(corner.join(' '));
 
 // Memory that is there already, seen as an array: closing it frees nothing.
 using buffer = DeviceBuffer.allocate(12);
-const pair = DeviceArray.fromBuffer(buffer, 2, float32, { byteOffset: 4 });
+const pair = fromBuffer(buffer, 2, float32, { byteOffset: 4 });
 pair.fill(0.5);
 console.log(await pair.copyToHost());

@@ -2,10 +2,9 @@
 
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context } from '../context.ts';
-import { Dtype } from '../dtype.ts';
 import { type AllocateOptions, checkMemoryResource, DeviceBuffer } from '../memory/buffer.ts';
 import { streamOf } from '../stream.ts';
-import { checkInstance, checkInteger } from '../validate.ts';
+import { checkInteger } from '../validate.ts';
 import type { MemorySourceOptions } from './array-options.ts';
 import type { DeviceItems } from './device-copy.ts';
 import { type Layout, type LayoutOptions, layoutExtents, makeLayout } from './layout.ts';
@@ -14,15 +13,6 @@ import { checkShape, type Shape } from './shape.ts';
 /** Returns a checked shape; a number is a shape with one axis, as in NumPy. */
 export const toShape = (shape: number | Shape): Shape =>
   typeof shape === 'number' ? [checkInteger(shape, 'shape')] : checkShape(shape);
-
-/** @throws TypeError if the value is not a dtype */
-export function checkDtype<D extends Dtype>(dtype: D): D {
-  if (typeof dtype === 'string')
-    throw new TypeError(
-      `dtype must be a Dtype, not its name: dtype(${JSON.stringify(dtype)}) finds it, and float32 and the like are exported`,
-    );
-  return checkInstance<Dtype>(dtype, Dtype, 'dtype') as D;
-}
 
 /** The layout of a new array, whose lowest item starts at byte 0. */
 export function newLayout(

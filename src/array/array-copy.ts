@@ -1,5 +1,7 @@
 /** Copies to and from arrays, and fills: checks the arguments and queues the work. */
+
 import { arena } from '../../ffi/arena.ts';
+import { beginWait, throwIfOver, type Wait } from '../deadline.ts';
 import type { Dtype } from '../dtype.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
 import type { CopyOptions, DeviceBuffer } from '../memory/buffer.ts';
@@ -8,7 +10,6 @@ import {
   MAX_SMALL_COPY_BYTE_LENGTH,
   SMALL_COPY_ARENA_OFFSET,
 } from '../memory/host-copy.ts';
-import { checkSignal, type WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import { typedArrayKind, typedArrayLength } from '../typed-array.ts';
 import { checkHostMemory, checkOptions, formatHostValue } from '../validate.ts';
@@ -50,7 +51,7 @@ export interface Write {
   /** The array whose default stream has the work if no stream is given. */
   readonly workArray: CopyableArray;
   readonly stream: Stream | undefined;
-  readonly wait: WaitOptions;
+  readonly wait: Wait;
   readonly transfer: HostTransfer | undefined;
 }
 
@@ -60,10 +61,11 @@ export async function readArray<D extends Dtype>(
   into: HostValues<D> | undefined,
   options: (CopyOptions & OrderOption) | undefined,
 ): Promise<HostArray<D>> {
-  const known = ['stream', 'signal', 'order'] as const;
-  const { stream, signal, order } = checkOptions(options, known, 'copyToHost');
+  const known = ['stream', 'signal', 'timeoutMs', 'order'] as const;
+  const { stream, order, ...limits } = checkOptions(options, known, 'copyToHost');
+  const wait = beginWait(limits, 'copyToHost');
   const { values, transfer: copy } = prepareRead(array, into, order, stream);
-  await transfer(copy, checkSignal(signal));
+  await transfer(copy, wait);
   return values;
 }
 
@@ -85,11 +87,16 @@ export function readArraySync<D extends Dtype>(
   return values;
 }
 
+/** Options of a write, checked for their names only. */
+export interface WriteOptions extends StreamOption, OrderOption {
+  readonly wait?: Wait;
+}
+
 /** Queues a write from another array, for `copyFrom` and `set`. */
 export function beginArrayWrite(
   target: CopyableArray,
   source: CopyableArray,
-  options: CopyOptions & OrderOption,
+  options: WriteOptions,
   rule: ShapeRule,
 ): Write {
   const { givenStream, wait } = checkWrite(target, options);
@@ -103,7 +110,7 @@ export function beginArrayWrite(
 export function beginHostWrite(
   target: CopyableArray,
   source: unknown,
-  options: CopyOptions & OrderOption,
+  options: WriteOptions,
   rule: ShapeRule,
 ): Write {
   const { dtype, shape } = target;
@@ -124,7 +131,7 @@ export function makeHostWrite(
   target: CopyableArray,
   { memory, layout }: HostTransfer['host'],
   stream: Stream | undefined,
-  wait: WaitOptions,
+  wait: Wait,
 ): Write {
   const host = { memory, layout };
   const transfer: HostTransfer = {
@@ -236,13 +243,13 @@ function readSmall<D extends Dtype>(array: CopyableArray<D>): HostArray<D> {
 /** @throws TypeError, ClosedError, or the reason of an aborted signal */
 function checkWrite(
   target: CopyableArray,
-  options: CopyOptions & OrderOption,
-): { readonly givenStream: Stream | undefined; readonly wait: WaitOptions; readonly order: Order } {
+  options: WriteOptions,
+): { readonly givenStream: Stream | undefined; readonly wait: Wait; readonly order: Order } {
   target.assertWritable('the array');
-  const wait = checkSignal(options.signal);
+  const { wait = {} } = options;
   const order = checkOrder(options.order ?? 'C');
   const givenStream = streamOf(options.stream);
-  wait.signal?.throwIfAborted();
+  throwIfOver(wait);
   return { givenStream, wait, order };
 }
 

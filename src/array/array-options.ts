@@ -1,6 +1,6 @@
 /** The options of arrays. */
 import type { PlaceOptions } from '../context.ts';
-import type { Dtype } from '../dtype.ts';
+import type { Dtype, DtypeOrName } from '../dtype.ts';
 import type { MemoryResource } from '../memory/buffer.ts';
 import type { StreamOption } from '../stream.ts';
 import type { Order } from './layout.ts';
@@ -31,8 +31,8 @@ export interface DeviceArrayLikeOptions<D extends Dtype = Dtype>
   extends OrderOption,
     MemorySourceOptions,
     StreamOption {
-  /** Default: the dtype of the other array. */
-  readonly dtype?: D;
+  /** A dtype or its name. Default: the dtype of the other array. */
+  readonly dtype?: DtypeOrName<D>;
 }
 
 /** Options of {@link DeviceArray.copy}. */
@@ -41,7 +41,7 @@ export interface ArrayCopyOptions extends OrderOption, StreamOption {
   readonly memory?: MemoryResource;
 }
 
-/** Options of {@link DeviceArray.fromBuffer}. */
+/** Options of {@link fromBuffer}. */
 export interface FromBufferOptions extends OrderOrStrides, StreamOption {
   /** The byte offset in the buffer of the item at index [0, 0, …]. Default 0. */
   readonly byteOffset?: number;

@@ -1,11 +1,18 @@
 /** New arrays with uninitialized items. */
 
-import { type Dtype, defaultDtype } from '../dtype.ts';
+import {
+  type AnyDtypeName,
+  type Dtype,
+  type DtypeOrName,
+  defaultDtype,
+  dtype as dtypeNamed,
+  type NamedDtype,
+} from '../dtype.ts';
 import { ManagedMemory, type ManagedMemoryOptions } from '../memory/managed.ts';
 import { MappedMemory, type MappedMemoryOptions } from '../memory/mapped.ts';
 import { streamOf } from '../stream.ts';
 import { checkOptions } from '../validate.ts';
-import { checkDtype, newLayout } from './allocate-items.ts';
+import { newLayout } from './allocate-items.ts';
 import type { DeviceArrayLikeOptions, DeviceArrayOptions, OrderOption } from './array-options.ts';
 import { DeviceArray } from './device-array.ts';
 import { contiguousStrides } from './layout.ts';
@@ -22,10 +29,10 @@ export interface ManagedArrayOptions extends ManagedMemoryOptions, OrderOption {
  * given stream becomes the array's stream: see {@link DeviceArray.stream}.
  *
  * @param shape a number means one axis
- * @param dtype default float64
+ * @param dtype a dtype or its name; default float64
  * @throws TypeError, RangeError, CudaError CUDA_ERROR_OUT_OF_MEMORY
  * @example
- * using array = cuda.deviceArray([480, 640, 3], cuda.uint8);
+ * using array = cuda.deviceArray([480, 640, 3], 'uint8');
  */
 export function deviceArray(
   shape: number | Shape,
@@ -37,9 +44,14 @@ export function deviceArray<D extends Dtype>(
   dtype: D,
   options?: DeviceArrayOptions,
 ): DeviceArray<D>;
+export function deviceArray<N extends AnyDtypeName>(
+  shape: number | Shape,
+  dtype: N,
+  options?: DeviceArrayOptions,
+): DeviceArray<NamedDtype<N>>;
 export function deviceArray(
   shape: number | Shape,
-  dtype: Dtype = defaultDtype,
+  dtype: DtypeOrName = defaultDtype,
   options?: DeviceArrayOptions,
 ): DeviceArray {
   const { order, strides, ...choice } = checkOptions(
@@ -48,14 +60,14 @@ export function deviceArray(
     'deviceArray',
   );
   streamOf(choice.stream);
-  const layout = newLayout(shape, checkDtype(dtype).itemsize, { order, strides });
-  return DeviceArray.allocate(layout, dtype, choice);
+  const type = dtypeNamed(dtype);
+  return DeviceArray.allocate(newLayout(shape, type.itemsize, { order, strides }), type, choice);
 }
 
 /** The model for a new array: a device array, a pinned array, or a description of one. */
 export interface ArrayShape<D extends Dtype = Dtype> {
   readonly shape: Shape;
-  readonly dtype: D;
+  readonly dtype: DtypeOrName<D>;
   /** In bytes. Default: contiguous, in order C. */
   readonly strides?: readonly number[];
 }
@@ -69,13 +81,21 @@ export interface ArrayShape<D extends Dtype = Dtype> {
  * using result = cuda.deviceArrayLike(array);
  */
 export function deviceArrayLike<D extends Dtype>(
-  array: ArrayShape<D>,
+  array: ArrayShape<D> & { readonly dtype: D },
   options?: DeviceArrayLikeOptions & { readonly dtype?: undefined },
 ): DeviceArray<D>;
+export function deviceArrayLike<N extends AnyDtypeName>(
+  array: ArrayShape & { readonly dtype: N },
+  options?: DeviceArrayLikeOptions & { readonly dtype?: undefined },
+): DeviceArray<NamedDtype<N>>;
 export function deviceArrayLike<E extends Dtype>(
   array: ArrayShape,
   options: DeviceArrayLikeOptions<E> & { readonly dtype: E },
 ): DeviceArray<E>;
+export function deviceArrayLike<N extends AnyDtypeName>(
+  array: ArrayShape,
+  options: DeviceArrayLikeOptions & { readonly dtype: N },
+): DeviceArray<NamedDtype<N>>;
 export function deviceArrayLike(array: ArrayShape, options?: DeviceArrayLikeOptions): DeviceArray {
   const { order, dtype, ...choice } = checkOptions(
     options,
@@ -84,7 +104,7 @@ export function deviceArrayLike(array: ArrayShape, options?: DeviceArrayLikeOpti
   );
   const { shape, dtype: ownDtype, strides } = (array ?? {}) as Partial<ArrayShape>;
   if (!Array.isArray(shape)) throw new TypeError('array must have a shape and a dtype');
-  const type = checkDtype((dtype ?? ownDtype) as Dtype);
+  const type = dtypeNamed((dtype ?? ownDtype) as DtypeOrName);
   const sizes = checkShape(shape);
   const layoutOptions = order ? { order } : { strides: stridesLike(sizes, strides, type.itemsize) };
   return deviceArray(sizes, type, { ...choice, ...layoutOptions });
@@ -127,9 +147,14 @@ export function mappedArray<D extends Dtype>(
   dtype: D,
   options?: MappedArrayOptions,
 ): DeviceArray<D>;
+export function mappedArray<N extends AnyDtypeName>(
+  shape: number | Shape,
+  dtype: N,
+  options?: MappedArrayOptions,
+): DeviceArray<NamedDtype<N>>;
 export function mappedArray(
   shape: number | Shape,
-  dtype: Dtype = defaultDtype,
+  dtype: DtypeOrName = defaultDtype,
   options?: MappedArrayOptions,
 ): DeviceArray {
   const { order, ...kind } = checkOptions(
@@ -137,8 +162,9 @@ export function mappedArray(
     ['order', 'context', 'device', 'portable', 'writeCombined'],
     'mappedArray',
   );
-  const layout = newLayout(shape, checkDtype(dtype).itemsize, { order });
-  return DeviceArray.allocate(layout, dtype, { memory: MappedMemory.create(kind) });
+  const type = dtypeNamed(dtype);
+  const layout = newLayout(shape, type.itemsize, { order });
+  return DeviceArray.allocate(layout, type, { memory: MappedMemory.create(kind) });
 }
 
 /**
@@ -160,9 +186,14 @@ export function managedArray<D extends Dtype>(
   dtype: D,
   options?: ManagedArrayOptions,
 ): DeviceArray<D>;
+export function managedArray<N extends AnyDtypeName>(
+  shape: number | Shape,
+  dtype: N,
+  options?: ManagedArrayOptions,
+): DeviceArray<NamedDtype<N>>;
 export function managedArray(
   shape: number | Shape,
-  dtype: Dtype = defaultDtype,
+  dtype: DtypeOrName = defaultDtype,
   options?: ManagedArrayOptions,
 ): DeviceArray {
   const { order, ...kind } = checkOptions(
@@ -170,6 +201,7 @@ export function managedArray(
     ['order', 'context', 'device', 'attach'],
     'managedArray',
   );
-  const layout = newLayout(shape, checkDtype(dtype).itemsize, { order });
-  return DeviceArray.allocate(layout, dtype, { memory: ManagedMemory.create(kind) });
+  const type = dtypeNamed(dtype);
+  const layout = newLayout(shape, type.itemsize, { order });
+  return DeviceArray.allocate(layout, type, { memory: ManagedMemory.create(kind) });
 }

@@ -1,25 +1,26 @@
 import { inspect } from 'node:util';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
-import type { Dtype } from '../dtype.ts';
+import { beginWait } from '../deadline.ts';
+import {
+  type AnyDtypeName,
+  type Dtype,
+  type DtypeOrName,
+  dtype as dtypeNamed,
+  type NamedDtype,
+} from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
 import { ShareableResource } from '../lifetime.ts';
-import {
-  type AllocateOptions,
-  type BufferCloseOptions,
-  type CopyOptions,
+import type {
+  AllocateOptions,
+  BufferCloseOptions,
+  CopyOptions,
   DeviceBuffer,
 } from '../memory/buffer.ts';
 import { HostVisibleBuffer } from '../memory/host-visible.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
-import {
-  assertInternal,
-  checkBoolean,
-  checkInstance,
-  checkInteger,
-  checkOptions,
-} from '../validate.ts';
-import { allocateItems, checkDtype, newLayout, toShape } from './allocate-items.ts';
+import { assertInternal, checkInstance, checkInteger, checkOptions } from '../validate.ts';
+import { allocateItems, newLayout, toShape } from './allocate-items.ts';
 import {
   beginArrayWrite,
   beginHostWrite,
@@ -31,13 +32,9 @@ import {
   readArraySync,
   type ShapeRule,
   type Write,
+  type WriteOptions,
 } from './array-copy.ts';
-import type {
-  ArrayCopyOptions,
-  FromBufferOptions,
-  MemorySourceOptions,
-  OrderOption,
-} from './array-options.ts';
+import type { ArrayCopyOptions, MemorySourceOptions, OrderOption } from './array-options.ts';
 import type { HostSource } from './host-source.ts';
 import { indexLayout, type Sections, type Selector, splitLayout } from './indexing.ts';
 import { describeArray, formatFirstValues } from './inspect.ts';
@@ -49,7 +46,6 @@ import {
   itemsByteLength,
   type Layout,
   layoutExtents,
-  makeLayout,
 } from './layout.ts';
 import { mayOverlapItself } from './overlap.ts';
 import { formatShape, type Shape, sizeOf } from './shape.ts';
@@ -120,39 +116,6 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
     this.stream = init.stream;
     this.readOnly = init.readOnly;
     this.#isOwner = init.isOwner;
-  }
-
-  /**
-   * Makes an array over the items in a buffer. Closing the array does not free the buffer.
-   *
-   * @throws RangeError if an item lies outside of the buffer; TypeError, ClosedError
-   * @example
-   * const pixels = cuda.DeviceArray.fromBuffer(buffer, [480, 640, 4], cuda.uint8);
-   */
-  static fromBuffer<D extends Dtype>(
-    buffer: DeviceBuffer,
-    shape: number | Shape,
-    dtype: D,
-    options?: FromBufferOptions,
-  ): DeviceArray<D> {
-    const { order, strides, byteOffset, stream, readOnly } = checkOptions(
-      options,
-      ['order', 'strides', 'byteOffset', 'stream', 'readOnly'],
-      'DeviceArray.fromBuffer',
-    );
-    checkInstance(buffer, DeviceBuffer, 'buffer').assertOpen();
-    checkDtype(dtype);
-    const layout = makeLayout(toShape(shape), dtype.itemsize, { order, strides, byteOffset });
-    // Also checks empty arrays: an offset beyond the buffer is a mistake.
-    checkWithinBuffer(layout, buffer.byteLength);
-    return new DeviceArray({
-      buffer,
-      dtype,
-      layout,
-      stream: streamOf(stream),
-      isOwner: false,
-      readOnly: checkBoolean(readOnly, 'readOnly', false) || buffer.access === 'read',
-    });
   }
 
   /** @internal Allocates memory for a layout and makes an array of it. */
@@ -306,8 +269,11 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
   }
 
   /** The same bytes as items of another dtype. @throws RangeError if the sizes do not fit */
-  view<E extends Dtype>(dtype: E): DeviceArray<E> {
-    return this.#makeView(viewWithItemsize(this.layout, checkDtype(dtype).itemsize), { dtype });
+  view<E extends Dtype>(dtype: E): DeviceArray<E>;
+  view<N extends AnyDtypeName>(dtype: N): DeviceArray<NamedDtype<N>>;
+  view(dtype: DtypeOrName): DeviceArray {
+    const type = dtypeNamed(dtype);
+    return this.#makeView(viewWithItemsize(this.layout, type.itemsize), { dtype: type });
   }
 
   /**
@@ -372,8 +338,8 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
    * for another shape; ClosedError, CudaError
    */
   async copyFrom(source: ArraySource<D>, options?: CopyOptions & OrderOption): Promise<void> {
-    const checked = checkOptions(options, ['stream', 'signal', 'order'], 'copyFrom');
-    await endWrite(beginWrite(this, source, checked, 'same'));
+    const writeOptions = checkWaitingWrite(options, 'copyFrom');
+    await endWrite(beginWrite(this, source, writeOptions, 'same'));
   }
 
   /** As {@link copyFrom}, but blocks until that is done. */
@@ -432,8 +398,8 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
     options?: CopyOptions & OrderOption,
   ): Promise<void> {
     assertIsList(selectors, 'set');
-    const checked = checkOptions(options, ['stream', 'signal', 'order'], 'set');
-    await endWrite(beginWrite(this.#selectedView(selectors), value, checked, 'broadcast'));
+    const writeOptions = checkWaitingWrite(options, 'set');
+    await endWrite(beginWrite(this.#selectedView(selectors), value, writeOptions, 'broadcast'));
   }
 
   /** As {@link set}, but blocks until that is done. */
@@ -541,11 +507,20 @@ function assertIsList(selectors: unknown, call: 'set' | 'setSync'): void {
     );
 }
 
+function checkWaitingWrite(
+  options: (CopyOptions & OrderOption) | undefined,
+  call: string,
+): WriteOptions {
+  const known = ['stream', 'signal', 'timeoutMs', 'order'] as const;
+  const { signal, timeoutMs, ...rest } = checkOptions(options, known, call);
+  return { ...rest, wait: beginWait({ signal, timeoutMs }, call) };
+}
+
 /** Starts a write of any source, for `copyFrom`, `set` and `toDevice`. */
 export const beginWrite = (
   target: DeviceArray,
   source: unknown,
-  options: CopyOptions & OrderOption,
+  options: WriteOptions,
   rule: ShapeRule,
 ): Write =>
   source instanceof DeviceArray

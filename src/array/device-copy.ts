@@ -1,9 +1,10 @@
 /** Queues copies of items on a device, or between devices. */
+import type { Wait } from '../deadline.ts';
 import { queueStridedCopy } from '../kernel/builtin-kernels.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { InternalEvent } from '../memory/internal-event.ts';
 import { queuePitchedCopy } from '../memory/pitched-copy.ts';
-import { pollUntil, type WaitOptions } from '../poller.ts';
+import { pollUntil } from '../poller.ts';
 import { Stream } from '../stream.ts';
 import { type CopyPlan, copyOffsets, planCopy } from './copy-plan.ts';
 import { itemsByteLength, type Layout, layoutExtents, makeLayout } from './layout.ts';
@@ -126,7 +127,7 @@ function overlaps(a: DeviceItems, b: DeviceItems): boolean {
 export async function waitForWork(
   buffer: DeviceBuffer,
   stream: Stream | undefined,
-  wait: WaitOptions = {},
+  wait: Wait = {},
 ): Promise<void> {
   const event = new InternalEvent(stream?.context ?? buffer.context);
   try {

@@ -1,9 +1,16 @@
 import { Context, type PlaceOptions } from '../context.ts';
-import { type Dtype, defaultDtype } from '../dtype.ts';
+import {
+  type AnyDtypeName,
+  type Dtype,
+  type DtypeOrName,
+  defaultDtype,
+  dtype as dtypeNamed,
+  type NamedDtype,
+} from '../dtype.ts';
 import { keepaliveFor } from '../memory/buffer.ts';
 import { type StreamOption, streamOf } from '../stream.ts';
 import { checkBoolean, checkInteger, checkOptions } from '../validate.ts';
-import { checkDtype, newLayout } from './allocate-items.ts';
+import { newLayout } from './allocate-items.ts';
 import type { OrderOrStrides } from './array-options.ts';
 import { borrow } from './borrow.ts';
 import type { DeviceArray } from './device-array.ts';
@@ -16,7 +23,7 @@ export interface FromPointerOptions<D extends Dtype = Dtype>
     StreamOption {
   readonly shape: number | Shape;
   /** Default float64. */
-  readonly dtype?: D | undefined;
+  readonly dtype?: DtypeOrName<D> | undefined;
   /** An object that must stay alive while the array is used. cuffi only keeps a reference to it. */
   readonly owner?: unknown;
   /** Whether writes to the array throw. Default false. */
@@ -42,6 +49,10 @@ export function fromPointer<D extends Dtype>(
   address: number,
   options: FromPointerOptions<D> & { readonly dtype: D },
 ): DeviceArray<D>;
+export function fromPointer<N extends AnyDtypeName>(
+  address: number,
+  options: FromPointerOptions & { readonly dtype: N },
+): DeviceArray<NamedDtype<N>>;
 export function fromPointer(address: number, options: FromPointerOptions): DeviceArray {
   const { shape, dtype, order, strides, owner, stream, readOnly, ...place } = checkOptions(
     options,
@@ -49,7 +60,7 @@ export function fromPointer(address: number, options: FromPointerOptions): Devic
     'fromPointer',
   );
   checkInteger(address, 'address');
-  const type = checkDtype(dtype ?? defaultDtype);
+  const type = dtypeNamed(dtype ?? defaultDtype);
   const items = {
     address,
     layout: newLayout(shape as number | Shape, type.itemsize, { order, strides }),

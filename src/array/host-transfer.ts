@@ -1,9 +1,11 @@
 /** Copies items between host and device, for any layouts, with as few copies as possible. */
+import { throwIfOver, type Wait } from '../deadline.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
+import { copyHostWithin } from '../memory/host-copy.ts';
 import type { Extent, PitchedMemory } from '../memory/pitched.ts';
-import { copyPitched, copyPitchedSync } from '../memory/pitched-copy.ts';
+import { copyPitchedSync, copyPitchedWithin } from '../memory/pitched-copy.ts';
 import { assertAttached } from '../memory/staging.ts';
-import { nextLoopIteration, type WaitOptions } from '../poller.ts';
+import { nextLoopIteration } from '../poller.ts';
 import type { Stream } from '../stream.ts';
 import { type CopyPlan, copyOffsets, type Pitches, planCopy } from './copy-plan.ts';
 import {
@@ -64,36 +66,36 @@ const optionalStream = (stream: Stream | undefined): { readonly stream?: Stream 
   stream ? { stream } : {};
 
 /** Resolves when the transfer is done; it starts after the work queued in the stream. */
-export async function transfer(given: HostTransfer, wait: WaitOptions): Promise<void> {
-  wait.signal?.throwIfAborted();
+export async function transfer(given: HostTransfer, wait: Wait): Promise<void> {
+  throwIfOver(wait);
   const copy = planTransfer(given);
   if (!copy) return;
   const { host, device, isToDevice, stream } = copy;
-  const options = { ...optionalStream(stream), ...wait };
+  const copyBytes = (buffer: DeviceBuffer, bytes: Uint8Array): Promise<void> =>
+    copyHostWithin(buffer, isToDevice ? 'to device' : 'to host', bytes, stream, wait);
   const strategy = strategyOf(copy);
   if (strategy === 'run') {
     const { range, bytes } = runOf(copy);
-    if (isToDevice) await range.copyFrom(bytes, options);
-    else await range.copyToHost(bytes, options);
+    await copyBytes(range, bytes);
   } else if (strategy === 'box') {
-    await copyPitched(...boxOf(copy), options);
+    await copyPitchedWithin(...boxOf(copy), stream, wait);
   } else if (strategy === 'range') {
     const { range, bytes, steps } = rangeOf(copy);
     const { byteLength } = host.memory;
-    if (!isToDevice) await range.copyToHost(bytes, options);
+    if (!isToDevice) await copyBytes(range, bytes);
     assertAttached(host.memory, byteLength);
     for (const _ of steps) {
       await nextLoopIteration();
       assertAttached(host.memory, byteLength);
     }
-    if (isToDevice) await range.copyFrom(bytes, options);
+    if (isToDevice) await copyBytes(range, bytes);
   } else {
     const staging = allocateStaging(copy);
     try {
-      if (isToDevice) await staging.copyFrom(host.memory, options);
+      if (isToDevice) await copyBytes(staging, host.memory);
       queueStaged(copy, staging);
       if (isToDevice) await waitForWork(device.memory, stream);
-      else await staging.copyToHost(host.memory, options);
+      else await copyBytes(staging, host.memory);
       // It may have been closed meanwhile.
       device.memory.assertOpen();
     } finally {

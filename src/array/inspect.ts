@@ -1,6 +1,7 @@
 /** Arrays as text, for printing: dtype, shape, and the first values if they can be read at once. */
 import { inspect } from 'node:util';
 import { isCapturing } from '../graph-capture.ts';
+import { describeObject, placeName } from '../inspect.ts';
 import { Stream } from '../stream.ts';
 import type { CopyableArray } from './array-copy.ts';
 import { readItem } from './items.ts';
@@ -27,12 +28,12 @@ export function describeArray(array: PrintableArray): string {
     : array.isFContiguous
       ? 'F'
       : `strides ${formatShape(strides)}`;
-  const details = [
+  return describeObject('DeviceArray', () => [
+    `${dtype} ${formatShape(shape)} ${placeName(context)}`,
     memoryOrder,
-    ...(array.readOnly ? ['read only'] : []),
-    ...(array.closed ? ['closed'] : []),
-  ];
-  return `DeviceArray(${dtype} ${formatShape(shape)} on cuda:${context.device.ordinal}, ${details.join(', ')})`;
+    array.readOnly && 'read only',
+    array.closed && 'closed',
+  ]);
 }
 
 /**

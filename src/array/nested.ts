@@ -1,8 +1,20 @@
 /** Converts between nested JavaScript arrays and flat typed arrays. */
 
-import { bool, complex128, Dtype, defaultDtype, dtypeOf, int64 } from '../dtype.ts';
+import {
+  type AnyDtypeName,
+  bool,
+  complex128,
+  type Dtype,
+  type DtypeOf,
+  type DtypeOrName,
+  defaultDtype,
+  dtype as dtypeNamed,
+  dtypeOf,
+  int64,
+  type NamedDtype,
+} from '../dtype.ts';
 import { type TypedArray, typedArrayKind, typedArrayLength } from '../typed-array.ts';
-import { checkInstance, checkOptions, withArticle } from '../validate.ts';
+import { checkOptions, withArticle } from '../validate.ts';
 import { type Item, type ItemOf, itemWriter, readItem } from './items.ts';
 import { checkOrder, contiguousStrides, type Order } from './layout.ts';
 import { checkShape, formatShape, type Shape, sizeOf } from './shape.ts';
@@ -10,10 +22,17 @@ import { checkShape, formatShape, type Shape, sizeOf } from './shape.ts';
 /** One item, or nested arrays of items; all arrays of one depth have the same length. */
 export type Nested<T> = T | readonly Nested<T>[];
 
+/** Nested arrays of a shape, e.g. `T[][]` for one of two axes; {@link Nested} if the rank is unknown. */
+export type NestedOf<T, S extends Shape> = number extends S['length']
+  ? Nested<T>
+  : S extends readonly [number, ...infer Rest extends Shape]
+    ? NestedOf<T, Rest>[]
+    : T;
+
 /** Options of {@link toNested}. */
 export interface NestedOptions<D extends Dtype = Dtype> {
-  /** The dtype of the values. Default: `dtypeOf(values)`. */
-  readonly dtype?: D;
+  /** The dtype of the values, or its name. Default: `dtypeOf(values)`. */
+  readonly dtype?: DtypeOrName<D>;
   /** The order of the values. Default C. */
   readonly order?: Order;
 }
@@ -26,29 +45,34 @@ export interface NestedOptions<D extends Dtype = Dtype> {
  * @example
  * cuda.toNested(new Float32Array([1, 2, 3, 4]), [2, 2]); // [[1, 2], [3, 4]]
  */
-export function toNested<D extends Dtype>(
+export function toNested<D extends Dtype, const S extends Shape>(
   values: TypedArray,
-  shape: Shape,
+  shape: S,
   options: NestedOptions<D> & { readonly dtype: D },
-): Nested<ItemOf<D>>;
-export function toNested(values: TypedArray, shape: Shape, options?: NestedOptions): Nested<Item>;
+): NestedOf<ItemOf<D>, S>;
+export function toNested<N extends AnyDtypeName, const S extends Shape>(
+  values: TypedArray,
+  shape: S,
+  options: NestedOptions & { readonly dtype: N },
+): NestedOf<ItemOf<NamedDtype<N>>, S>;
+export function toNested<A extends TypedArray, const S extends Shape>(
+  values: A,
+  shape: S,
+  options?: NestedOptions & { readonly dtype?: undefined },
+): NestedOf<ItemOf<DtypeOf<A>>, S>;
 export function toNested(values: TypedArray, shape: Shape, options?: NestedOptions): Nested<Item> {
-  const { dtype = dtypeOf(values), order = 'C' } = checkOptions(
-    options,
-    ['dtype', 'order'],
-    'toNested',
-  );
-  checkInstance<Dtype>(dtype, Dtype, 'dtype');
+  const { dtype: given, order = 'C' } = checkOptions(options, ['dtype', 'order'], 'toNested');
+  const dtype: Dtype = given === undefined ? dtypeOf(values) : dtypeNamed(given);
   const sizes = checkShape(shape);
   const length = sizeOf(sizes) * dtype.elementsPerItem;
   if (!dtype.accepts(values))
     throw new TypeError(
       `values must be ${withArticle(dtype.TypedArray.name)} for ${dtype}, not ${withArticle(typedArrayKind(values) ?? 'object')}`,
     );
-  const given = typedArrayLength(values);
-  if (given !== length)
+  const givenLength = typedArrayLength(values);
+  if (givenLength !== length)
     throw new RangeError(
-      `values has ${given} elements, shape ${formatShape(sizes)} of ${dtype} takes ${length}`,
+      `values has ${givenLength} elements, shape ${formatShape(sizes)} of ${dtype} takes ${length}`,
     );
   const strides = contiguousStrides(sizes, 1, checkOrder(order));
   const read = (axis: number, at: number): Nested<Item> => {

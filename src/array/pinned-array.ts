@@ -1,8 +1,16 @@
-import { Dtype, float64 } from '../dtype.ts';
+import {
+  type AnyDtypeName,
+  Dtype,
+  type DtypeOrName,
+  defaultDtype,
+  dtype as dtypeNamed,
+  type NamedDtype,
+} from '../dtype.ts';
+import type { Details } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { PinnedBuffer, type PinnedOptions } from '../memory/pinned.ts';
 import { assertInternal, checkOptions } from '../validate.ts';
-import { checkDtype, toShape } from './allocate-items.ts';
+import { toShape } from './allocate-items.ts';
 import type { HostArray } from './items.ts';
 import { checkOrder, itemsByteLength, makeLayout, type Order } from './layout.ts';
 import { formatShape, type Shape, sizeOf } from './shape.ts';
@@ -70,15 +78,16 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
     super.close();
   }
 
-  override toString(): string {
-    return `PinnedArray(${this.dtype} ${formatShape(this.shape)}, ${this.order}${this.closed ? ', closed' : ''})`;
+  /** @internal */
+  protected override describe(): Details {
+    return [`${this.dtype} ${formatShape(this.shape)}`, this.order];
   }
 }
 
 /**
  * Makes a zeroed array in page-locked host memory, as numba's `pinned_array`.
  *
- * @param dtype default float64
+ * @param dtype a dtype or its name; default float64
  * @throws TypeError; RangeError if the system does not have so much memory; CudaError
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
@@ -86,15 +95,20 @@ export function pinnedArray(
   shape: number | Shape,
   dtype?: undefined,
   options?: PinnedArrayOptions,
-): PinnedArray<typeof float64>;
+): PinnedArray<typeof defaultDtype>;
 export function pinnedArray<D extends Dtype>(
   shape: number | Shape,
   dtype: D,
   options?: PinnedArrayOptions,
 ): PinnedArray<D>;
+export function pinnedArray<N extends AnyDtypeName>(
+  shape: number | Shape,
+  dtype: N,
+  options?: PinnedArrayOptions,
+): PinnedArray<NamedDtype<N>>;
 export function pinnedArray(
   shape: number | Shape,
-  dtype: Dtype = float64,
+  dtype: DtypeOrName = defaultDtype,
   options?: PinnedArrayOptions,
 ): PinnedArray {
   const { order = 'C', ...pinned } = checkOptions(
@@ -102,5 +116,5 @@ export function pinnedArray(
     ['context', 'device', 'portable', 'mapped', 'writeCombined', 'order'],
     'pinnedArray',
   );
-  return new PinnedArray(toShape(shape), checkDtype(dtype), checkOrder(order), pinned);
+  return new PinnedArray(toShape(shape), dtypeNamed(dtype), checkOrder(order), pinned);
 }

@@ -1,11 +1,21 @@
 /** Copies items to new or existing device arrays. */
 
-import type { bool, Dtype, DtypeOf, float64, int64 } from '../dtype.ts';
-import { checkSignal, type WaitOptions } from '../poller.ts';
+import { beginWait, throwIfOver, type Wait, type WaitOptions } from '../deadline.ts';
+import {
+  type AnyDtypeName,
+  type bool,
+  type Dtype,
+  type DtypeOf,
+  type DtypeOrName,
+  dtype as dtypeNamed,
+  type float64,
+  type int64,
+  type NamedDtype,
+} from '../dtype.ts';
 import { type StreamOption, streamOf } from '../stream.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
 import { checkBoolean, checkInstance, checkOptions, formatValue } from '../validate.ts';
-import { checkDtype, newLayout, toShape } from './allocate-items.ts';
+import { newLayout, toShape } from './allocate-items.ts';
 import { endWrite, endWriteSync, makeHostWrite, type Write } from './array-copy.ts';
 import type { MemorySourceOptions, OrderOption } from './array-options.ts';
 import { type ArraySource, beginWrite, DeviceArray } from './device-array.ts';
@@ -20,8 +30,8 @@ export interface ToDeviceSyncOptions<D extends Dtype = Dtype>
   extends OrderOption,
     MemorySourceOptions,
     StreamOption {
-  /** Default: the source's; float64 for nested numbers, bool for booleans, int64 for bigints. */
-  readonly dtype?: D;
+  /** A dtype or its name. Default: the source's; float64 for nested numbers, bool for booleans, int64 for bigints. */
+  readonly dtype?: DtypeOrName<D>;
   /** Default: the shape of the source; a typed array has one axis. */
   readonly shape?: number | Shape;
   /**
@@ -69,13 +79,17 @@ type InferableSource = TypedArray | NativeFloat16Array | NestedItems | PinnedArr
  * different lengths; ClosedError, CudaError
  * @example
  * using matrix = await cuda.toDevice(new Float32Array(6), { shape: [2, 3] });
- * using flags = await cuda.toDevice([[true, false], [false, true]]);
+ * using weights = await cuda.toDevice([[1, 2], [3, 4]], { dtype: 'float32' });
  * await cuda.toDevice(new Float32Array(6).fill(1), { to: matrix.ravel() });
  */
 export function toDevice<D extends Dtype>(
   source: ArraySource<D>,
   options: ToDeviceOptions<D> & ({ readonly dtype: D } | { readonly to: DeviceArray<D> }),
 ): Promise<DeviceArray<D>>;
+export function toDevice<N extends AnyDtypeName>(
+  source: ArraySource<NamedDtype<N>>,
+  options: ToDeviceOptions<NamedDtype<N>> & { readonly dtype: N },
+): Promise<DeviceArray<NamedDtype<N>>>;
 export function toDevice<S extends InferableSource>(
   source: S,
   options?: ToDeviceOptions & { readonly dtype?: undefined; readonly to?: undefined },
@@ -84,10 +98,11 @@ export async function toDevice(
   source: ArraySource<Dtype>,
   options?: ToDeviceOptions,
 ): Promise<DeviceArray> {
-  const optionNames = [...OPTION_NAMES, 'signal'] as const;
-  const checked = checkOptions(options, optionNames, 'toDevice');
-  checkSignal(checked.signal).signal?.throwIfAborted();
-  const { array, isNew, write } = prepare(source, checked);
+  const optionNames = [...OPTION_NAMES, 'signal', 'timeoutMs'] as const;
+  const { signal, timeoutMs, ...rest } = checkOptions(options, optionNames, 'toDevice');
+  const wait = beginWait({ signal, timeoutMs }, 'toDevice');
+  throwIfOver(wait);
+  const { array, isNew, write } = prepare(source, rest, wait);
   try {
     if (write) await endWrite(write());
     return array;
@@ -102,6 +117,10 @@ export function toDeviceSync<D extends Dtype>(
   source: ArraySource<D>,
   options: ToDeviceSyncOptions<D> & ({ readonly dtype: D } | { readonly to: DeviceArray<D> }),
 ): DeviceArray<D>;
+export function toDeviceSync<N extends AnyDtypeName>(
+  source: ArraySource<NamedDtype<N>>,
+  options: ToDeviceSyncOptions<NamedDtype<N>> & { readonly dtype: N },
+): DeviceArray<NamedDtype<N>>;
 export function toDeviceSync<S extends InferableSource>(
   source: S,
   options?: ToDeviceSyncOptions & { readonly dtype?: undefined; readonly to?: undefined },
@@ -155,14 +174,18 @@ const isSource = (source: unknown): boolean =>
     source instanceof DeviceArray ||
     're' in source);
 
-function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>): PreparedArray {
-  const { dtype, shape, order, copy, to, stream, signal, ...choice } = options;
+function prepare(
+  source: ArraySource<Dtype>,
+  options: Partial<ToDeviceSyncOptions>,
+  wait: Wait = {},
+): PreparedArray {
+  const { dtype: given, shape, order, copy, to, stream, ...choice } = options;
+  const dtype = given === undefined ? undefined : dtypeNamed(given);
   const shouldCopy = checkBoolean(copy, 'copy', true);
   const checkedStream = streamOf(stream);
   const streamOption = checkedStream ? { stream: checkedStream } : {};
-  const copyOptions = { ...streamOption, ...checkSignal(signal) };
+  const copyOptions = { ...streamOption, wait };
   const orderOption = order === undefined ? {} : { order: checkOrder(order) };
-  if (dtype !== undefined) checkDtype(dtype);
   if (to !== undefined) {
     checkInstance<DeviceArray>(to, DeviceArray, 'to');
     assertNoOptions({ shape, ...choice }, 'an array to copy to');
@@ -191,7 +214,7 @@ function prepare(source: ArraySource<Dtype>, options: Partial<ToDeviceOptions>):
   const items = toHostItems(source, { dtype, shape: givenShape, order });
   const layout = newLayout(items.layout.shape, items.dtype.itemsize, orderOption);
   const array = DeviceArray.allocate(layout, items.dtype, { ...choice, ...streamOption });
-  const write = (): Write => makeHostWrite(array, items, checkedStream, checkSignal(signal));
+  const write = (): Write => makeHostWrite(array, items, checkedStream, wait);
   return { array, isNew: true, write: shouldCopy ? write : undefined };
 }
 

@@ -49,7 +49,7 @@ export function withChecksum<F extends DescriptorFields>(fields: F): IpcDescript
  *
  * @throws IpcError if it is not a valid descriptor
  */
-export function encodeDescriptor(descriptor: IpcDescriptor): Uint8Array {
+export function encodeDescriptor(descriptor: IpcDescriptor): Uint8Array<ArrayBuffer> {
   const fields = encodeFields(parseDescriptor(descriptor));
   return ByteWriter.use(0, (writer) => {
     writer.bytes(MAGIC);

@@ -361,6 +361,6 @@ export function checkIsArray({ layout }: MemoryFields): void {
   if (!layout)
     throw new IpcError(
       'the descriptor is of bytes, not of an array: open it with openIpcBuffer, and view the ' +
-        'buffer as an array with DeviceArray.fromBuffer',
+        'buffer as an array with fromBuffer',
     );
 }

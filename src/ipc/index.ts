@@ -43,4 +43,4 @@ export { listen, Listener, type ListenOptions } from './peer/listener.ts';
 export { connect, type ConnectOptions } from './peer/connect.ts';
 export type { BusyPollOptions } from './peer/peer-options.ts';
 export type { PeerCredentials, TrustOptions } from './peer/credentials.ts';
-export type { DeadlineOptions } from '../deadline.ts';
+export type { WaitOptions } from '../deadline.ts';

@@ -50,7 +50,7 @@ export interface CompiledInit<K extends CodeKind> {
 /** The file name of a source in the compiler's messages. */
 export const SOURCE_NAME = 'kernel.cu';
 
-const OPTION_NAMES = [
+export const OPTION_NAMES = [
   'to',
   'arch',
   'options',

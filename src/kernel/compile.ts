@@ -1,7 +1,9 @@
 /** Compiles CUDA C++ at run time by libnvrtc. */
 
 import { inspect } from 'node:util';
-import { assertInternal } from '../validate.ts';
+import { checkDeadline, type WaitOptions, withDeadline } from '../deadline.ts';
+import { describeObject } from '../inspect.ts';
+import { assertInternal, checkOptions } from '../validate.ts';
 import type { CodeKind } from './architecture.ts';
 import { CompileCache } from './compile-cache.ts';
 import {
@@ -9,6 +11,7 @@ import {
   type CompileOptions,
   type CompileRequest,
   checkRequest,
+  OPTION_NAMES,
 } from './compile-options.ts';
 import { Program } from './nvrtc-program.ts';
 
@@ -16,7 +19,8 @@ import { Program } from './nvrtc-program.ts';
  * Compiles CUDA C++ for a device by libnvrtc, on another thread. The library is found through
  * `CUFFI_NVRTC`, or where the loader, the CUDA toolkit, pip or conda have installed it. Results are
  * cached on disk in the folder `CUFFI_CACHE`, by default `cuffi` in the user's cache folder.
- * `CUFFI_CACHE=off` or `{ cache: false }` disables the cache.
+ * `CUFFI_CACHE=off` or `{ cache: false }` disables the cache. A `signal` or `timeoutMs` ends the wait;
+ * a compilation that has begun goes on, one that has not is left out.
  *
  * CUDA's own headers (`cuda_fp16.h`, `cooperative_groups.h`) are found where they are installed.
  *
@@ -33,15 +37,27 @@ import { Program } from './nvrtc-program.ts';
  */
 export async function compile<K extends CodeKind = 'ptx'>(
   source: string,
-  options?: CompileOptions<K>,
+  options?: CompileOptions<K> & WaitOptions,
 ): Promise<CompiledCode<K>> {
-  const request = checkRequest(source, options, 'compile');
+  const optionNames = [...OPTION_NAMES, 'signal', 'timeoutMs'] as const;
+  const { signal, timeoutMs, ...given } = checkOptions(options, optionNames, 'compile');
+  const limits = checkDeadline({ signal, timeoutMs }, 'compile');
+  signal?.throwIfAborted();
+  const request = checkRequest(source, given as CompileOptions<K>, 'compile');
   const cache = CompileCache.forRequest(request);
   const cached = cache?.read();
   if (cached) return new CompiledCode(cached);
-  return limitConcurrency(async () => {
+  let isAbandoned = false;
+  const work = async (): Promise<CompiledCode<K>> => {
+    if (isAbandoned) throw new Error('nobody waits for this code: it is not compiled');
     using program = new Program(request);
     return toCompiledCode(await program.compile(), cache);
+  };
+  return withDeadline<CompiledCode<K>>(limits, 'compile', (resolve, reject) => {
+    limitConcurrency(work).then(resolve, reject);
+    return () => {
+      isAbandoned = true;
+    };
   });
 }
 
@@ -104,7 +120,7 @@ export class CompiledCode<out K extends CodeKind = CodeKind> {
   }
 
   [inspect.custom](): string {
-    return `CompiledCode(${this.kind}, ${this.code.length} bytes)`;
+    return describeObject('CompiledCode', () => [this.kind, `${this.code.length} bytes`]);
   }
 }
 

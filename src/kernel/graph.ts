@@ -8,6 +8,7 @@ import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { CuffiError, NotSupportedError } from '../errors.ts';
 import { assertNotCapturing, runDeferredActions, runInCapture } from '../graph-capture.ts';
+import { counted, type Details, placeName } from '../inspect.ts';
 import { Resource, releaseOrWarn, runAll } from '../lifetime.ts';
 import { noteMemoryUse } from '../memory/buffer-copy.ts';
 import { Stream, type StreamOption, streamOption } from '../stream.ts';
@@ -75,6 +76,14 @@ export class Graph extends Resource {
     this.#capturedWork = [captured.work];
     this.#contexts = [...new Set([context, ...captured.contexts])];
     this.#nodes = captured.nodes;
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    return [
+      counted(this.#nodes.length, 'kernel launch', 'kernel launches'),
+      placeName(this.context),
+    ];
   }
 
   /**

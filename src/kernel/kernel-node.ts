@@ -1,5 +1,7 @@
 /** The kernel launches in a graph, so that their arguments can be set. */
+import { inspect } from 'node:util';
 import type { CUgraphNode } from '../../ffi/types.ts';
+import { describeObject } from '../inspect.ts';
 import type { Kernel } from './kernel.ts';
 import type { LaunchRecord } from './launch-record.ts';
 import type { Parameter } from './parameters.ts';
@@ -48,6 +50,14 @@ export class KernelNode<const P extends readonly Parameter[] = readonly Paramete
   }
 
   toString(): string {
-    return `KernelNode(${this.kernel.name}, grid ${this.grid.join(' x ')}, block ${this.block.join(' x ')})`;
+    return describeObject('KernelNode', () => [
+      this.kernel.name,
+      `grid ${this.grid.join(' x ')}`,
+      `block ${this.block.join(' x ')}`,
+    ]);
+  }
+
+  [inspect.custom](): string {
+    return this.toString();
   }
 }

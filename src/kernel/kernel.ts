@@ -8,6 +8,7 @@ import type { Context } from '../context.ts';
 import { type CudaError, isSticky, NotSupportedError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { recentWork } from '../hints.ts';
+import { describeObject } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { noteMemoryUse } from '../memory/buffer-copy.ts';
 import type { Stream } from '../stream.ts';
@@ -208,7 +209,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
   }
 
   toString(): string {
-    return `Kernel(${this.name}${this.closed ? ', closed' : ''})`;
+    return describeObject('Kernel', () => [this.name, this.closed && 'closed']);
   }
 
   [inspect.custom](): string {

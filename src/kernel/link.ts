@@ -49,7 +49,10 @@ interface Failure {
  * @throws CudaError with the linker's log (`error.log`); TypeError, RangeError
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MODULE.html
  */
-export function link(sources: readonly ModuleImage[], options?: LinkOptions): Uint8Array {
+export function link(
+  sources: readonly ModuleImage[],
+  options?: LinkOptions,
+): Uint8Array<ArrayBuffer> {
   const { jit, ...place } = checkOptions(options, ['jit', 'context', 'device'], 'link');
   if (!Array.isArray(sources))
     throw new TypeError(`sources must be an array of code, not ${formatValue(sources)}`);
@@ -59,7 +62,7 @@ export function link(sources: readonly ModuleImage[], options?: LinkOptions): Ui
   return Context.resolve(place).run(() => linkImages(images, pairs));
 }
 
-function linkImages(images: readonly Image[], pairs: JitPairs): Uint8Array {
+function linkImages(images: readonly Image[], pairs: JitPairs): Uint8Array<ArrayBuffer> {
   const { result, errors } = withJitOptions(pairs, (count, options, values) => {
     const created = cu.cuLinkCreate_v2(count, options, values, OUT0);
     if (created !== 0) return failure(created, 'cuLinkCreate_v2', 'beginning to link');
@@ -89,7 +92,7 @@ function addImages(state: CUlinkState, images: readonly Image[]): Failure | unde
   return undefined;
 }
 
-function completeLink(state: CUlinkState, count: number): Uint8Array | Failure {
+function completeLink(state: CUlinkState, count: number): Uint8Array<ArrayBuffer> | Failure {
   const status = cu.cuLinkComplete(state, OUT0, OUT1);
   if (status !== 0) return failure(status, 'cuLinkComplete', `linking ${count} sources`);
   return new Uint8Array(viewMemory(readHandle<Address>(OUT0), readSize(OUT1))).slice();

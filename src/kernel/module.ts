@@ -9,6 +9,7 @@ import type { Address, CUdeviceptr, CUfunction, CUmodule } from '../../ffi/types
 import { check, cudaError } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { NotSupportedError } from '../errors.ts';
+import { type Details, placeName } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { assertInternal, checkOptions, formatValue } from '../validate.ts';
@@ -65,6 +66,11 @@ export class Module extends Resource {
     this.context = context;
     this.log = log;
     this.#handle = handle;
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    return [placeName(this.context)];
   }
 
   /**

@@ -1,9 +1,13 @@
+import { inspect } from 'node:util';
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
+import type { WaitOptions } from '../deadline.ts';
 import { CuffiError } from '../errors.ts';
+import type { Details } from '../inspect.ts';
+import { describeObject, placeName } from '../inspect.ts';
 import {
   isClosed,
   Resource,
@@ -12,7 +16,6 @@ import {
   ShareableResource,
   stateKey,
 } from '../lifetime.ts';
-import type { WaitOptions } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
   assertInternal,
@@ -419,7 +422,7 @@ export class DeviceBuffer extends ShareableResource {
    *
    * @throws RangeError if `into` is longer than the buffer
    */
-  copyToHost(into?: undefined, options?: CopyOptions): Promise<Uint8Array>;
+  copyToHost(into?: undefined, options?: CopyOptions): Promise<Uint8Array<ArrayBuffer>>;
   copyToHost<T extends HostMemory>(into: T, options?: CopyOptions): Promise<T>;
   async copyToHost(into?: HostMemory, options?: CopyOptions): Promise<HostMemory> {
     const target = into === undefined ? new Uint8Array(this.byteLength) : into;
@@ -428,7 +431,7 @@ export class DeviceBuffer extends ShareableResource {
   }
 
   /** Like {@link copyToHost}, but blocks until the copy is done. */
-  copyToHostSync(into?: undefined, options?: StreamOption): Uint8Array;
+  copyToHostSync(into?: undefined, options?: StreamOption): Uint8Array<ArrayBuffer>;
   copyToHostSync<T extends HostMemory>(into: T, options?: StreamOption): T;
   copyToHostSync(into?: HostMemory, options?: StreamOption): HostMemory {
     const target = into === undefined ? new Uint8Array(this.byteLength) : into;
@@ -436,8 +439,9 @@ export class DeviceBuffer extends ShareableResource {
     return target;
   }
 
-  override toString(): string {
-    return `DeviceBuffer(${this.byteLength} bytes, ${this.origin}${this.closed ? ', closed' : ''})`;
+  /** @internal */
+  protected override describe(): Details {
+    return [`${this.byteLength} bytes`, this.origin];
   }
 }
 
@@ -460,6 +464,13 @@ export class DeviceMemory implements MemoryResource {
     assertInternal(context, Context, 'DeviceMemory', 'DeviceMemory.create');
     this.context = context;
     this.private = isPrivate;
+  }
+
+  [inspect.custom](): string {
+    return describeObject('DeviceMemory', () => [
+      placeName(this.context),
+      this.private && 'private',
+    ]);
   }
 
   static create(options?: DeviceMemoryOptions): DeviceMemory {

@@ -9,14 +9,9 @@ import { addressOf, withAddress } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check, isReady } from '../check.ts';
 import type { Context } from '../context.ts';
+import { beginWait, throwIfOver, type Wait, type WaitOptions } from '../deadline.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
-import {
-  checkSignal,
-  type ExpectedEnd,
-  nextLoopIteration,
-  pollUntil,
-  type WaitOptions,
-} from '../poller.ts';
+import { type ExpectedEnd, nextLoopIteration, pollUntil } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkHostMemory, checkOptions, formatBytes, type HostMemory } from '../validate.ts';
 import { chunks } from './chunks.ts';
@@ -46,10 +41,18 @@ export async function copyHost(
   options: (StreamOption & WaitOptions) | undefined,
 ): Promise<void> {
   const call = direction === 'to device' ? 'copyFrom' : 'copyToHost';
-  const { signal, stream } = checkOptions(options, ['stream', 'signal'], call);
-  const wait = checkSignal(signal);
-  await copyAsync(toHostCopy(buffer, direction, memory, stream), wait);
+  const { stream, ...limits } = checkOptions(options, ['stream', 'signal', 'timeoutMs'], call);
+  await copyHostWithin(buffer, direction, memory, stream, beginWait(limits, call));
 }
+
+/** As {@link copyHost}, within a wait that has begun. */
+export const copyHostWithin = (
+  buffer: DeviceRange,
+  direction: HostCopy['direction'],
+  memory: HostMemory,
+  stream: Stream | undefined,
+  wait: Wait,
+): Promise<void> => copyAsync(toHostCopy(buffer, direction, memory, stream), wait);
 
 /** Implements `copyFromSync` and `copyToHostSync`. */
 export function copyHostSync(
@@ -106,7 +109,7 @@ export interface StartedCopy {
   readonly event: InternalEvent;
   /** Whether the host memory is page-locked for the device; queueing then never blocks. */
   readonly isLocked: boolean;
-  readonly signal: AbortSignal | undefined;
+  readonly wait: Wait;
 }
 
 /** Queues a part of a copy in its transfer stream. */
@@ -177,12 +180,12 @@ function copySync(copy: HostCopy): void {
  * Resolves when the copy is done. The copy starts when the work already queued in its stream is
  * done, and uses an internal stream.
  */
-export async function copyAsync(copy: HostCopy, options: WaitOptions = {}): Promise<void> {
+export async function copyAsync(copy: HostCopy, wait: Wait): Promise<void> {
   const { byteLength } = copy.host;
-  options.signal?.throwIfAborted();
+  throwIfOver(wait);
   if (byteLength === 0) return;
   assertNotCapturing('copying to or from the host');
-  await afterQueuedWork(copy, options, async (started) => {
+  await afterQueuedWork(copy, wait, async (started) => {
     const usesStaging = !started.isLocked && byteLength > DIRECT_BYTE_LENGTH;
     if (usesStaging && (await stage(started))) return;
     await copyInTicks(
@@ -235,10 +238,10 @@ function* queueSlices(copy: HostCopy, maxByteLength: number): Generator<QueuePar
 }
 
 /** Copies through staging slots. Resolves to false, with nothing copied, if no memory can be page-locked. */
-const stage = ({ copy, transferStream, signal }: StartedCopy): Promise<boolean> =>
+const stage = ({ copy, transferStream, wait }: StartedCopy): Promise<boolean> =>
   copyStaged({
     ...copy,
-    signal,
+    wait,
     assertOpen: () => void copy.device(),
     transfer: ([offset, length], slot) =>
       transferAndWait(copy.context, transferStream, slot.event, () =>
@@ -253,7 +256,7 @@ const stage = ({ copy, transferStream, signal }: StartedCopy): Promise<boolean> 
  */
 export async function afterQueuedWork(
   copy: HostCopy,
-  options: WaitOptions,
+  wait: Wait,
   transfer: (started: StartedCopy) => Promise<void>,
 ): Promise<void> {
   const { context, host, stream } = copy;
@@ -266,7 +269,7 @@ export async function afterQueuedWork(
     await pollUntil(() => {
       copy.device();
       return queuedWork.isDone;
-    }, options);
+    }, wait);
     copy.device();
     assertAttached(host, byteLength);
     assertNotRetired(host);
@@ -280,7 +283,7 @@ export async function afterQueuedWork(
       transferStream,
       event,
       isLocked: lockingContext !== undefined,
-      signal: options.signal,
+      wait,
     };
     await countTransfer(() => transfer(started));
   } finally {
@@ -292,7 +295,7 @@ export async function afterQueuedWork(
 
 /** Copies part by part, one per event loop iteration. */
 export async function copyInTicks(
-  { copy, transferStream, event, isLocked, signal }: StartedCopy,
+  { copy, transferStream, event, isLocked, wait }: StartedCopy,
   parts: Iterable<QueuePart>,
 ): Promise<void> {
   const { context, host } = copy;
@@ -302,7 +305,7 @@ export async function copyInTicks(
     if (!isFirst) await nextLoopIteration();
     isFirst = false;
     assertAttached(host, byteLength);
-    // The signal is checked between parts, because the driver uses the host memory during a part.
+    // The wait may end between parts, because the driver uses the host memory during a part.
     await transferAndWait(
       context,
       transferStream,
@@ -310,7 +313,7 @@ export async function copyInTicks(
       () => queue(addressOf(host), transferStream),
       isLocked ? byteLength : 0,
     );
-    signal?.throwIfAborted();
+    throwIfOver(wait);
   }
 }
 

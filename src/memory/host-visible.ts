@@ -29,6 +29,11 @@ export class HostVisibleBuffer extends DeviceBuffer {
     this.#viewsReference = init.viewsReference;
   }
 
+  /** @internal */
+  protected override displayName(): string {
+    return 'HostVisibleBuffer';
+  }
+
   /**
    * The memory as the CPU sees it; always the same ArrayBuffer.
    *

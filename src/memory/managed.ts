@@ -1,3 +1,4 @@
+import { inspect } from 'node:util';
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import {
   CU_DEVICE_CPU,
@@ -16,6 +17,7 @@ import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
+import { describeObject, placeName } from '../inspect.ts';
 import { type StreamOption, streamOption } from '../stream.ts';
 import {
   assertInternal,
@@ -59,8 +61,8 @@ const ADVICE_WITH_PLACE: readonly ManagedAdvice[] = [
   'unsetAccessedBy',
 ];
 
-/** Where managed memory is moved to, or used. */
-export type ManagedPlace = Device | 'host';
+/** Where managed memory is moved to, or used: a device or its ordinal, or the host. */
+export type ManagedPlace = Device | number | 'host';
 
 /**
  * Managed memory (cuMemAllocManaged): one address for the CPU and every device. Pages move to the
@@ -88,6 +90,13 @@ export class ManagedMemory implements MemoryResource {
     this.context = context;
     this.attach = attach;
     this.hostAccessible = hasConcurrentAccess(context.device);
+  }
+
+  [inspect.custom](): string {
+    return describeObject('ManagedMemory', () => [
+      placeName(this.context),
+      `attach ${this.attach}`,
+    ]);
   }
 
   /** @throws NotSupportedError if the device has no managed memory */
@@ -196,7 +205,7 @@ export class ManagedMemory implements MemoryResource {
 
   #locationId(place: ManagedPlace, name: string): CUdevice {
     if (place === 'host') return CU_DEVICE_CPU as CUdevice;
-    const device = checkInstance(place, Device, name);
+    const device = Device.resolve(place, `${name} must be a Device, its ordinal or 'host'`);
     assertConcurrentAccess(device, `naming it as ${name}`);
     return device.handle;
   }

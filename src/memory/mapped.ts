@@ -1,5 +1,7 @@
+import { inspect } from 'node:util';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
+import { describeObject, placeName } from '../inspect.ts';
 import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { type AllocateOptions, type MemoryResource, memoryManagerOf } from './buffer.ts';
 import { allocateHost } from './host-allocation.ts';
@@ -38,6 +40,14 @@ export class MappedMemory implements MemoryResource {
     this.context = context;
     this.portable = portable;
     this.writeCombined = writeCombined;
+  }
+
+  [inspect.custom](): string {
+    return describeObject('MappedMemory', () => [
+      placeName(this.context),
+      this.portable && 'portable',
+      this.writeCombined && 'write-combined',
+    ]);
   }
 
   static create(options?: MappedMemoryOptions): MappedMemory {

@@ -1,5 +1,6 @@
 import { withAddress } from '../../ffi/native.ts';
 import { Context, type PlaceOptions } from '../context.ts';
+import { counted, type Details, placeName } from '../inspect.ts';
 import { Resource, runAll } from '../lifetime.ts';
 import {
   assertInternal,
@@ -29,6 +30,12 @@ export class PinnedArrays extends Resource {
     super('PinnedArrays', { owner: context.resources, release });
     this.context = context;
     this.arrays = arrays;
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    const byteLength = this.arrays.reduce((sum, array) => sum + array.byteLength, 0);
+    return [counted(this.arrays.length, 'array'), `${byteLength} bytes`, placeName(this.context)];
   }
 }
 

@@ -1,5 +1,6 @@
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
+import type { Details } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { memoryManagerOf } from './buffer.ts';
@@ -111,8 +112,13 @@ export class PinnedBuffer extends Resource {
     return this.#memory.devicePointer;
   }
 
-  override toString(): string {
-    return `PinnedBuffer(${this.byteLength} bytes${this.mapped ? ', mapped' : ''}${this.writeCombined ? ', write-combined' : ''}${this.closed ? ', closed' : ''})`;
+  /** @internal */
+  protected override describe(): Details {
+    return [
+      `${this.byteLength} bytes`,
+      this.mapped && 'mapped',
+      this.writeCombined && 'write-combined',
+    ];
   }
 
   #views(): HostViews {

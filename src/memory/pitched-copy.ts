@@ -7,8 +7,9 @@ import { withAddress } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
+import { beginWait, throwIfOver, type Wait } from '../deadline.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
-import { checkSignal, pollUntil, type WaitOptions } from '../poller.ts';
+import { pollUntil } from '../poller.ts';
 import { Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
 import { type CopyOptions, DeviceBuffer } from './buffer.ts';
@@ -68,10 +69,21 @@ export async function copyPitched(
   extent: Extent,
   options?: CopyOptions,
 ): Promise<void> {
-  const { signal, stream } = checkOptions(options, ['stream', 'signal'], 'copyPitched');
-  const wait = checkSignal(signal);
+  const known = ['stream', 'signal', 'timeoutMs'] as const;
+  const { stream, ...limits } = checkOptions(options, known, 'copyPitched');
+  await copyPitchedWithin(target, source, extent, stream, beginWait(limits, 'copyPitched'));
+}
+
+/** As {@link copyPitched}, within a wait that has begun. */
+export async function copyPitchedWithin(
+  target: PitchedMemory,
+  source: PitchedMemory,
+  extent: Extent,
+  stream: Stream | undefined,
+  wait: Wait,
+): Promise<void> {
   const copy = checkCopy(target, source, extent, stream, 'copyPitched');
-  wait.signal?.throwIfAborted();
+  throwIfOver(wait);
   if (isEmpty(copy.box)) return;
   assertNotCapturing('waiting for a copy');
   const host = toHostCopy(copy);
@@ -200,12 +212,12 @@ function queueCopy(copy: PitchedCopy): Stream {
 }
 
 /** Queues a copy of device memory, and resolves when it is done. */
-async function copyOnDevices(copy: PitchedCopy, options: WaitOptions): Promise<void> {
+async function copyOnDevices(copy: PitchedCopy, wait: Wait): Promise<void> {
   const stream = queueCopy(copy);
   const event = new InternalEvent(stream.context);
   try {
     event.record(stream);
-    await pollUntil(() => event.isDone, options);
+    await pollUntil(() => event.isDone, wait);
   } finally {
     event[Symbol.dispose]();
   }

@@ -14,6 +14,7 @@ import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { CuffiError, IpcError, NotSupportedError } from '../errors.ts';
 import { belongsToCapture, isCapturing, onCaptureEnd } from '../graph-capture.ts';
+import type { Details } from '../inspect.ts';
 import { releaseOrWarn, ShareableResource } from '../lifetime.ts';
 import { type Stream, streamOption } from '../stream.ts';
 import {
@@ -364,8 +365,9 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
     return sharePool(this.context, this.handle, this.#state);
   }
 
-  override toString(): string {
-    return `MemoryPool(of ${this.context.device}${this.borrowed ? ', borrowed' : ''}${this.closed ? ', closed' : ''})`;
+  /** @internal */
+  protected override describe(): Details {
+    return [`of ${this.context.device}`, this.borrowed && 'borrowed'];
   }
 }
 

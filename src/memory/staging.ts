@@ -1,4 +1,5 @@
 /** The staging ring: awaited copies of pageable memory pass through page-locked slots. */
+
 import { availableParallelism } from 'node:os';
 import { selectionCount } from '../../ffi/driver.ts';
 import { copyHostMemory } from '../../ffi/host-copy.ts';
@@ -6,6 +7,7 @@ import { libc } from '../../ffi/linux/libc.ts';
 import { addressOf } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
+import { throwIfOver, type Wait } from '../deadline.ts';
 import { CuffiError } from '../errors.ts';
 import { releaseOrWarn } from '../lifetime.ts';
 import { nextLoopIteration } from '../poller.ts';
@@ -42,7 +44,7 @@ export interface StagedCopy {
   readonly host: Uint8Array;
   /** The offsets at which the device memory must be split. */
   readonly splitOffsets: readonly number[];
-  readonly signal: AbortSignal | undefined;
+  readonly wait: Wait;
   /** Throws if the device memory was closed: it may belong to someone else by now. */
   assertOpen(): void;
   /** Copies a slice between a slot and the device. Resolves when neither is in use any longer. */
@@ -68,7 +70,7 @@ export async function copyStaged(copy: StagedCopy): Promise<boolean> {
     for (const slice of slices) {
       const slot = await pool.acquire();
       try {
-        copy.signal?.throwIfAborted();
+        throwIfOver(copy.wait);
         await move(copy, slice, slot, byteLength);
       } finally {
         pool.release(slot);

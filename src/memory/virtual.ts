@@ -2,6 +2,7 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
+import type { Details } from '../inspect.ts';
 import { ShareableResource } from '../lifetime.ts';
 import {
   assertInternal,
@@ -201,7 +202,8 @@ export class VirtualMemory extends ShareableResource {
     return (this.#chunks[chunk]?.address ?? this.address) - this.address;
   }
 
-  override toString(): string {
-    return `VirtualMemory(${this.byteLength} of ${this.reservedByteLength} bytes${this.closed ? ', closed' : ''})`;
+  /** @internal */
+  protected override describe(): Details {
+    return [`${this.byteLength} of ${this.reservedByteLength} bytes`];
   }
 }

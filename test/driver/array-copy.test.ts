@@ -9,11 +9,12 @@ import {
   ClosedError,
   Context,
   Device,
-  DeviceArray,
+  type DeviceArray,
   DeviceBuffer,
   deviceArray,
   float32,
   float64,
+  fromBuffer,
   int32,
   type ManagedMemory,
   MemoryPool,
@@ -239,7 +240,7 @@ describe('copies of device arrays', () => {
     const wide2 = array.slice(0).broadcastTo(WIDE);
     for (const use of [() => wide2.fill(1), () => array.copyTo(wide2)])
       assert.throws(use, /is read only/);
-    const overlapping = DeviceArray.fromBuffer(array.buffer, [10, 10], float32, {
+    const overlapping = fromBuffer(array.buffer, [10, 10], float32, {
       strides: [4, 4],
     });
     assert.throws(() => overlapping.fill(1), /overlaps itself/);
@@ -360,7 +361,7 @@ describe('copies of device arrays', () => {
     array.copyFromSync(arange(12));
     assert.deepEqual(array.copyToHostSync(), arange(12));
     assert.throws(
-      () => DeviceArray.fromBuffer(buffer, 3, float32),
+      () => fromBuffer(buffer, 3, float32),
       /^RangeError: items of shape \[3\] with strides \[4\] reach from byte 0 to 12: the buffer/,
     );
   });

@@ -14,9 +14,14 @@ import {
   float16,
   float32,
   float64,
+  fromBuffer,
+  fromPointer,
   int32,
   int64,
+  managedArray,
+  mappedArray,
   type Nested,
+  pinnedArray,
   toDevice,
   toDeviceSync,
   toNested,
@@ -69,6 +74,31 @@ describe('DeviceArray', () => {
       [square.slice(2).isCContiguous, square.slice('...', 2).isCContiguous],
       [true, false],
     );
+  });
+
+  test('a name stands for its dtype, wherever a dtype is taken', async () => {
+    using buffer = DeviceBuffer.allocate(16);
+    using pinned = pinnedArray(2, 'int64');
+    const { address } = buffer;
+    const made: readonly DeviceArray[] = [
+      deviceArray(2, 'int64'),
+      deviceArrayLike({ shape: [2], dtype: 'int64' }),
+      deviceArrayLike(counted(2), { dtype: 'int64' }),
+      mappedArray(2, 'int64'),
+      managedArray(2, 'int64'),
+      await toDevice([1, 2], { dtype: 'int64' }),
+      toDeviceSync([1, 2], { dtype: 'int64' }),
+      fromBuffer(buffer, 2, 'int64'),
+      fromPointer(address, { shape: 2, dtype: 'int64', owner: buffer }),
+      counted(4).view('int64'),
+    ];
+    for (const [at, array] of made.entries())
+      assert.deepEqual([array.dtype, array.shape], [int64, [2]], `${at}`);
+    assert.equal(pinned.dtype, int64);
+    assert.deepEqual(toNested(new Uint8Array([1, 0]), [2], { dtype: 'bool' }), [true, false]);
+    assert.equal(deviceArray(1, 'V12').dtype.itemsize, 12);
+    await assert.rejects(toDevice([1], { to: counted(1), dtype: 'int64' } as never), /is of int32/);
+    for (const array of made) array.close();
   });
 
   test('an array like another keeps the order of its axes, without its gaps', () => {
@@ -303,19 +333,16 @@ describe('DeviceArray', () => {
 
   test('a buffer is seen as an array only within its bytes', () => {
     using buffer = DeviceBuffer.allocate(100);
-    const array = DeviceArray.fromBuffer(buffer, [3, 4], float64, { byteOffset: 4 });
+    const array = fromBuffer(buffer, [3, 4], float64, { byteOffset: 4 });
     assert.equal(array.address, buffer.address + 4);
     array.close();
     assert.deepEqual([array.closed, buffer.closed], [true, false]);
     assert.throws(
-      () => DeviceArray.fromBuffer(buffer, [3, 5], float64),
+      () => fromBuffer(buffer, [3, 5], float64),
       /reach from byte 0 to 120: the buffer has 100/,
     );
-    assert.throws(
-      () => DeviceArray.fromBuffer(buffer, 4, float64, { strides: [-8] }),
-      /from byte -24/,
-    );
-    const locked = DeviceArray.fromBuffer(buffer, 4, float32, { readOnly: true });
+    assert.throws(() => fromBuffer(buffer, 4, float64, { strides: [-8] }), /from byte -24/);
+    const locked = fromBuffer(buffer, 4, float32, { readOnly: true });
     assert.throws(() => locked.slice({ step: 2 }).fill(1), /read only/);
   });
 
@@ -353,7 +380,14 @@ describe('DeviceArray', () => {
       () => deviceArray(['1'] as never),
       /^TypeError: shape\[0\] must be a number, not "1"$/,
     );
-    assert.throws(() => deviceArray([2], 'float32' as never), /dtype must be a Dtype/);
+    assert.throws(
+      () => deviceArray([2], 'float' as never),
+      /^TypeError: there is no dtype "float"; known: bool, .*float32/,
+    );
+    assert.throws(
+      () => deviceArray([2], Float32Array as never),
+      /^TypeError: dtype must be a Dtype or its name, e\.g\. 'float32', not a function$/,
+    );
     assert.throws(
       () => deviceArray([2], float32, { order: 'K' as never }),
       /^TypeError: order must be 'C' or 'F', not K$/,

@@ -5,9 +5,9 @@ import { bytesCopied } from '../../ffi/trace.ts';
 import {
   Context,
   copyPitchedSync,
-  DeviceArray,
   DeviceBuffer,
   fillPitched,
+  fromBuffer,
   Stream,
   uint8,
 } from '../../src/index.ts';
@@ -248,7 +248,7 @@ describe('DeviceBuffer', () => {
     );
     const rows = { memory: view, rowPitch: 16 };
     const box = { width: 8, height: 2 };
-    const array = DeviceArray.fromBuffer(view, 32, uint8);
+    const array = fromBuffer(view, 32, uint8);
     const recorder = recordCalls();
     const refused = { name: 'TypeError', message: /read.only/ };
     assert.throws(() => view.fill(1), refused);

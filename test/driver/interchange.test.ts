@@ -7,7 +7,7 @@ import {
   bfloat16,
   type CudaArrayInterface,
   cudaArrayInterface,
-  DeviceArray,
+  type DeviceArray,
   DeviceBuffer,
   type DlpackTensor,
   Dtype,
@@ -16,6 +16,7 @@ import {
   dlpack,
   float16,
   float32,
+  fromBuffer,
   fromCudaArrayInterface,
   fromDLPack,
   fromPointer,
@@ -223,7 +224,7 @@ describe('interchange of arrays', () => {
         const { shape, strides, itemsize } = layout;
         const byteOffset = layout.byteOffset - layoutExtents(layout).low;
         const dtype = Dtype.bytes(itemsize);
-        const array = DeviceArray.fromBuffer(memory, shape, dtype, { strides, byteOffset });
+        const array = fromBuffer(memory, shape, dtype, { strides, byteOffset });
         const takes = (again: DeviceArray): void => {
           assert.deepEqual(again.shape, shape);
           // Strides that no index goes along say nothing.

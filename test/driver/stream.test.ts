@@ -1,6 +1,13 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { Context, CudaEvent, DeviceBuffer, Stream } from '../../src/index.ts';
+import {
+  Context,
+  CudaEvent,
+  DeviceBuffer,
+  Stream,
+  toDevice,
+  toDeviceSync,
+} from '../../src/index.ts';
 import { Latch } from '../support/latch.ts';
 
 describe('Stream', () => {
@@ -32,6 +39,55 @@ describe('Stream', () => {
     clearInterval(ticking);
     assert.ok(ticks >= 5);
     assert.deepEqual(new Set(await buffer.copyToHost()), new Set([6]));
+  });
+
+  test('the end of an `await using` scope waits for the work, and closes the stream', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    using latch = new Latch();
+    let stream: Stream;
+    {
+      await using own = Stream.create({ nonBlocking: true });
+      stream = own;
+      latch.hold(own);
+      buffer.fill(7, { stream: own });
+      setTimeout(() => latch.open(), 5);
+    }
+    assert.equal(stream.closed, true);
+    assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([7]));
+    // One that was closed before is not waited for.
+    await stream[Symbol.asyncDispose]();
+  });
+
+  test('a wait or a copy that takes too long rejects, and its work goes on', async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using event = CudaEvent.create();
+    using buffer = DeviceBuffer.allocate(64);
+    using array = toDeviceSync([1, 2]);
+    const context = Context.primary();
+    using latch = new Latch();
+    latch.hold(stream);
+    buffer.fill(1, { stream });
+    event.record(stream);
+    // Should the limits have no effect, this ends the test instead.
+    const options = { timeoutMs: 2, signal: AbortSignal.timeout(10_000) };
+    const copying = { stream, ...options };
+    const waits = {
+      'waiting for a stream': () => stream.synchronize(options),
+      'waiting for an event': () => event.synchronize(options),
+      'waiting for a context': () => context.synchronize(options),
+      copyToHost: () => buffer.copyToHost(undefined, copying),
+      copyFrom: () => array.copyFrom([1, 2], copying),
+      set: () => array.set([], 1, copying),
+      toDevice: () => toDevice([1, 2], copying),
+    };
+    for (const [operation, wait] of Object.entries(waits))
+      await assert.rejects(wait, {
+        name: 'TimeoutError',
+        message: `${operation} took longer than 2 ms`,
+      });
+    latch.open();
+    await stream.synchronize({ timeoutMs: 60_000 });
+    assert.deepEqual(new Set(await buffer.copyToHost()), new Set([1]));
   });
 
   test('a stream waits for the event of another', async () => {

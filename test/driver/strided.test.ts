@@ -4,11 +4,12 @@ import { describe, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import {
   Context,
-  DeviceArray,
+  type DeviceArray,
   DeviceBuffer,
   Dtype,
   deviceArray,
   float64,
+  fromBuffer,
   Stream,
   toDeviceSync,
   uint8,
@@ -158,7 +159,7 @@ describe('strided copies', () => {
     const values = Uint8Array.from({ length: 1000 }, (_, i) => i * 7);
     buffer.subarray(0, 1000).copyFromSync(values);
     end.copyFromSync(values.toReversed());
-    const array = DeviceArray.fromBuffer(buffer, [2, 40, 2], uint8, { strides: [far, 5, 2] });
+    const array = fromBuffer(buffer, [2, 40, 2], uint8, { strides: [far, 5, 2] });
     using copy = deviceArray([2, 40, 2], uint8);
     assert.deepEqual(
       queued(() => array.copyTo(copy)),

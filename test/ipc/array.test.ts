@@ -5,10 +5,11 @@ import { recordCalls } from '../../ffi/driver.ts';
 import {
   Context,
   cudaArrayInterface,
-  DeviceArray,
+  type DeviceArray,
   DeviceBuffer,
   deviceArray,
   float32,
+  fromBuffer,
   int16,
   MemoryPool,
   uint8,
@@ -194,8 +195,8 @@ describe('arrays between processes', () => {
     const memory = VirtualMemory.reserve(8 << 20, { shareable: true });
     memory.grow(2 << 20);
     for (const buffer of [pool.allocate(1 << 20), memory.grow(4 << 20)]) {
-      const readOnly = DeviceArray.fromBuffer(buffer, 1, float32, { readOnly: true });
-      const all = DeviceArray.fromBuffer(buffer, 24, float32, {
+      const readOnly = fromBuffer(buffer, 1, float32, { readOnly: true });
+      const all = fromBuffer(buffer, 24, float32, {
         byteOffset: buffer.byteLength / 2 - 48,
       });
       await all.copyFrom(counting(24));

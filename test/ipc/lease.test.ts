@@ -8,8 +8,8 @@ import { recordCalls } from '../../ffi/driver.ts';
 import { isProcessAliveCached } from '../../ffi/linux/pidfd.ts';
 import {
   Context,
-  DeviceArray,
   DeviceBuffer,
+  fromBuffer,
   MemoryPool,
   type PeerGoneError,
   Stream,
@@ -495,7 +495,7 @@ describe('leases', () => {
         /^IpcError: process \d+ does not confirm this descriptor: /,
       );
       assert.deepEqual(await ask(child, { do: 'confirm', value: young }), [2]);
-      using array = DeviceArray.fromBuffer(second, [64, 64], uint8);
+      using array = fromBuffer(second, [64, 64], uint8);
       using handle = getIpcHandle(array);
       assert.deepEqual(await ask(child, { do: 'confirm', value: handle.toJSON() }), [2]);
       const { descriptor } = exportIpc(neighbour);

@@ -57,6 +57,26 @@ const kept: readonly (readonly [args: string[], said: unknown[], exitCode: numbe
   [['has a child', 'kept by the connection'], ['kept by the connection'], 3],
 ];
 
+describe('ChildPeer', () => {
+  test('the end of an `await using` scope waits until the child has exited', deadline, async () => {
+    let child: ChildPeer;
+    {
+      await using started = start();
+      child = started;
+      started.unref();
+      assert.equal(started.process.exitCode, null);
+    }
+    assert.deepEqual([child.closed, child.process.exitCode], [true, 0]);
+    await child[Symbol.asyncDispose]();
+  });
+
+  test('a child that could not be started is not waited for', deadline, async () => {
+    const child = spawnPeer(program, { cwd: '/does/not/exist' });
+    assert.match((await child.ended).message, /could not be started/);
+    await child[Symbol.asyncDispose]();
+  });
+});
+
 describe('Peer', () => {
   afterEach(async () => {
     for (const child of children.splice(0)) {

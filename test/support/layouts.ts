@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { crc32 } from 'node:zlib';
 import fc from 'fast-check';
 import { type Layout, makeLayout } from '../../src/array/layout.ts';
-import { DeviceArray, DeviceBuffer, Dtype } from '../../src/index.ts';
+import { DeviceBuffer, Dtype, fromBuffer } from '../../src/index.ts';
 import { trials } from './iterations.ts';
 
 /** How often a property of layouts is tried. */
@@ -141,8 +141,8 @@ export class NumpyMemory implements Disposable {
   assertAgrees(layout: NumpyLayout): void {
     const [itemsize, shape, strides, byteOffset, low, high, orders, crcInC, crcInF] = layout;
     const dtype = Dtype.bytes(itemsize);
-    const array = DeviceArray.fromBuffer(this.#memory, shape, dtype, { strides, byteOffset });
-    const copy = DeviceArray.fromBuffer(this.#copies, shape, dtype, { order: 'F' });
+    const array = fromBuffer(this.#memory, shape, dtype, { strides, byteOffset });
+    const copy = fromBuffer(this.#copies, shape, dtype, { order: 'F' });
     array.copyTo(copy);
     const start = this.#memory.address;
     const { extents, isCContiguous, isFContiguous } = array;

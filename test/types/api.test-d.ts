@@ -57,14 +57,16 @@ declare const device: Device;
 declare const context: Context;
 
 // A copy to the host gives back what it was given, or bytes.
-expectTypeOf(buffer.copyToHost()).resolves.toEqualTypeOf<Uint8Array>();
-expectTypeOf(buffer.copyToHost(undefined, { stream })).resolves.toEqualTypeOf<Uint8Array>();
+expectTypeOf(buffer.copyToHost()).resolves.toEqualTypeOf<Uint8Array<ArrayBuffer>>();
+expectTypeOf(buffer.copyToHost(undefined, { stream })).resolves.toEqualTypeOf<
+  Uint8Array<ArrayBuffer>
+>();
 expectTypeOf(buffer.copyToHost(new Float32Array(4))).resolves.toExtend<Float32Array>();
 expectTypeOf(buffer.copyToHost(new Float32Array(4))).resolves.not.toExtend<Uint8Array>();
 expectTypeOf(buffer.copyToHost(new BigInt64Array(4))).resolves.toExtend<BigInt64Array>();
 expectTypeOf(buffer.copyToHost(new ArrayBuffer(4))).resolves.toEqualTypeOf<ArrayBuffer>();
 expectTypeOf(buffer.copyToHost(Buffer.alloc(4))).resolves.toExtend<Buffer>();
-expectTypeOf(buffer.copyToHostSync()).toEqualTypeOf<Uint8Array>();
+expectTypeOf(buffer.copyToHostSync()).toEqualTypeOf<Uint8Array<ArrayBuffer>>();
 expectTypeOf(buffer.copyToHostSync(new Uint16Array(4))).toExtend<Uint16Array>();
 expectTypeOf(buffer.copyFrom(new Uint8Array(4))).toEqualTypeOf<Promise<void>>();
 expectTypeOf(buffer.copyFromSync(new SharedArrayBuffer(4))).toEqualTypeOf<void>();

@@ -17,6 +17,8 @@ import {
   fromPointer,
   type Item,
   int64,
+  managedArray,
+  mappedArray,
   type NativeFloat16Array,
   type Nested,
   type PinnedArray,
@@ -56,7 +58,8 @@ expectTypeOf(pinnedArray(3, float32)).toEqualTypeOf<PinnedArray<typeof float32>>
 
 const raw = { handle: '', shape: [4] };
 expectTypeOf(openIpcArray({ ...raw, dtype: float32 })).toEqualTypeOf<Floats>();
-expectTypeOf(openIpcArray({ ...raw, dtype: 'float32' })).toEqualTypeOf<DeviceArray>();
+expectTypeOf(openIpcArray({ ...raw, dtype: 'float32' })).toEqualTypeOf<Floats>();
+expectTypeOf(openIpcArray({ ...raw, dtype: 'float32' as string })).toEqualTypeOf<DeviceArray>();
 
 // What comes from elsewhere has a dtype that only running finds out.
 expectTypeOf(fromCudaArrayInterface({})).toEqualTypeOf<DeviceArray>();
@@ -70,17 +73,48 @@ expectTypeOf(floats.split(2)).toEqualTypeOf<Floats[]>();
 expectTypeOf(floats.view(uint8)).toEqualTypeOf<DeviceArray<typeof uint8>>();
 
 // Copies to the host are its typed array; single items are JavaScript's.
-expectTypeOf(floats.copyToHost()).toEqualTypeOf<Promise<Float32Array>>();
-expectTypeOf(floats.copyToHostSync()).toEqualTypeOf<Float32Array>();
-expectTypeOf(any.copyToHostSync()).toEqualTypeOf<TypedArray>();
-expectTypeOf(floats.host).toEqualTypeOf<Float32Array>();
+expectTypeOf(floats.copyToHost()).toEqualTypeOf<Promise<Float32Array<ArrayBuffer>>>();
+expectTypeOf(floats.copyToHostSync()).toEqualTypeOf<Float32Array<ArrayBuffer>>();
+expectTypeOf(any.copyToHostSync()).toEqualTypeOf<TypedArray<ArrayBuffer>>();
+expectTypeOf(floats.host).toEqualTypeOf<Float32Array<ArrayBuffer>>();
 expectTypeOf(floats.get(1, 2)).toEqualTypeOf<Promise<number>>();
 declare const complex: DeviceArray<typeof complex64>;
 expectTypeOf(complex.getSync()).toEqualTypeOf<Complex>();
 expectTypeOf(deviceArray(4, int64).getSync(0)).toEqualTypeOf<bigint>();
 expectTypeOf(deviceArray(4, Dtype.bytes(12)).getSync(0)).toEqualTypeOf<Uint8Array>();
 expectTypeOf(any.getSync()).toEqualTypeOf<Item>();
-expectTypeOf(toNested(new BigInt64Array(2), [2], { dtype: int64 })).toEqualTypeOf<Nested<bigint>>();
+
+// Nested arrays have the items of the dtype and, if the shape is a tuple, its rank.
+declare const anyShape: readonly number[];
+expectTypeOf(toNested(new BigInt64Array(2), [2], { dtype: int64 })).toEqualTypeOf<bigint[]>();
+expectTypeOf(toNested(new BigInt64Array(2), anyShape)).toEqualTypeOf<Nested<bigint>>();
+expectTypeOf(toNested(new Float32Array(4), [2, 2])).toEqualTypeOf<number[][]>();
+expectTypeOf(toNested(new Float32Array(4), [2], { dtype: 'complex64' })).toEqualTypeOf<Complex[]>();
+expectTypeOf(toNested(new Float32Array(1), [])).toEqualTypeOf<number>();
+expectTypeOf(toNested(new Uint8Array(2), floats.shape, { dtype: 'bool' })).toEqualTypeOf<
+  Nested<boolean>
+>();
+
+// A name stands for its dtype.
+expectTypeOf(deviceArray(4, 'float32')).toEqualTypeOf<Floats>();
+expectTypeOf(deviceArray(4, 'V12')).toEqualTypeOf<
+  DeviceArray<Dtype<'V12', Uint8Array<ArrayBuffer>>>
+>();
+expectTypeOf(mappedArray(4, 'float32')).toEqualTypeOf<Floats>();
+expectTypeOf(managedArray(4, 'float32')).toEqualTypeOf<Floats>();
+expectTypeOf(pinnedArray(3, 'float32')).toEqualTypeOf<PinnedArray<typeof float32>>();
+expectTypeOf(toDevice([1, 2], { dtype: 'float32' })).resolves.toEqualTypeOf<Floats>();
+expectTypeOf(toDeviceSync([1, 2], { dtype: 'float32' })).toEqualTypeOf<Floats>();
+expectTypeOf(deviceArrayLike(doubles, { dtype: 'float32' })).toEqualTypeOf<Floats>();
+expectTypeOf(deviceArrayLike({ shape: [2], dtype: 'float32' })).toEqualTypeOf<Floats>();
+expectTypeOf(fromPointer(1, { shape: 4, dtype: 'float32' })).toEqualTypeOf<Floats>();
+expectTypeOf(doubles.view('float32')).toEqualTypeOf<Floats>();
+const likeGiven = <D extends Dtype>(dtype: D): DeviceArray<D> => deviceArray(2, dtype);
+expectTypeOf(likeGiven(float32)).toEqualTypeOf<Floats>();
+// @ts-expect-error there is no such dtype
+deviceArray(4, 'float23');
+// @ts-expect-error there is no such dtype
+toDevice([1, 2], { dtype: 'double' });
 
 // An array of one dtype is an array, but not one of another.
 expectTypeOf<Floats>().toExtend<DeviceArray>();
@@ -108,8 +142,6 @@ void toDevice(doubles, { to: floats });
 floats.fill('1');
 // @ts-expect-error a real number
 floats.fill({ re: 1, im: 0 });
-// @ts-expect-error a dtype, not its name
-deviceArray(4, 'float32');
 // @ts-expect-error no such order
 deviceArray(4, float32, { order: 'K' });
 // @ts-expect-error read only

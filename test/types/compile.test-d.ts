@@ -14,7 +14,7 @@ expectTypeOf(cubin.name('f<int>')).toEqualTypeOf<string>();
 const either = compileSync('', { to: ptx.code === '' ? 'ptx' : 'cubin' });
 expectTypeOf(either.code).toEqualTypeOf<string | Uint8Array>();
 Module.load(either.code);
-expectTypeOf(link([ptx.code, cubin.code])).toEqualTypeOf<Uint8Array>();
+expectTypeOf(link([ptx.code, cubin.code])).toEqualTypeOf<Uint8Array<ArrayBuffer>>();
 
 // @ts-expect-error: no such kind
 compileSync('', { to: 'sass' });

@@ -25,17 +25,17 @@ import {
 
 // A dtype carries the typed array that holds its items.
 type HostArray<D extends Dtype> = InstanceType<D['TypedArray']>;
-expectTypeOf<HostArray<typeof bool>>().toEqualTypeOf<Uint8Array>();
-expectTypeOf<HostArray<typeof int8>>().toEqualTypeOf<Int8Array>();
-expectTypeOf<HostArray<typeof int64>>().toEqualTypeOf<BigInt64Array>();
-expectTypeOf<HostArray<typeof uint64>>().toEqualTypeOf<BigUint64Array>();
-expectTypeOf<HostArray<typeof float16>>().toEqualTypeOf<Uint16Array>();
-expectTypeOf<HostArray<typeof bfloat16>>().toEqualTypeOf<Uint16Array>();
-expectTypeOf<HostArray<typeof float32>>().toEqualTypeOf<Float32Array>();
-expectTypeOf<HostArray<typeof complex64>>().toEqualTypeOf<Float32Array>();
-expectTypeOf<HostArray<typeof complex128>>().toEqualTypeOf<Float64Array>();
-expectTypeOf<HostArray<Dtype>>().toEqualTypeOf<TypedArray>();
-expectTypeOf(new float32.TypedArray(4)).toEqualTypeOf<Float32Array>();
+expectTypeOf<HostArray<typeof bool>>().toEqualTypeOf<Uint8Array<ArrayBuffer>>();
+expectTypeOf<HostArray<typeof int8>>().toEqualTypeOf<Int8Array<ArrayBuffer>>();
+expectTypeOf<HostArray<typeof int64>>().toEqualTypeOf<BigInt64Array<ArrayBuffer>>();
+expectTypeOf<HostArray<typeof uint64>>().toEqualTypeOf<BigUint64Array<ArrayBuffer>>();
+expectTypeOf<HostArray<typeof float16>>().toEqualTypeOf<Uint16Array<ArrayBuffer>>();
+expectTypeOf<HostArray<typeof bfloat16>>().toEqualTypeOf<Uint16Array<ArrayBuffer>>();
+expectTypeOf<HostArray<typeof float32>>().toEqualTypeOf<Float32Array<ArrayBuffer>>();
+expectTypeOf<HostArray<typeof complex64>>().toEqualTypeOf<Float32Array<ArrayBuffer>>();
+expectTypeOf<HostArray<typeof complex128>>().toEqualTypeOf<Float64Array<ArrayBuffer>>();
+expectTypeOf<HostArray<Dtype>>().toEqualTypeOf<TypedArray<ArrayBuffer>>();
+expectTypeOf(new float32.TypedArray(4)).toEqualTypeOf<Float32Array<ArrayBuffer>>();
 
 // Each is a type of its own, and a Dtype.
 expectTypeOf(float32).toExtend<Dtype>();
@@ -51,7 +51,7 @@ new Dtype();
 float32.itemsize = 8;
 
 // Raw bytes know their itemsize by their type.
-expectTypeOf(Dtype.bytes(12)).toEqualTypeOf<Dtype<'V12', Uint8Array>>();
+expectTypeOf(Dtype.bytes(12)).toEqualTypeOf<Dtype<'V12', Uint8Array<ArrayBuffer>>>();
 expectTypeOf(Dtype.bytes(12 as number).name).toEqualTypeOf<`V${number}`>();
 
 // A known name gives the dtype itself; any string gives some dtype.

@@ -1,4 +1,4 @@
-import { checkDeadline, type DeadlineOptions, timeoutError } from '../../deadline.ts';
+import { checkDeadline, timeoutError, type WaitOptions } from '../../deadline.ts';
 import { pollUntil } from '../../poller.ts';
 import { formatBytes, formatValue } from '../../validate.ts';
 import { processName } from '../identity.ts';
@@ -24,7 +24,7 @@ export const leases = {
    *
    * @throws DOMException `TimeoutError`, which says who holds what; the signal's reason
    */
-  async drain(options?: DeadlineOptions): Promise<void> {
+  async drain(options?: WaitOptions): Promise<void> {
     const { timeoutMs, signal } = checkDeadline(options, 'drain');
     const until =
       timeoutMs === undefined ? Number.POSITIVE_INFINITY : performance.now() + timeoutMs;
@@ -33,7 +33,7 @@ export const leases = {
       if (performance.now() >= until) throw timeoutError(describeOrphaned(), timeoutMs as number);
       return false;
     };
-    await pollUntil(isDrained, signal && { signal });
+    await pollUntil(isDrained, { signal });
   },
 
   /**

@@ -1,7 +1,7 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket, connectSocket } from '../../../ffi/linux/socket.ts';
-import { checkDeadline, type DeadlineOptions, timeoutError } from '../../deadline.ts';
+import { checkDeadline, timeoutError, type WaitOptions } from '../../deadline.ts';
 import { IpcError } from '../../errors.ts';
 import { checkOptions, formatValue } from '../../validate.ts';
 import {
@@ -21,7 +21,7 @@ import type { Anything } from './sendable.ts';
 import { addressOfSocket, socketName } from './socket-file.ts';
 
 /** Options of {@link connect}. */
-export interface ConnectOptions extends TrustOptions, PeerOptions, Pick<DeadlineOptions, 'signal'> {
+export interface ConnectOptions extends TrustOptions, PeerOptions, Pick<WaitOptions, 'signal'> {
   /** For how many milliseconds to retry while nobody listens. Default: one attempt. */
   readonly timeoutMs?: number;
 }

@@ -9,7 +9,8 @@ import {
   closeSocket,
   peerCredentials,
 } from '../../../ffi/linux/socket.ts';
-import { checkDeadline, type DeadlineOptions, withDeadline } from '../../deadline.ts';
+import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
+import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { assertInternal, checkOptions, formatValue } from '../../validate.ts';
 import {
@@ -141,7 +142,7 @@ export class Listener<Receives = unknown, Sends = Anything>
    * @throws ClosedError if the listener is closed
    * @throws what `allow` throws; that process is refused
    */
-  async accept(options?: DeadlineOptions): Promise<Peer<Receives, Sends>> {
+  async accept(options?: WaitOptions): Promise<Peer<Receives, Sends>> {
     const deadline = checkDeadline(options, 'listener.accept');
     this.assertOpen();
     const canceled = new AbortController();
@@ -170,6 +171,11 @@ export class Listener<Receives = unknown, Sends = Anything>
       }
       yield peer;
     }
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    return [this.name];
   }
 
   async #accept(canceled: AbortSignal): Promise<Peer<Receives, Sends>> {

@@ -1,6 +1,7 @@
 import { closeSocket } from '../../../ffi/linux/socket.ts';
-import { checkDeadline, type DeadlineOptions, withDeadline } from '../../deadline.ts';
+import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
 import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
+import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import { assertInternal, checkInteger, checkOptions, formatValue } from '../../validate.ts';
@@ -16,7 +17,7 @@ import { HandlerFailure, type RequestContext, type RequestHandler } from './requ
 import type { Answer, Anything, Outgoing } from './sendable.ts';
 
 /** Options of `send` and `receive`. */
-export interface TransferOptions extends DeadlineOptions {
+export interface TransferOptions extends WaitOptions {
   /**
    * In `send`: the stream whose work the receiver must wait for. Default: all known work; for an
    * array with its own stream, the work of that stream. In `receive`: the stream that will use the
@@ -312,7 +313,15 @@ export class Peer<Receives = unknown, Sends = Anything>
     throw end ? errorForCall(end) : this.closedError();
   }
 
-  #take(deadline: DeadlineOptions, stream?: Stream): Promise<Receives> {
+  /** @internal */
+  protected override describe(): Details {
+    return [
+      this.pid > 0 ? `process ${this.pid}` : 'process of another pid namespace',
+      !this.closed && this.#connection.end !== undefined && 'ended',
+    ];
+  }
+
+  #take(deadline: WaitOptions, stream?: Stream): Promise<Receives> {
     const connection = this.#connection;
     const operation = `receiving from ${connection.peerName}`;
     return withDeadline<unknown>(
@@ -393,7 +402,7 @@ function checkServe(
 function checkTransfer(
   options: TransferOptions | undefined,
   call: string,
-): { readonly deadline: DeadlineOptions; readonly stream?: Stream | undefined } {
+): { readonly deadline: WaitOptions; readonly stream?: Stream | undefined } {
   // Most calls have no options.
   if (options === undefined) return { deadline: {} };
   const { stream, signal, timeoutMs } = checkOptions(

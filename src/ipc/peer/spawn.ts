@@ -6,6 +6,7 @@ import { isMainThread } from 'node:worker_threads';
 import { closeFd, setCloseOnExec } from '../../../ffi/linux/libc.ts';
 import { peerCredentials, socketPair } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
+import type { Details } from '../../inspect.ts';
 import { assertInternal, checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { Peer } from './peer.ts';
@@ -104,7 +105,10 @@ function ownExecArgv(): string[] {
  * A child process that {@link spawnPeer} started. Its exit ends the peer, after the last values
  * that it sent. That holds even if a process of its own still holds the connection.
  */
-export class ChildPeer<Receives = unknown, Sends = Anything> extends Peer<Receives, Sends> {
+export class ChildPeer<Receives = unknown, Sends = Anything>
+  extends Peer<Receives, Sends>
+  implements AsyncDisposable
+{
   /** The child itself: its exit code, its standard streams, `kill()`. */
   readonly process: ChildProcess;
 
@@ -134,6 +138,38 @@ export class ChildPeer<Receives = unknown, Sends = Anything> extends Peer<Receiv
           ),
         );
     });
+  }
+
+  /** @internal */
+  protected override displayName(): string {
+    return 'ChildPeer';
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    const { exitCode, signalCode } = this.process;
+    return [
+      ...super.describe(),
+      exitCode !== null && `exited with ${exitCode}`,
+      signalCode !== null && `killed by ${signalCode}`,
+    ];
+  }
+
+  /**
+   * Closes the connection and waits until the child has exited, for `await using`. A child whose loop
+   * over `parentPeer()` ends exits by itself; it waits for any other for as long as it runs.
+   *
+   * @example
+   * await using child = spawnPeer(new URL('./worker.js', import.meta.url));
+   */
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.close();
+    const child = this.process;
+    const hasStarted = child.pid !== undefined;
+    if (!hasStarted || child.exitCode !== null || child.signalCode !== null) return;
+    // The process must not exit while it waits.
+    child.ref();
+    await new Promise((resolve) => child.once('exit', resolve));
   }
 
   override ref(): void {

@@ -1,12 +1,11 @@
 import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
-import { checkDtype } from '../../array/allocate-items.ts';
 import type { OrderOrStrides } from '../../array/array-options.ts';
 import { DeviceArray } from '../../array/device-array.ts';
 import { type Layout, layoutExtents, makeLayout } from '../../array/layout.ts';
 import { hasRepeatedItems } from '../../array/overlap.ts';
 import { checkShape, type Shape } from '../../array/shape.ts';
 import { Context, type PlaceOptions } from '../../context.ts';
-import { type Dtype, dtype as dtypeNamed } from '../../dtype.ts';
+import { type Dtype, type DtypeOrName, dtype as dtypeNamed } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
@@ -86,7 +85,7 @@ export interface RawIpcArray<D extends Dtype = Dtype> extends OrderOrStrides {
   readonly handle: Uint8Array | string;
   readonly shape: Shape;
   /** A dtype, its name or its typestr. */
-  readonly dtype: D | string;
+  readonly dtype: DtypeOrName<D>;
   /** The offset of the item [0, 0, …] in the allocation, in bytes. Default 0. */
   readonly byteOffset?: number;
 }
@@ -107,7 +106,7 @@ export function openRawArray(source: RawIpcArray, options?: OpenRawArrayOptions)
     'openIpcArray',
   );
   const ordered = streamOf(stream);
-  const type = checkDtype(dtypeNamed(dtype as Dtype | string));
+  const type = dtypeNamed(dtype as DtypeOrName);
   const layout = makeLayout(checkShape(shape), type.itemsize, {
     order,
     strides,

@@ -3,6 +3,7 @@ import type { Context } from '../../context.ts';
 import type { Dtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
+import type { Details } from '../../inspect.ts';
 import { Resource, releaseOrWarn, runAll, stateKey, tokenKey } from '../../lifetime.ts';
 import { type Access, type DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
 import type { Stream } from '../../stream.ts';
@@ -94,6 +95,16 @@ export abstract class IpcMemoryHandle<T extends Resource>
       );
     this.#opened = this.openDescriptor(this.#descriptor, checked);
     return this.#opened;
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    const { dtype, shape } = this.layout ?? {};
+    return [
+      shape ? `${dtype} [${shape.join(', ')}]` : `${this.byteLength} bytes`,
+      `of process ${this.pid}`,
+      this.readyEvent && 'with a ready event',
+    ];
   }
 
   /**

@@ -1,6 +1,6 @@
 import { isOpenFd } from '../../../ffi/linux/libc.ts';
 import type { DeviceArray } from '../../array/device-array.ts';
-import type { Dtype } from '../../dtype.ts';
+import type { AnyDtypeName, Dtype, NamedDtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
@@ -126,6 +126,10 @@ export function openIpcArray<D extends Dtype>(
   source: RawIpcArray<D> & { readonly dtype: D },
   options?: OpenRawArrayOptions,
 ): DeviceArray<D>;
+export function openIpcArray<N extends AnyDtypeName>(
+  source: RawIpcArray & { readonly dtype: N },
+  options?: OpenRawArrayOptions,
+): DeviceArray<NamedDtype<N>>;
 export function openIpcArray(source: RawIpcArray, options?: OpenRawArrayOptions): DeviceArray;
 export function openIpcArray(
   descriptor: IpcMemoryDescriptor,

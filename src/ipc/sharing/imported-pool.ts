@@ -6,6 +6,7 @@ import { check } from '../../check.ts';
 import { Context } from '../../context.ts';
 import type { Device } from '../../device.ts';
 import { IpcError } from '../../errors.ts';
+import type { Details } from '../../inspect.ts';
 import { ReferenceCount, runAll, ShareableResource } from '../../lifetime.ts';
 import type { DeviceBuffer, MemoryResource } from '../../memory/buffer.ts';
 import { freeNonBlocking } from '../../memory/internal-stream.ts';
@@ -130,8 +131,9 @@ export class ImportedPool extends ShareableResource implements MemoryResource {
     super.close();
   }
 
-  override toString(): string {
-    return `ImportedPool(of process ${this.#source.pid}${this.closed ? ', closed' : ''})`;
+  /** @internal */
+  protected override describe(): Details {
+    return [`of process ${this.#source.pid}`];
   }
 
   /** @internal Keeps it open without buffers, until {@link removeUser} or `close()`. */

@@ -1,7 +1,8 @@
 import type { PlaceOptions } from '../../context.ts';
-import { checkDeadline, type DeadlineOptions, withDeadline } from '../../deadline.ts';
+import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
+import { counted, type Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { pollUntil } from '../../poller.ts';
 import { assertInternal, checkOptions } from '../../validate.ts';
@@ -19,7 +20,7 @@ import { openIpcEvent } from './import.ts';
 import { sharesPidNamespace } from './open.ts';
 
 /** Options of {@link ready}. */
-export interface ReadyOptions extends DeadlineOptions, PlaceOptions {
+export interface ReadyOptions extends WaitOptions, PlaceOptions {
   /** Whether to wait for memory of other users' processes. Default false. */
   readonly allowOtherUsers?: boolean;
 }
@@ -120,5 +121,11 @@ export class ReadyExport extends Resource implements Exported {
     super('ReadyExport', { owner: event.context.resources, release: () => event.close() });
     this.descriptor = withChecksum(withReadyEvent(fields, event));
     this.fds = fds;
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    const { kind, byteLength } = this.descriptor;
+    return [kind, `${byteLength} bytes`, counted(this.fds.length, 'file descriptor')];
   }
 }

@@ -1,7 +1,6 @@
 import type { DeviceAttribute } from '../../../ffi/attributes.ts';
 import { Device } from '../../device.ts';
 import { type IpcCause, IpcError } from '../../errors.ts';
-import { checkInstance } from '../../validate.ts';
 import { localProcess } from '../identity.ts';
 
 /** Whether a device supports a way of sharing, and if not, why. */
@@ -49,14 +48,15 @@ const COMPUTE_MODES: Readonly<Record<number, string>> = {
 /**
  * Returns what a device can share with other processes. Opens nothing.
  *
+ * @param device a device or its ordinal; default device 0
  * @example
- * const { memory } = ipcSupport(Device.get(0));
+ * const { memory } = ipcSupport(0);
  * if (!memory.supported) console.log(memory.reason);
  */
-export function ipcSupport(device: Device): IpcSupport {
-  checkInstance(device, Device, 'device');
+export function ipcSupport(device: Device | number = 0): IpcSupport {
+  const resolved = Device.resolve(device);
   const support = (capability: keyof IpcSupport): Support => {
-    const blocker = capabilityBlocker(device, capability);
+    const blocker = capabilityBlocker(resolved, capability);
     return blocker ? { supported: false, reason: describeBlocker(blocker) } : SUPPORTED;
   };
   return {

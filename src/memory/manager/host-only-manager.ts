@@ -1,10 +1,13 @@
+import { inspect } from 'node:util';
 import { withAddress } from '../../../ffi/native.ts';
 import { Context, type MemoryInfo } from '../../context.ts';
+import { describeObject, placeName } from '../../inspect.ts';
 import {
   checkBoolean,
   checkInstance,
   checkInteger,
   checkOptions,
+  classNameOf,
   type HostMemory,
 } from '../../validate.ts';
 import type { AllocateOptions } from '../buffer.ts';
@@ -49,6 +52,13 @@ export abstract class BaseMemoryManager {
 
   constructor(context: Context) {
     this.context = checkInstance(context, Context, 'context');
+  }
+
+  [inspect.custom](): string {
+    return describeObject(classNameOf(this), () => [
+      placeName(this.context),
+      `interface version ${this.interfaceVersion}`,
+    ]);
   }
 
   /** The version of this interface that it implements: 1. */

@@ -1,4 +1,6 @@
+import { inspect } from 'node:util';
 import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
+import { describeObject } from '../../inspect.ts';
 import { checkInstance, checkInteger, checkOptions } from '../../validate.ts';
 import { MemoryPointer } from './memory-pointer.ts';
 
@@ -46,5 +48,13 @@ export class IpcHandle {
       throw new TypeError('sourceInfo must be the UUID of a GPU');
     this.sourceInfo = sourceInfo ?? base.context.device.uuid;
     this.offset = checkInteger(offset ?? 0, 'offset');
+  }
+
+  [inspect.custom](): string {
+    return describeObject('IpcHandle', () => [
+      `${this.byteLength} bytes`,
+      this.offset > 0 && `from byte ${this.offset}`,
+      `of ${this.sourceInfo}`,
+    ]);
   }
 }

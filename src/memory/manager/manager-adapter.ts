@@ -178,7 +178,7 @@ export class ManagerAdapter implements ManagerResource {
   }
 
   #check<P extends MemoryPointer | PinnedPointer>(
-    method: keyof BaseMemoryManager,
+    method: ManagerMethod,
     result: unknown,
     type: ClassOf<P>,
     byteLength: number,
@@ -187,7 +187,7 @@ export class ManagerAdapter implements ManagerResource {
     return validate.checkPointer(this.#callOf(method), result, { type, context, byteLength });
   }
 
-  #callOf(method: keyof BaseMemoryManager): string {
+  #callOf(method: ManagerMethod): string {
     return `${className(this.#Manager)}.${method}`;
   }
 
@@ -205,6 +205,9 @@ export class ManagerAdapter implements ManagerResource {
     return { viewsReference: existing, release: close };
   }
 }
+
+/** The name of a method of a manager. */
+type ManagerMethod = keyof BaseMemoryManager & string;
 
 function disposeBoth(first: Disposable, second: Disposable): void {
   try {

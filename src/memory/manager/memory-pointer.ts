@@ -1,5 +1,6 @@
 import type { Address, CUdeviceptr } from '../../../ffi/types.ts';
 import { Context } from '../../context.ts';
+import { type Details, placeName } from '../../inspect.ts';
 import { ReferenceCount, Resource, releaseOrWarn, Scope } from '../../lifetime.ts';
 import { type StreamOption, streamOption } from '../../stream.ts';
 import { checkInstance, checkInteger, checkOptions } from '../../validate.ts';
@@ -62,6 +63,11 @@ export class MemoryPointer extends Resource {
   get pointer(): CUdeviceptr {
     this.assertOpen();
     return this.#pointer;
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    return [`${this.byteLength} bytes`, placeName(this.context)];
   }
 
   /** The object that it keeps alive; the pointer itself if no owner was given. */
@@ -181,6 +187,11 @@ export class PinnedPointer extends Resource {
     this.byteLength = options.byteLength;
     this.owner = options.owner;
     this.#pointer = options.pointer as Address;
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    return [`${this.byteLength} bytes`, placeName(this.context)];
   }
 
   /** The host address of the first byte. @throws ClosedError */

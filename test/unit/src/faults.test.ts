@@ -18,12 +18,13 @@ import {
   copyPitched,
   copyPitchedSync,
   cudaArrayInterface,
-  DeviceArray,
+  type DeviceArray,
   DeviceBuffer,
   deviceArray,
   dlpack,
   fillPitched,
   float64,
+  fromBuffer,
   fromCudaArrayInterface,
   fromDLPack,
   ManagedMemory,
@@ -177,7 +178,7 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
       row.slice({ step: -1 }).copyTo(row);
     }),
   'giving an array away and taking it back': ({ buffer, context, stream }) => {
-    const array = DeviceArray.fromBuffer(buffer, [8, 8], float64);
+    const array = fromBuffer(buffer, [8, 8], float64);
     fromCudaArrayInterface({ ...cudaArrayInterface(array) }, { stream, context }).close();
     fromDLPack(dlpack(array, { stream }), { stream }).close();
   },

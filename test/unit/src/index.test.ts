@@ -56,10 +56,10 @@ describe('the objects of the public API', () => {
     const objects: readonly (readonly [object: object, open: string, closed: string])[] = [
       // A kernel is closed with its module: it comes before.
       [narrow, 'Kernel(narrow)', 'Kernel(narrow, closed)'],
-      [graph, 'Graph', 'Graph (closed)'],
-      [module, 'Module', 'Module (closed)'],
-      [stream, 'Stream', 'Stream (closed)'],
-      [CudaEvent.create(), 'CudaEvent', 'CudaEvent (closed)'],
+      [graph, 'Graph(1 kernel launch, on cuda:0)', 'Graph(1 kernel launch, on cuda:0, closed)'],
+      [module, 'Module(on cuda:0)', 'Module(on cuda:0, closed)'],
+      [stream, 'Stream(on cuda:0)', 'Stream(on cuda:0, closed)'],
+      [CudaEvent.create(), 'CudaEvent(on cuda:0)', 'CudaEvent(on cuda:0, closed)'],
       [buffer, 'DeviceBuffer(64 bytes, allocated)', 'DeviceBuffer(64 bytes, allocated, closed)'],
       [rows, 'PinnedArray(float32 [2, 3], C)', 'PinnedArray(float32 [2, 3], C, closed)'],
       [columns, 'PinnedArray(int64 [2, 3], F)', 'PinnedArray(int64 [2, 3], F, closed)'],

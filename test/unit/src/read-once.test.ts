@@ -139,7 +139,7 @@ const calls: Readonly<Record<string, (context: cuda.Context) => unknown>> = {
     array.broadcastTo(once([4, 2, 3]));
     array.copy(once({ order: 'F' as const, stream })).close();
     cuda.toNested(new Float32Array(6), once([2, 3]), once({ dtype: float32, order: 'F' as const }));
-    cuda.DeviceArray.fromBuffer(
+    cuda.fromBuffer(
       array.buffer,
       once([2]),
       float32,

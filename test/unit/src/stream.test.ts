@@ -44,9 +44,9 @@ describe('Stream', () => {
   test('synchronize() rejects an unknown option', async () => {
     emulate();
     using stream = Stream.create();
-    await assert.rejects(stream.synchronize({ timeoutMs: 5 } as never), {
+    await assert.rejects(stream.synchronize({ timeout: 5 } as never), {
       name: 'TypeError',
-      message: /unknown option 'timeoutMs'; known: signal/,
+      message: /unknown option 'timeout'; known: signal, timeoutMs$/,
     });
   });
 

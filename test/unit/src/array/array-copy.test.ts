@@ -7,11 +7,12 @@ import type { Driver } from '../../../../ffi/functions.ts';
 import { CUresult } from '../../../../ffi/results.ts';
 import {
   Context,
-  DeviceArray,
+  type DeviceArray,
   DeviceBuffer,
   deviceArray,
   float32,
   float64,
+  fromBuffer,
   int32,
   ManagedMemory,
   Stream,
@@ -136,7 +137,7 @@ describe('DeviceArray copies', () => {
     source.fill(3);
     Context.primary().synchronizeSync();
     const host = new Float64Array(4).fill(3);
-    const whole = DeviceArray.fromBuffer(buffer, 8, float64);
+    const whole = fromBuffer(buffer, 8, float64);
     for (const array of [
       whole.slice({ stop: 4 }),
       whole.slice({ step: 2 }),
@@ -227,9 +228,9 @@ describe('DeviceArray copies', () => {
     using other = deviceArray(8);
     const host = new Float64Array(8);
     const arrays = [
-      DeviceArray.fromBuffer(buffer, 8, float64, { readOnly: true }),
-      DeviceArray.fromBuffer(buffer.readOnly(), 8, float64),
-      DeviceArray.fromBuffer(buffer, 8, float64).broadcastTo([2, 8]).at(0),
+      fromBuffer(buffer, 8, float64, { readOnly: true }),
+      fromBuffer(buffer.readOnly(), 8, float64),
+      fromBuffer(buffer, 8, float64).broadcastTo([2, 8]).at(0),
     ];
     for (const array of arrays) {
       assert.equal(array.readOnly, true);
@@ -268,8 +269,8 @@ describe('DeviceArray copies', () => {
       [again, buffer],
     ] as const) {
       buffer.copyFromSync(counting);
-      const target = DeviceArray.fromBuffer(to, 64, uint8);
-      await target.copyFrom(DeviceArray.fromBuffer(from, 64, uint8).slice({ step: -1 }));
+      const target = fromBuffer(to, 64, uint8);
+      await target.copyFrom(fromBuffer(from, 64, uint8).slice({ step: -1 }));
       assert.deepEqual(await buffer.copyToHost(), counting.toReversed());
     }
   });

@@ -14,13 +14,14 @@ import type { FunctionName } from '../../../../ffi/functions.ts';
 import {
   Context,
   cudaArrayInterface,
-  DeviceArray,
+  type DeviceArray,
   DeviceBuffer,
   deviceArray,
   deviceArrayLike,
   dlpack,
   float32,
   float64,
+  fromBuffer,
   fromCudaArrayInterface,
   fromDLPack,
   fromPointer,
@@ -227,7 +228,7 @@ describe('fromPointer and similar functions', () => {
       [float64, second, undefined, false],
     );
     assert.equal(fromPointer(address, { shape: 4 }).context, first);
-    const part = DeviceArray.fromBuffer(buffer, [2, 3], int16, {
+    const part = fromBuffer(buffer, [2, 3], int16, {
       byteOffset: 100,
       order: 'F',
       stream,
@@ -270,7 +271,7 @@ describe('fromPointer and similar functions', () => {
     using foreign = new ForeignContext();
     const context = Context.fromHandle(foreign.handle);
     using buffer = DeviceBuffer.allocate(64, { context });
-    const array = DeviceArray.fromBuffer(buffer, 8, float64);
+    const array = fromBuffer(buffer, 8, float64);
     for (const again of [
       fromDLPack(dlpack(array)),
       fromCudaArrayInterface(cudaArrayInterface(array)),

@@ -8,12 +8,13 @@ import { CUresult } from '../../../../ffi/results.ts';
 import { type Layout, layoutExtents } from '../../../../src/array/layout.ts';
 import {
   complex64,
-  DeviceArray,
+  type DeviceArray,
   DeviceBuffer,
   Dtype,
   deviceArray,
   float32,
   float64,
+  fromBuffer,
   int16,
   Stream,
   toNested,
@@ -65,7 +66,7 @@ const cases = fc
 
 const arrayAt = (buffer: DeviceBuffer, { dtype, layout }: Place): DeviceArray => {
   const { shape, strides, byteOffset } = layout;
-  return DeviceArray.fromBuffer(buffer, shape, dtype, { strides, byteOffset });
+  return fromBuffer(buffer, shape, dtype, { strides, byteOffset });
 };
 
 const pattern = (byteLength: number, seed: number): Uint8Array =>
@@ -198,7 +199,7 @@ describe('array transfers', () => {
         const size = shape.reduce((product, length) => product * length, 1);
         const items = pattern(size * dtype.itemsize, seed + 3);
         small.copyFromSync(items);
-        const compact = DeviceArray.fromBuffer(small, shape, dtype);
+        const compact = fromBuffer(small, shape, dtype);
         const expected = compact.broadcastTo(layout.shape).copyToHostSync();
         const target = arrayAt(buffer, from);
         await target.set(['...'], compact);

@@ -4,8 +4,8 @@ import { format, inspect } from 'node:util';
 import { duplicateFd } from '../../../../ffi/linux/libc.ts';
 import {
   CudaEvent,
-  DeviceArray,
   DeviceBuffer,
+  fromBuffer,
   MemoryPool,
   Stream,
   uint8,
@@ -30,7 +30,7 @@ function onePerKind(): Record<string, object> {
   } as never);
   return {
     DeviceBuffer: buffer,
-    DeviceArray: DeviceArray.fromBuffer(buffer, 16, uint8),
+    DeviceArray: fromBuffer(buffer, 16, uint8),
     VirtualMemory: VirtualMemory.reserve(2 << 20, { shareable: true }),
     CudaEvent: CudaEvent.create({ interprocess: true }),
     MemoryPool: pool,
@@ -61,7 +61,7 @@ describe('toJSON of what can be shared', () => {
       assert.match(inspect({ object }), new RegExp(kind));
       assert.match(format('%s %o', object, object), new RegExp(kind));
     }
-    const array = DeviceArray.fromBuffer(DeviceBuffer.allocate(16), 16, uint8);
+    const array = fromBuffer(DeviceBuffer.allocate(16), 16, uint8);
     using ofArray = getIpcHandle(array);
     const ofBuffer = getIpcHandle(array.buffer);
     assert.deepEqual(JSON.parse(JSON.stringify(ofBuffer)), ofBuffer);

@@ -48,6 +48,29 @@ template <class T, int N> __global__ void scale(T *x) { x[threadIdx.x] *= N; }
 `;
 
 describe('compile', () => {
+  test('an aborted signal rejects before the compiler is looked for, and both limits are checked', async () => {
+    const reason = new Error('given up');
+    await assert.rejects(compile(TWICE, { signal: AbortSignal.abort(reason) }), reason);
+    await assert.rejects(compile(TWICE, { timeoutMs: -1 }), /^RangeError: timeoutMs/);
+    await assert.rejects(
+      compile(TWICE, { timeout: 1 } as never),
+      /unknown option 'timeout'; known: /,
+    );
+  });
+
+  test('a wait that takes too long rejects, and the next compilation is right', {
+    skip,
+  }, async () => {
+    const options = { cache: false, arch: 'compute_90' } as const;
+    const waits = [1, 2, 3].map(() => compile(TWICE, { ...options, timeoutMs: 0 }));
+    for (const wait of waits)
+      await assert.rejects(wait, {
+        name: 'TimeoutError',
+        message: 'compile took longer than 0 ms',
+      });
+    assert.match((await compile(TWICE, options)).code, /twice/);
+  });
+
   test('PTX is made for the device by default, and comes from the cache the second time', {
     skip,
   }, async () => {

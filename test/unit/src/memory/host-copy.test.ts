@@ -399,7 +399,7 @@ describe('copySync and copyAsync', () => {
     }
     await assert.rejects(
       buffer.copyToHost(undefined, { streem: 1 } as never),
-      /known: stream, signal$/,
+      /known: stream, signal, timeoutMs$/,
     );
     await assert.rejects(
       buffer.copyFrom(detached, { stream: 1 } as never),

@@ -78,7 +78,7 @@ describe('ManagedMemory', () => {
     });
     assert.throws(() => memory.prefetch({} as never, device), /buffer must be a DeviceBuffer/);
     assert.throws(() => memory.prefetch(other, device), /must be managed memory/);
-    assert.throws(() => memory.prefetch(buffer, 0 as never), /to must be a Device/);
+    assert.throws(() => memory.prefetch(buffer, 9), /^RangeError: there is no device 9/);
     assert.throws(() => memory.prefetch(buffer, 'cpu' as never), /to must be a Device/);
     assert.throws(
       () => memory.prefetch(buffer, 'host', { stream: 1 as never }),
@@ -137,6 +137,11 @@ describe('ManagedMemory', () => {
     assert.deepEqual(
       moved(() => memory.prefetch(buffer, 'host')),
       [[address, 4096, CU_DEVICE_CPU, 0, first.handle]],
+    );
+    // An ordinal names its device.
+    assert.deepEqual(
+      moved(() => memory.prefetch(buffer, 1)),
+      [[address, 4096, second.device.handle, 0, first.handle]],
     );
     // An empty part makes no driver call.
     assert.deepEqual(

@@ -4,9 +4,9 @@ import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
 import {
   CudaEvent,
   Device,
-  DeviceArray,
   DeviceBuffer,
   float32,
+  fromBuffer,
   fromPointer,
   ManagedMemory,
   MappedMemory,
@@ -115,10 +115,7 @@ describe('exportIpc', () => {
       [() => exportIpc(plain.readOnly().subarray(1, 2)), 'plain device memory'],
       [() => getIpcHandle(borrowed), 'plain device memory'],
       [() => exportIpc(ofPool.readOnly()), 'memory of a pool'],
-      [
-        () => exportIpc(DeviceArray.fromBuffer(ofPool, 16, float32, { readOnly: true })),
-        'memory of a pool',
-      ],
+      [() => exportIpc(fromBuffer(ofPool, 16, float32, { readOnly: true })), 'memory of a pool'],
     ] as const)
       assert.throws(shared, {
         name: 'IpcError',
@@ -127,7 +124,7 @@ describe('exportIpc', () => {
       });
     recorder.stop();
     assert.deepEqual(recorder.calls, []);
-    const row = DeviceArray.fromBuffer(plain, 16, float32).broadcastTo([3, 16]);
+    const row = fromBuffer(plain, 16, float32).broadcastTo([3, 16]);
     using opened = openIpcArray(getIpcHandle(row).toJSON(), { sameProcess: 'alias' });
     assert.equal(opened.readOnly, true);
   });

@@ -16,6 +16,7 @@ import {
   Dtype,
   deviceArray,
   float32,
+  fromBuffer,
   fromPointer,
   Graph,
   IpcError,
@@ -370,7 +371,7 @@ describe('openIpcArray', () => {
     memory.grow(2 * MIB);
     const buffers = [DeviceBuffer.allocate(8192), pool.allocate(8192), memory.grow(4 * MIB)];
     return buffers.map((buffer) => {
-      const array = DeviceArray.fromBuffer(buffer, buffer.byteLength / 2, int16);
+      const array = fromBuffer(buffer, buffer.byteLength / 2, int16);
       array.copyFromSync(numbers(array.size));
       return array;
     });
@@ -408,7 +409,7 @@ describe('openIpcArray', () => {
     fc.assert(
       fc.property(anyLayout, ({ shape, strides, itemsize, byteOffset }) => {
         const dtype = Dtype.bytes(itemsize);
-        const array = DeviceArray.fromBuffer(buffer, shape, dtype, { strides, byteOffset });
+        const array = fromBuffer(buffer, shape, dtype, { strides, byteOffset });
         if (array.size === 0) {
           assert.throws(() => exportIpc(array), RangeError);
           return;

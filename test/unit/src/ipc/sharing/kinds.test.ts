@@ -3,9 +3,9 @@ import { describe, test } from 'node:test';
 import {
   type Context,
   CudaEvent,
-  DeviceArray,
   DeviceBuffer,
   float32,
+  fromBuffer,
 } from '../../../../../src/index.ts';
 import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { leases, type Shareable } from '../../../../../src/ipc/index.ts';
@@ -87,7 +87,7 @@ describe('shareableKinds', () => {
   test('what the table says of memory is that of its buffer, and nothing else can be shared', () => {
     emulate();
     using buffer = DeviceBuffer.allocate(256);
-    const array = DeviceArray.fromBuffer(buffer, 16, float32);
+    const array = fromBuffer(buffer, 16, float32);
     for (const each of [buffer, array]) {
       const kept = keepObject(each, 'a test');
       kept.release();

@@ -43,6 +43,14 @@ describe('ipcSupport', () => {
     assert.ok(!recorder.calls.some((call) => call.name.includes('Ctx')));
   });
 
+  test('takes a device, its ordinal, or nothing for device 0', () => {
+    emulate({ CUFFI_EMULATED_DEVICES: '2' });
+    for (const device of [undefined, 1, Device.get(1)])
+      assert.deepEqual(reasons(ipcSupport(device)), none);
+    assert.throws(() => ipcSupport(2), /^RangeError: there is no device 2/);
+    assert.throws(() => ipcSupport({} as never), /^TypeError: device must be a Device or its ordi/);
+  });
+
   test('memory and events need unified addressing and a discrete GPU', () => {
     const unified = 'the device does not support unified addressing';
     assert.deepEqual(reasons(support({ unifiedAddressing: 0 })), {
