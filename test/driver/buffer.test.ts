@@ -154,7 +154,7 @@ describe('DeviceBuffer', () => {
     );
     await assert.rejects(
       buffer.copyFrom([1, 2, 3] as never),
-      /^TypeError: source must be a typed array, DataView, ArrayBuffer or Buffer, not an Array$/,
+      /^TypeError: source must be a typed array, DataView, ArrayBuffer or Buffer, not an Array: put numbers into one/,
     );
     await assert.rejects(
       buffer.copyToHost(undefined, { streams: 1 } as never),

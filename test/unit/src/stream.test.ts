@@ -46,7 +46,7 @@ describe('Stream', () => {
     using stream = Stream.create();
     await assert.rejects(stream.synchronize({ timeout: 5 } as never), {
       name: 'TypeError',
-      message: /unknown option 'timeout'; known: signal, timeoutMs$/,
+      message: /unknown option 'timeout' \(did you mean 'timeoutMs'\?\); known: signal, timeoutMs$/,
     });
   });
 

@@ -54,7 +54,7 @@ describe('compile', () => {
     await assert.rejects(compile(TWICE, { timeoutMs: -1 }), /^RangeError: timeoutMs/);
     await assert.rejects(
       compile(TWICE, { timeout: 1 } as never),
-      /unknown option 'timeout'; known: /,
+      /unknown option 'timeout' \(did you mean 'timeoutMs'\?\); known: /,
     );
   });
 

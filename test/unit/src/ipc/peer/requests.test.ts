@@ -310,18 +310,31 @@ describe('Peer.request and Peer.serve', () => {
     assert.equal(((await asked) as unknown[]).length, long.length);
     await pair.a.ended;
     await serving;
-    // A close here drops it.
-    using other = peerPair();
-    const otherSent = defer();
-    const otherServing = other.b.serve((_, { closeAfter }) => {
-      closeAfter({ close: otherSent.resolve });
-      return long;
+  });
+
+  test('close() drops an answer that is still being built', async (t) => {
+    // A slice ends whenever the clock is read for the second time.
+    let now = performance.now();
+    t.mock.method(performance, 'now', () => {
+      now += 10;
+      return now;
     });
-    const dropped = assert.rejects(other.a.request(1), { name: 'ClosedError' });
-    await otherSent.promise;
-    other.a.close();
+    using other = new RawPeer();
+    const asked = other.peer.request(1);
+    const count = 60_000;
+    const body = Buffer.alloc(4 + count, Tag.null);
+    body.set([Tag.array, (count & 127) | 128, ((count >> 7) & 127) | 128, count >> 14]);
+    other.send(body, { kind: FrameKind.response, request: 1 });
+    // Checked by now, and not built.
+    await turns(60);
+    let isSettled = false;
+    const dropped = assert.rejects(asked, { name: 'ClosedError' }).then(() => {
+      isSettled = true;
+    });
+    await turns(1);
+    assert.equal(isSettled, false);
+    other.peer.close();
     await dropped;
-    await otherServing;
   });
 
   test('the signal of serve() ends it when its handlers are done; later requests wait for the next', async () => {
@@ -346,10 +359,18 @@ describe('Peer.request and Peer.serve', () => {
     assert.equal(isOver, false);
     finish.resolve();
     await stopped;
-    const second = pair.b.serve((value) => `second: ${value}`);
+    const second = new AbortController();
+    const idle = pair.b.serve((value) => `second: ${value}`, { signal: second.signal });
     assert.deepEqual(await Promise.all(answers), ['first: 1', 'second: 2']);
+    // One that waits for a request takes none any more, either.
+    second.abort(new Error('nor here'));
+    await assert.rejects(idle, /nor here/);
+    const third = pair.a.request(3);
+    await turns(3);
+    const last = pair.b.serve((value) => `last: ${value}`);
+    assert.equal(await third, 'last: 3');
     pair.a.close();
-    await second;
+    await last;
   });
 
   test('closeAfter closes what was made for the answer once that is sent, or the handler has failed', async () => {
