@@ -7,7 +7,6 @@ import { cudaError } from '../check.ts';
 import type { Context } from '../context.ts';
 import { type CudaError, isSticky, NotSupportedError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
-import { recentWork } from '../hints.ts';
 import { describeObject } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { noteMemoryUse } from '../memory/buffer-copy.ts';
@@ -22,7 +21,7 @@ import {
   type LaunchConfig,
   LaunchConfigStruct,
 } from './launch-config.ts';
-import { recordLaunch } from './launch-record.ts';
+import { noteLaunch, recordLaunch } from './launch-record.ts';
 import type { Module } from './module.ts';
 import {
   activeBlocks,
@@ -123,7 +122,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     if (stream !== undefined && stream.context !== this.context) this.#assertSameContext(stream);
     buffers.args.write(args);
     const call = this.handle; // throws if a getter of an argument has closed the module
-    recentWork.kernel = this.name;
+    noteLaunch(this.name);
     const handle = stream?.untrackedHandle;
     if (handle === undefined) {
       this.#launchTracked(buffers, stream, args);

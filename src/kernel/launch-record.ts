@@ -1,6 +1,7 @@
-/** Records the kernel launches of a capture: kernels report them, and graphs read them. */
+/** Records kernel launches: graphs read those of a capture, and errors name the last of all. */
 import type { CUgraphNode, CUstream } from '../../ffi/types.ts';
 import { lastCapturedNode } from '../graph-capture.ts';
+import { recentWork } from '../hints.ts';
 import type { LaunchConfigStruct } from './launch-config.ts';
 
 /** A kernel launch in a captured stream. */
@@ -9,6 +10,11 @@ export interface LaunchRecord extends Pick<LaunchConfigStruct, 'grid' | 'block' 
   readonly handle: CUgraphNode;
   readonly args: readonly unknown[];
 }
+
+/** Notes a launch that is about to be made: a fault that is found later may be of it. */
+export const noteLaunch = (kernel: string): void => {
+  recentWork.kernel = kernel;
+};
 
 let records: LaunchRecord[] = [];
 

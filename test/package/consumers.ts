@@ -205,3 +205,11 @@ if (process.send) {
   console.log('ok', JSON.stringify(codes));
 }
 `;
+
+/** Prints the names that the entries export, as JSON. */
+export const exportedNames = `
+const entries = {};
+for (const specifier of ['cuffi', 'cuffi/ipc', 'cuffi/ffi'])
+  entries[specifier] = Object.keys(await import(specifier));
+console.log(JSON.stringify(entries));
+`;

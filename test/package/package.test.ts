@@ -24,11 +24,13 @@ import {
   bindings,
   cjs,
   esm,
+  exportedNames,
   loadedScripts,
   types,
   withoutConnections,
   wrongNames,
 } from './consumers.ts';
+import { snippetsOf } from './snippets.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const installed = (path: string): string => join(root, 'node_modules', path);
@@ -194,6 +196,36 @@ describe('the packed package', { skip: unavailable }, () => {
       }
     });
   }
+
+  test('the code in the documents compiles under the options of tsc --init', () => {
+    const entries = JSON.parse(node('exports.mjs', exportedNames)) as Record<string, string[]>;
+    const folderOfSnippets = join(app, 'snippets');
+    mkdirSync(folderOfSnippets);
+    const places: string[] = [];
+    for (const file of ['README.md', 'docs/arrays.md', 'docs/ipc.md', 'docs/kernels.md'])
+      for (const { place, program } of snippetsOf(pathToFileURL(join(root, file)), entries)) {
+        writeFileSync(join(folderOfSnippets, `${place.replace(/[.:]/g, '-')}.mts`), program);
+        places.push(place);
+      }
+    assert.ok(places.length >= 19, places.join());
+    // As TypeScript 7 writes them, with the types that every program of Node's needs.
+    const compilerOptions = {
+      module: 'nodenext',
+      target: 'esnext',
+      types: ['node'],
+      noUncheckedIndexedAccess: true,
+      exactOptionalPropertyTypes: true,
+      strict: true,
+      verbatimModuleSyntax: true,
+      isolatedModules: true,
+      noUncheckedSideEffectImports: true,
+      moduleDetection: 'force',
+      skipLibCheck: true,
+      noEmit: true,
+    };
+    writeFileSync(join(folderOfSnippets, 'tsconfig.json'), JSON.stringify({ compilerOptions }));
+    run(folderOfSnippets, process.execPath, [join(installed('typescript'), 'bin/tsc')]);
+  });
 
   // Without @types/node, the declarations of AbortSignal and Disposable are the user's to bring.
   test('type-checks in a project without @types/node', () => {

@@ -67,6 +67,7 @@ const DEFAULT_GRACE_MS = 2000;
  * there. They are not checked at run time: the other process may send anything.
  *
  * @example
+ * const peer: Peer<Step, Step> = spawnPeer('worker.js');
  * await peer.send({ step: 1, weights: buffer });
  * for await (const { step, weights } of peer) weights.close();
  */

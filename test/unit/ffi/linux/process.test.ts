@@ -77,8 +77,8 @@ describe('processStartTime and isProcessAlive', () => {
   });
 
   test('a process that has ended counts as such, also where nobody has waited for it', async () => {
-    // What it starts in the background ends at once, and the program that it becomes waits for none.
-    const parent = startProcess('sh', ['-c', 'sleep 0 & echo $!; exec sleep 60'], {
+    // What it starts in the background ends when it has become another program, which waits for none.
+    const parent = startProcess('sh', ['-c', 'sleep 0.2 & echo $!; exec sleep 60'], {
       stdio: ['ignore', 'pipe', 'ignore'],
     });
     try {
