@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
+import fc from 'fast-check';
 import { closeFd, createMemfd } from '../../../../../ffi/linux/libc.ts';
 import { DeviceBuffer, Stream } from '../../../../../src/index.ts';
 import { leases, type RequestContext } from '../../../../../src/ipc/index.ts';
@@ -13,6 +14,7 @@ import {
 } from '../../../../../src/ipc/wire/limits.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
+import { trials } from '../../../../support/iterations.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair, RawPeer, readMessage, tableOf, unknownObject } from './support.ts';
@@ -560,6 +562,59 @@ describe('an end that follows no rule', () => {
       other.send(one, { kind: kind as FrameKind, request });
       await assert.rejects(other.peer.receive(), ends(message));
     }
+  });
+
+  test('any order of frames is answered, or ends the connection with an IpcError; no descriptor stays open', async () => {
+    emulate();
+    using buffer = DeviceBuffer.allocate(64);
+    {
+      // What the first buffer that is sent leaves for all later ones.
+      using first = new RawPeer();
+      await first.peer.send(buffer);
+    }
+    await turns(3);
+    const before = openDescriptors();
+    const body = fc.constantFrom(
+      [Tag.null],
+      [Tag.true],
+      [Tag.array, 1, Tag.null],
+      [Tag.gpuObject, ...tableOf(0, unknownObject)],
+      [Tag.error, 1, 0],
+      [Tag.map, 1, Tag.null, Tag.null],
+      [99],
+    );
+    const frame = fc.record({
+      kind: fc.integer({ min: 1, max: 8 }).filter((kind) => kind !== FrameKind.control),
+      request: fc.integer({ min: 0, max: 4 }),
+      body,
+    });
+    const isExpected = (error: unknown): void =>
+      assert.ok(
+        !(error instanceof Error) || /^(IpcError|ClosedError|TypeError)$/.test(error.name),
+        String(error),
+      );
+    await fc.assert(
+      fc.asyncProperty(fc.array(frame, { minLength: 1, maxLength: 12 }), async (frames) => {
+        using other = new RawPeer();
+        const { peer } = other;
+        const calls: Promise<unknown>[] = [
+          peer.serve((value) => ({ value, buffer }), { concurrency: 2 }),
+          peer.request(1),
+          peer.request({ buffer }),
+          peer.receive(),
+        ];
+        const settled = Promise.all(calls.map((call) => call.catch(isExpected)));
+        for (const [sequence, { kind, request, body: bytes }] of frames.entries())
+          other.send(Uint8Array.from(bytes), { kind: kind as FrameKind, request, sequence });
+        await turns(4);
+        peer.close();
+        closeFd(other.socket);
+        await settled;
+      }),
+      trials(60, 5_000),
+    );
+    for (let turn = 0; turn < 200 && openDescriptors() > before; turn++) await nextLoopIteration();
+    assert.ok(openDescriptors() <= before, `${openDescriptors()} descriptors after ${before}`);
   });
 
   test('every request has one answer, also if it was given up', async () => {
