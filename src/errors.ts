@@ -179,7 +179,7 @@ export type IpcCause =
 /** The codes of an {@link IpcError}. */
 export type IpcErrorCode =
   | IpcCause
-  /** More was sent or asked than the limits of docs/ipc.md allow. */
+  /** More was sent or asked than the limits of docs/connections.md allow. */
   | 'limit-exceeded'
   /** `connect`: nobody listens at that name. */
   | 'not-listening'

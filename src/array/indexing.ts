@@ -85,7 +85,7 @@ export function indexLayout(layout: Layout, selectors: readonly Selector[]): Lay
   return { ...layout, ...selected, byteOffset };
 }
 
-/** Whoever gives two numbers may mean the range between them, as in JavaScript's `slice`. */
+/** Two numbers may be meant as the range between them, as in JavaScript's `slice`. */
 const rangeHint = ([start, stop, ...others]: readonly Selector[]): string =>
   typeof start === 'number' && typeof stop === 'number' && others.length === 0
     ? `. A range is { start: ${start}, stop: ${stop} }`

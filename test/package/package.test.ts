@@ -202,7 +202,8 @@ describe('the packed package', { skip: unavailable }, () => {
     const folderOfSnippets = join(app, 'snippets');
     mkdirSync(folderOfSnippets);
     const places: string[] = [];
-    for (const file of ['README.md', 'docs/arrays.md', 'docs/ipc.md', 'docs/kernels.md'])
+    const pages = ['arrays', 'connections', 'kernels', 'lifetime', 'sharing', 'trust'];
+    for (const file of ['README.md', ...pages.map((page) => `docs/${page}.md`)])
       for (const { place, program } of snippetsOf(pathToFileURL(join(root, file)), entries)) {
         writeFileSync(join(folderOfSnippets, `${place.replace(/[.:]/g, '-')}.mts`), program);
         places.push(place);

@@ -1,6 +1,7 @@
 /** What the documents say of the source, compared with the source. */
 import assert from 'node:assert/strict';
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
 import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 
@@ -19,6 +20,43 @@ describe('docs/architecture.md', () => {
       (path) => !entries.includes(path) && !existsSync(root + path.replace(/\*\.ts$/, '')),
     );
     assert.deepEqual(missing, []);
+  });
+});
+
+describe('the documents', () => {
+  const files = [
+    'README.md',
+    'CHANGELOG.md',
+    'bench/benchmark.template.md',
+    ...readdirSync(`${root}docs`)
+      .filter((name) => name.endsWith('.md'))
+      .map((name) => `docs/${name}`),
+  ];
+  /** As GitHub makes them of headings. */
+  const anchorsOf = (path: string): string[] =>
+    [...read(path).matchAll(/^#+ (.*)$/gm)].map(([, heading = '']) =>
+      heading
+        .toLowerCase()
+        .replace(/\[(.*?)\]\(.*?\)/g, '$1')
+        .replace(/[^\p{L}\p{N}_\- ]/gu, '')
+        .replaceAll(' ', '-'),
+    );
+
+  test('every link leads to a file and a heading that exist', () => {
+    const broken = files.flatMap((file) => {
+      // The template is filled in as a page of docs.
+      const folder = file.startsWith('bench/') ? 'docs' : dirname(file);
+      const links = [...read(file).matchAll(/\]\((?!https?:)([^)\s]*)\)/g)];
+      return links
+        .filter(([, link = '']) => {
+          const [path = '', anchor] = link.split('#');
+          const target = path === '' ? file : join(folder, path);
+          if (!existsSync(root + target)) return true;
+          return anchor !== undefined && !anchorsOf(target).includes(anchor);
+        })
+        .map(([, link]) => `${file}: ${link}`);
+    });
+    assert.deepEqual(broken, []);
   });
 });
 

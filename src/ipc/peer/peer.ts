@@ -58,7 +58,7 @@ const DEFAULT_GRACE_MS = 2000;
  * DataView, ArrayBuffer; a Buffer arrives as Uint8Array), a `DeviceArray`, a `DeviceBuffer`, a
  * `MemoryPool`, a `CudaEvent`, or a plain object or array of these. GPU memory is not copied: both
  * processes then have it. It lives until both have closed it. Work on it runs in order without
- * either host waiting: see docs/ipc.md. The receiver owns the objects that arrive, and closes them.
+ * either host waiting: see docs/lifetime.md. The receiver owns the objects that arrive, and closes them.
  *
  * Values arrive whole and in order. What the other process sent before it ended is received before
  * the end is reported. An open peer keeps the process alive, as a socket does.
@@ -203,7 +203,7 @@ export class Peer<Receives = unknown, Sends = Anything>
   }
 
   /**
-   * Answers the requests of the other process, until the connection ends: then it resolves, when the
+   * Handles the requests of the other process until the connection ends. Then it resolves, when the
    * last handler has. Requests that came before wait for this call. What a handler returns, or its
    * Promise, is the answer; what it throws is thrown by the other end's {@link request}.
    *

@@ -30,7 +30,7 @@ export interface RequestContext {
   closeAfter<T extends { close(): void }>(resource: T): T;
 }
 
-/** Answers a request. What it throws is thrown by the other end's `request`. */
+/** Handles a request: returns the answer. What it throws is thrown by the other end's `request`. */
 export type RequestHandler = (value: unknown, context: RequestContext) => unknown;
 
 /** How {@link Requests.serve} calls its handler. */
@@ -245,7 +245,7 @@ export class Requests {
     return this.#values.add(arrival, size);
   }
 
-  /** Tells the handler of a request that the peer has given it up. One that was answered is none. */
+  /** Aborts the signal of a request's handler. Does nothing if the request was answered meanwhile. */
   receiveCancellation(number: number, message: ValueMessage, fds: readonly number[]): void {
     discardFds(fds);
     if (message.objects.entries.length > 0 || message.value.byteLength > 1)

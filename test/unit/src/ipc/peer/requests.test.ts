@@ -352,9 +352,9 @@ describe('Peer.request and Peer.serve', () => {
     );
     const answers = [pair.a.request(1), pair.a.request(2)];
     await turns(3);
-    stop.abort(new Error('no more'));
+    stop.abort(new Error('over'));
     let isOver = false;
-    const stopped = assert.rejects(first, /^Error: no more$/).then(() => {
+    const stopped = assert.rejects(first, /^Error: over$/).then(() => {
       isOver = true;
     });
     await turns(5);
