@@ -21,6 +21,7 @@ writeFileSync(`${path}.part`, JSON.stringify(shared));
 renameSync(`${path}.part`, path);
 
 // The memory must stay until the importer is done with it: that takes the file away.
-while (existsSync(path)) await setTimeout(10);
+const signal = AbortSignal.timeout(30_000);
+while (existsSync(path)) await setTimeout(10, undefined, { signal });
 await event.synchronize({ signal: AbortSignal.timeout(10_000) });
 console.log('the exporter reads', new Set(await buffer.copyToHost()));

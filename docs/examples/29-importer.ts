@@ -6,7 +6,9 @@ import { explain, openIpcBuffer, openIpcEvent } from 'cuffi/ipc';
 
 const [, , path] = process.argv;
 if (!path) throw new Error('which file?');
-while (!existsSync(path)) await setTimeout(10);
+// The exporter may have failed: then this does, too.
+const signal = AbortSignal.timeout(30_000);
+while (!existsSync(path)) await setTimeout(10, undefined, { signal });
 const shared = JSON.parse(readFileSync(path, 'utf8')) as { buffer: unknown; event: unknown };
 
 const { openable, reason, hint } = explain(shared.buffer);

@@ -45,8 +45,14 @@ export function describePlace({ device, support }: DeviceSupport): string[] {
 export const describeKind = (kind: KindName): string =>
   labelled('shared', `${kind}: ${kinds[kind].description}`);
 
+/** How long copying took, where IPC takes 1. */
+const comparison = (ratio: number): string =>
+  ratio >= 1
+    ? `${ratio.toFixed(1)} times as long`
+    : `${(1 / ratio).toFixed(1)} times as fast: IPC pays for larger buffers`;
+
 /** The lines about the result, the verdict last. */
-export function describeResult(result: RoundtripResult): string[] {
+function describeResult(result: RoundtripResult): string[] {
   const { parent, child, mismatches } = result;
   const values = (list: readonly number[]): string => `${list.join(', ')}, ...`;
   return [
@@ -60,7 +66,7 @@ export function describeResult(result: RoundtripResult): string[] {
     labelled(
       'hand-over',
       `${milliseconds(result.ipcMs)} by IPC, ${milliseconds(result.copyMs)} by copying through the host ` +
-        `(${(result.copyMs / result.ipcMs).toFixed(1)} times as long)`,
+        `(${comparison(result.copyMs / result.ipcMs)})`,
     ),
     labelled(
       'copies',

@@ -34,6 +34,15 @@ describe('cuffi command', () => {
     assert.match(stdout, /^usage: cuffi roundtrip \[options\]\n/);
   });
 
+  test('copying is said to take longer, or to be quicker, and never a part of the time', () => {
+    const { code, stdout } = cuffi('roundtrip --elements=1', { CUFFI_DRIVER: 'emulated' });
+    assert.equal(code, 0);
+    assert.match(
+      stdout,
+      /^hand-over .*\((?:[1-9]\d*\.\d times as long|[1-9]\d*\.\d times as fast: IPC pays for larger buffers)\)$/m,
+    );
+  });
+
   test('a missing device ends the command, and the error names the existing ones', () => {
     const { code, stdout, stderr } = cuffi('roundtrip --device 99');
     assert.equal(code, 1);
