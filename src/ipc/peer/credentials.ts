@@ -52,6 +52,8 @@ export function trustedCredentials(socket: number, trust: TrustOptions): PeerCre
     throw new IpcError(
       `${processName(credentials)} is of user ${credentials.uid}, not of this process's: allow it ` +
         'with { allowOtherUsers: true } or { allow }',
+      undefined,
+      'other-user',
     );
   return credentials;
 }

@@ -228,7 +228,11 @@ describe('listen and connect', () => {
 
   test('the kernel reports the user at both ends', { skip: notRoot }, async () => {
     const name = `@cuffi-users-${process.pid}`;
-    const refusal = { name: 'IpcError', message: /is of user 65534, not of this process's/ };
+    const refusal = {
+      name: 'IpcError',
+      code: 'other-user',
+      message: /is of user 65534, not of this process's/,
+    };
     {
       using listener = listen(name);
       const refused = asNobody(() => connectSocket(name));
