@@ -145,6 +145,7 @@ export class Connection implements FramedSocketHandler {
       this.#session,
       (value, message) => this.#send(value, message),
       () => this.#onDelivered(),
+      () => this.#beginPolling(),
       (error) => this.onFailure(error),
     );
     this.#poller = new BusyPoller(this.#socket, {
@@ -216,9 +217,7 @@ export class Connection implements FramedSocketHandler {
   /** As {@link Requests.serve}. */
   serve(settings: ServeSettings): Serving {
     assertNotCapturing('receiving');
-    const serving = this.#requests.serve(settings);
-    this.#beginPolling();
-    return serving;
+    return this.#requests.serve(settings);
   }
 
   #send(value: unknown, message: OutgoingMessage): Promise<void> | undefined {

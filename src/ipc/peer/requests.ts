@@ -79,6 +79,7 @@ export class Requests {
   readonly #peerName: string;
   readonly #session: Session;
   readonly #send: SendMessage;
+  readonly #onAwaited: () => void;
   readonly #onBroken: (error: unknown) => void;
   /** The requests of this end. */
   readonly #asked = new PendingRequests<AskedRequest>('requests wait for their answers');
@@ -97,6 +98,7 @@ export class Requests {
   /**
    * @param peerName the peer in words
    * @param onDelivered called when an answer was delivered later than it came
+   * @param onAwaited called when a handler waits for a request that has not arrived
    * @param onBroken called when an answer cannot be sent, so that the peer would wait for ever
    */
   constructor(
@@ -104,11 +106,13 @@ export class Requests {
     session: Session,
     send: SendMessage,
     onDelivered: () => void,
+    onAwaited: () => void,
     onBroken: (error: unknown) => void,
   ) {
     this.#peerName = peerName;
     this.#session = session;
     this.#send = send;
+    this.#onAwaited = onAwaited;
     this.#onBroken = onBroken;
     this.#answers = new ReceiveQueue(session, onDelivered);
     this.#values = new ReceiveQueue(session, onDelivered);
@@ -284,6 +288,7 @@ export class Requests {
           throw error;
         }),
     });
+    if (server.isTaking) this.#onAwaited();
   }
 
   /** Handles the first request that waits. */

@@ -339,6 +339,36 @@ describe('Peer.request and Peer.serve', () => {
     await dropped;
   });
 
+  test('nothing more is read while too much is answered at once', async (t) => {
+    let now = performance.now();
+    t.mock.method(performance, 'now', () => {
+      now += 10;
+      return now;
+    });
+    using pair = peerPair();
+    const order: string[] = [];
+    const long = new Array<string>(200_000).fill('x'.repeat(40));
+    const sent = [defer(), defer()];
+    const serving = pair.b.serve(
+      (n, { closeAfter }) => {
+        closeAfter({ close: () => sent[n as number]?.resolve() });
+        return long;
+      },
+      { concurrency: 2 },
+    );
+    const note = (what: string) => (): void => {
+      order.push(what);
+    };
+    const answers = [0, 1].map((n) => pair.a.request(n).then(note(`answer ${n}`)));
+    const value = pair.a.receive().then(note('value'));
+    await Promise.all(sent.map(({ promise }) => promise));
+    await pair.b.send('behind both answers');
+    await Promise.all([...answers, value]);
+    assert.deepEqual(order, ['answer 0', 'answer 1', 'value']);
+    pair.a.close();
+    await serving;
+  });
+
   test('the signal of serve() ends it when its handlers are done; later requests wait for the next', async () => {
     using pair = peerPair();
     const finish = defer();

@@ -2,6 +2,8 @@ import assert from 'node:assert/strict';
 import { afterEach, beforeEach, describe, test } from 'node:test';
 import { connect, listen, parentPeer, spawnPeer } from '../../../../../src/ipc/index.ts';
 import { busyPoll, type PollResult } from '../../../../../src/ipc/wire/busy-poll.ts';
+import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
+import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { peerPair, RawPeer } from '../peer/support.ts';
@@ -133,6 +135,38 @@ describe('busyPoll', () => {
       await from.send('hello');
       assert.equal(await coming, 'hello');
       assert.equal(turn.hasRun, false);
+    }
+  });
+
+  test('the thread polls for answers, and for each request that a handler waits for', async () => {
+    for (const [options, expected] of [
+      [polling, false],
+      [{}, true],
+    ] as const) {
+      using asking = new RawPeer(options);
+      const answer = asking.peer.request('question');
+      let turn = watchTurn();
+      await new Promise<void>((resolve) => process.nextTick(resolve));
+      asking.send(Uint8Array.of(Tag.true), { kind: FrameKind.response, request: 1 });
+      assert.equal(await answer, true);
+      assert.equal(turn.hasRun, expected, 'whether the loop went on before the answer');
+
+      using asked = new RawPeer(options);
+      let onRequest = (): void => {};
+      const serving = asked.peer.serve(() => onRequest());
+      for (const sequence of [0, 1, 2]) {
+        const coming = new Promise<void>((resolve) => {
+          onRequest = resolve;
+        });
+        turn = watchTurn();
+        await new Promise<void>((resolve) => process.nextTick(resolve));
+        const kind = FrameKind.request;
+        asked.send(Uint8Array.of(Tag.true), { kind, request: sequence + 1, sequence });
+        await coming;
+        assert.equal(turn.hasRun, expected, `whether it went on before request ${sequence}`);
+      }
+      asked.peer.close();
+      await serving;
     }
   });
 
