@@ -14,7 +14,7 @@ import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { CuffiError, IpcError, NotSupportedError } from '../errors.ts';
 import { belongsToCapture, isCapturing, onCaptureEnd } from '../graph-capture.ts';
-import type { Details } from '../inspect.ts';
+import { type Details, placeName } from '../inspect.ts';
 import { releaseOrWarn, ShareableResource } from '../lifetime.ts';
 import { type Stream, streamOption } from '../stream.ts';
 import {
@@ -367,7 +367,7 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
 
   /** @internal */
   protected override describe(): Details {
-    return [`of ${this.context.device}`, this.borrowed && 'borrowed'];
+    return [placeName(this.context), this.shareable && 'shareable', this.borrowed && 'borrowed'];
   }
 }
 

@@ -71,7 +71,7 @@ describe('console.log of every class', () => {
       ],
       [buffer, 'DeviceBuffer(64 bytes, allocated)'],
       [cuffi.DeviceMemory.create({ private: true }), 'DeviceMemory(on cuda:0, private)'],
-      [pool, `MemoryPool(of Device 0 (${device.name}))`],
+      [pool, 'MemoryPool(on cuda:0)'],
       [virtual, `VirtualMemory(10 of ${virtual.reservedByteLength} bytes)`],
       [cuffi.PinnedBuffer.allocate(8), 'PinnedBuffer(8 bytes)'],
       [pinnedArrays, 'PinnedArrays(1 array, 8192 bytes, on cuda:0)'],

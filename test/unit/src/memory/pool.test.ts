@@ -430,7 +430,7 @@ describe('MemoryPool', () => {
   test('toString() describes the pool', () => {
     emulate();
     const pool = MemoryPool.create();
-    assert.match(inspect(pool), /^MemoryPool\(of Device 0 \(.+\)\)$/);
+    assert.match(inspect(pool), /^MemoryPool\(on cuda:0\)$/);
     pool.close();
     assert.match(inspect(pool), /, closed\)$/);
     assert.match(String(MemoryPool.default()), /, borrowed\)$/);
