@@ -1,7 +1,7 @@
 /** Processes that pass values with GPU objects in them through a connection. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { existsSync, mkdtempSync, rmSync } from 'node:fs';
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, describe, test } from 'node:test';
@@ -322,19 +322,28 @@ describe('Peer', () => {
     for await (const value of child) assert.fail(String(value));
     assert.equal(await ended(child), 0);
     assert.equal(existsSync(name), false, 'the socket of a listener that was open at the end');
-    assert.throws(() => spawnPeer('/nonexistent/script.js'), {
-      name: 'IpcError',
-      code: 'spawn-failed',
-      message: 'there is no script /nonexistent/script.js: give its whole path, or a URL',
-    });
-    using lost = spawnPeer('/nonexistent/script', { stdio: 'ignore' });
+    using lost = spawnPeer('/nonexistent/script.js', { stdio: 'ignore' });
     await assert.rejects(
       async () => {
         for await (const value of lost) assert.fail(String(value));
       },
-      { name: 'PeerGoneError', exitCode: 1 },
+      {
+        name: 'PeerGoneError',
+        exitCode: 1,
+        message: /without closing the connection: there is no script \/nonexistent\/script\.js$/,
+      },
     );
     assert.equal(await ended(lost), 1);
+    // Loaders of TypeScript take x.ts for x.js.
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-script-'));
+    writeFileSync(join(folder, 'x.ts'), '');
+    using typed = spawnPeer(join(folder, 'x.js'), { stdio: 'ignore', execArgv: [] });
+    await assert.rejects(typed.receive(), {
+      name: 'PeerGoneError',
+      message: /without closing the connection$/,
+    });
+    await ended(typed);
+    rmSync(folder, { recursive: true });
     using nowhere = spawnPeer(program, { cwd: '/nonexistent' });
     await assert.rejects(nowhere.receive(), { name: 'IpcError', message: /could not be started/ });
     assert.throws(() => spawnPeer(program, { arguments: [] } as object), TypeError);

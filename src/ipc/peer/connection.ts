@@ -105,7 +105,8 @@ export class Connection implements FramedSocketHandler {
   /** Why nothing is read at the moment. */
   readonly #held = { byFullQueue: false, byHostWait: false, byLongValue: false };
   #isExitAwaited = false;
-  #isChild = false;
+  /** Finds out why a child could not run; undefined for other peers. */
+  #findFault: (() => string | undefined) | undefined;
   /** Whether the peer has sent anything. */
   #hasHeard = false;
   #isDoneSent = false;
@@ -175,16 +176,20 @@ export class Connection implements FramedSocketHandler {
     if (this.#state === 'open') this.#socket.setReferenced(isReferenced);
   }
 
-  /** Announces that the peer is a child of this process, so that its exit status will be known. */
-  awaitExit(): void {
+  /**
+   * Announces that the peer is a child of this process, so that its exit status will be known.
+   *
+   * @param findFault returns why the child could not run, if it finds a reason
+   */
+  awaitExit(findFault: () => string | undefined): void {
     this.#isExitAwaited = true;
-    this.#isChild = true;
+    this.#findFault = findFault;
   }
 
   /** What is probably wrong with a child that has not sent anything. */
   get silenceHint(): string | undefined {
-    return this.#isChild && !this.#hasHeard
-      ? 'it has sent nothing yet: does it call parentPeer()?'
+    return this.#findFault && !this.#hasHeard
+      ? (this.#findFault() ?? 'it has sent nothing yet: does it call parentPeer()?')
       : undefined;
   }
 
@@ -668,7 +673,10 @@ export class Connection implements FramedSocketHandler {
     if (!isGone && !process.isEnding && process.isExitObservable)
       return closedByPeerError(this.peerName);
     const error = this.#session.goneError();
-    if (error instanceof ClosedError && this.silenceHint) error.message += `: ${this.silenceHint}`;
+    // Of a child that failed, only a missing script is worth a word: its own error says the rest.
+    const findFault = this.#hasHeard ? undefined : this.#findFault;
+    const hint = error instanceof ClosedError ? this.silenceHint : findFault?.();
+    if (hint !== undefined) error.message += `: ${hint}`;
     return withoutStack(error);
   }
 }

@@ -1,6 +1,6 @@
 import { type ChildProcess, type SpawnOptions, spawn } from 'node:child_process';
 import { existsSync, fstatSync } from 'node:fs';
-import { extname, resolve } from 'node:path';
+import { resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { isMainThread } from 'node:worker_threads';
 import { closeFd, setCloseOnExec } from '../../../ffi/linux/libc.ts';
@@ -35,8 +35,7 @@ export interface SpawnPeerOptions extends BusyPollOptions {
  *
  * @param script a file, as of `child_process.fork`
  * @throws NotSupportedError in Bun and Deno
- * @throws TypeError for invalid arguments; IpcError with the code `spawn-failed` if there is no such
- * script. One that cannot run ends the peer
+ * @throws TypeError for invalid arguments; a script that cannot run ends the peer
  * @example
  * using child = spawnPeer(new URL('./worker.js', import.meta.url));
  * await child.send({ task: 1, input: buffer });
@@ -65,13 +64,6 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
     throw new TypeError(`the script is a file URL as a string: pass new URL(${formatValue(path)})`);
   if (typeof path !== 'string' || path === '')
     throw new TypeError(`the script must be a path or a file URL, not ${formatValue(script)}`);
-  // Without an ending, Node looks for several files.
-  if (extname(path) !== '' && !existsSync(resolve(directoryOf(cwd), path)))
-    throw new IpcError(
-      `there is no script ${path}: give its whole path, or a URL`,
-      undefined,
-      'spawn-failed',
-    );
   const streams = Array.isArray(stdio) ? [...stdio] : [stdio, stdio, stdio];
   while (streams.length < 3) streams.push('inherit');
 
@@ -84,15 +76,22 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
       ...(cwd === undefined ? {} : { cwd }),
     });
     isOwned = true;
-    return new ChildPeer(own, child, init);
+    const file = resolve(cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.'), path);
+    return new ChildPeer(own, child, file, init);
   } finally {
     if (!isOwned) closeFd(own);
     closeFd(other);
   }
 }
 
-const directoryOf = (cwd: string | URL | undefined): string =>
-  cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.');
+/** Returns that a child's script does not exist, if so. Loaders of TypeScript take x.ts for x.js. */
+function missingScript(file: string): string | undefined {
+  const others = ['', '.js', '.cjs', '.mjs', '.ts', '/index.js'].map((ending) => file + ending);
+  const typed = file.replace(/\.([cm]?)js(x?)$/, '.$1ts$2');
+  return [...others, typed, `${typed}x`].some((path) => existsSync(path))
+    ? undefined
+    : `there is no script ${file}`;
+}
 
 /** Omits a program from the command line, because the child has its script. */
 function ownExecArgv(): string[] {
@@ -113,7 +112,7 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
   readonly process: ChildProcess;
 
   /** @internal */
-  constructor(socket: number, child: ChildProcess, options: BusyPollOptions) {
+  constructor(socket: number, child: ChildProcess, script: string, options: BusyPollOptions) {
     assertInternal(child, Object, 'ChildPeer', 'spawnPeer');
     const pid = child.pid ?? 0;
     const peerProcess = PeerProcess.ofChild(pid);
@@ -121,7 +120,7 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
     super(socket, { pid, uid: process.getuid?.() ?? 0 }, init);
     this.process = child;
     const { connection } = this;
-    connection.awaitExit();
+    connection.awaitExit(() => missingScript(script));
     child.once('exit', (exitCode, signal) => {
       peerProcess.exit = { exitCode: exitCode ?? undefined, signal: signal ?? undefined };
       peerProcess.markGone();
