@@ -23,7 +23,7 @@ const table = JSON.parse(
 const withoutVarying = (message: string): string =>
   message
     .replaceAll(/process \d+|pid \d+/g, 'process N')
-    .replaceAll(/\/tmp\/cuffi-\d+\//g, '/tmp/cuffi-N/')
+    .replaceAll(/\S*\/cuffi(-\d+)?\/(?=nobody|wrong)/g, '/tmp/cuffi-N/')
     .replaceAll(/[^ :]*\/fixtures\//g, '')
     .replaceAll(/\.mjs\b/g, '.ts')
     .replace(/with \d+ bytes \([^)]*\) free/, 'with N free')
