@@ -245,7 +245,11 @@ function readImage(
   if (magic === ELF) return readCubin(host, address, kernels);
   if (magic >>> 0 === FATBIN) return { status: CUresult.CUDA_ERROR_NOT_SUPPORTED, log: '' };
   const ptx = parsePtx(readText(host, address));
-  if (!ptx) return { status: CUresult.CUDA_ERROR_INVALID_IMAGE, log: '' };
+  if (!ptx)
+    return {
+      status: CUresult.CUDA_ERROR_INVALID_IMAGE,
+      log: "error   : Binary format for key='0', ident='' is not recognized",
+    };
   if (ptx.version > MAX_VERSION)
     return {
       status: CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
