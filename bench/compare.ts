@@ -1,130 +1,133 @@
 /** Whether two runs agree. */
-import type { CaseResult, Results } from './result-schema.ts';
-import { ratiosOf, type Samples, summarize } from './statistics.ts';
+import { duration, multiple, percent } from './format.ts';
+import {
+  type CaseResult,
+  type Results,
+  ratiosOf,
+  readResults,
+  type Samples,
+  summarize,
+  titleOf,
+  UsageError,
+} from './results.ts';
 
 /** A median of one run that lies outside p10 to p90 of the other. */
-export interface Outlier {
-  readonly case: string;
-  readonly contestant: string;
+interface Outlier {
+  readonly title: string;
   /** The run whose median it is. */
   readonly of: 'A' | 'B';
   readonly median: number;
-  /** Of the other run. */
-  readonly other: Pick<Samples, 'median' | 'p10' | 'p90'>;
+  readonly other: Samples;
 }
 
-/** How far two runs agree in one kind of figure. */
+/** How far two runs agree. */
 export interface Agreement {
-  /** How many medians were held against the other run: two of each figure that is in both. */
-  readonly compared: number;
+  /** Figures that both runs have. */
+  readonly figures: number;
+  /** Figures that only one run has. */
+  readonly unpaired: number;
   readonly outliers: readonly Outlier[];
-  /** The part that lies within; 0 where nothing is in both. */
+  /** The part of the medians, two per figure, that lie within; 0 if there are no figures. */
   readonly share: number;
 }
 
-/** What comparing came to. */
-export interface Comparison {
-  /** Of the times of each contestant. */
-  readonly times: Agreement;
-  /** Of the ratios of the first contestant of a case to each other one, round by round. */
-  readonly ratios: Agreement;
-  /** Contestants that only one of them has. */
-  readonly alone: number;
-}
+/** The part that must lie within by default. */
+const ASKED_SHARE = 0.95;
 
-/** A case in words that no other has. */
-export const titleOf = ({ name, variant }: Pick<CaseResult, 'name' | 'variant'>): string =>
-  variant === null ? name : `${name}, ${variant}`;
-
-/** Holds each median of one run against p10 to p90 of the other, and the other way round. */
-export function compareResults(a: Results, b: Results): Comparison {
-  const [ofA, ofB] = [figuresOf(a, timesOf), figuresOf(b, timesOf)];
-  const times = agreementOf(ofA, ofB);
-  const ratios = agreementOf(figuresOf(a, ratiosToOthers), figuresOf(b, ratiosToOthers));
-  return { times, ratios, alone: ofA.size + ofB.size - times.compared };
-}
-
-/** What became of the rows of a suite since an earlier run, which took turns with this one. */
-export interface Changes {
-  readonly suite: string;
-  /** How many rows are in both: a contestant of a case each. */
-  readonly rows: number;
-  /** The medians of the later run below p10 of the earlier one, and above its p90. */
-  readonly quicker: readonly Outlier[];
-  readonly slower: readonly Outlier[];
-  /** The part of the rows whose median lies within; 0 where nothing is in both. */
-  readonly share: number;
-  /** Rows that only one of them has. */
-  readonly alone: number;
-}
-
-/** The part of the medians that must lie within, where nothing else is asked. */
-export const ASKED_SHARE = 0.95;
-
-/** Holds each median of a suite in `now` against p10 to p90 in `before`. */
-export function changesSince(before: Results, now: Results, suite: string): Changes {
-  const [a, b] = [before, now].map(({ cases, ...run }) => ({
-    ...run,
-    cases: cases.filter((result) => result.suite === suite),
-  })) as [Results, Results];
-  const {
-    times: { compared, outliers },
-    alone,
-  } = compareResults(a, b);
-  const ofNow = outliers.filter(({ of }) => of === 'B');
-  const quicker = ofNow.filter(({ median, other }) => median < other.p10);
-  const slower = ofNow.filter(({ median, other }) => median > other.p90);
-  const rows = compared / 2;
-  const share = rows === 0 ? 0 : (rows - ofNow.length) / rows;
-  return { suite, rows, quicker, slower, share, alone };
-}
-
-/** What was measured of one contestant, round by round. */
-interface Figure {
-  readonly case: string;
-  readonly samples: Samples;
-}
-
-function agreementOf(
-  ofA: ReadonlyMap<string, Figure>,
-  ofB: ReadonlyMap<string, Figure>,
-): Agreement {
+/** Compares the times of all contestants, or their ratios to the first contestant. */
+export function compareResults(a: Results, b: Results, what: 'times' | 'ratios'): Agreement {
+  const figures = what === 'times' ? timesOf : ratiosToFirst;
+  const [ofA, ofB] = [a, b].map(
+    ({ cases }) => new Map(cases.flatMap((result) => figures(result))),
+  ) as [Map<string, Samples>, Map<string, Samples>];
   const outliers: Outlier[] = [];
   let both = 0;
-  for (const [key, first] of ofA) {
-    const second = ofB.get(key);
+  for (const [title, first] of ofA) {
+    const second = ofB.get(title);
     if (!second) continue;
     both += 1;
-    const where = { case: first.case, contestant: first.samples.name };
-    const hold = (of: 'A' | 'B', { median }: Samples, other: Samples): void => {
-      if (median < other.p10 || median > other.p90) outliers.push({ ...where, of, median, other });
+    const check = (of: 'A' | 'B', { median }: Samples, other: Samples): void => {
+      if (median < other.p10 || median > other.p90) outliers.push({ title, of, median, other });
     };
-    hold('A', first.samples, second.samples);
-    hold('B', second.samples, first.samples);
+    check('A', first, second);
+    check('B', second, first);
   }
-  const compared = 2 * both;
-  const share = compared === 0 ? 0 : (compared - outliers.length) / compared;
-  return { compared, outliers, share };
+  return {
+    figures: both,
+    unpaired: ofA.size + ofB.size - 2 * both,
+    outliers,
+    share: both === 0 ? 0 : (2 * both - outliers.length) / (2 * both),
+  };
 }
 
-const timesOf = ({ contestants }: CaseResult): readonly Samples[] => contestants;
+type Figure = readonly [title: string, samples: Samples];
 
-/** Of those alone that have a ratio in each round. */
-const ratiosToOthers = ({ contestants: [first, ...others] }: CaseResult): Samples[] =>
-  others.flatMap((other) => {
+const timesOf = (result: CaseResult): Figure[] =>
+  result.contestants.map((one) => [`${result.suite}: ${titleOf(result)}, ${one.name}`, one]);
+
+const ratiosToFirst = (result: CaseResult): Figure[] => {
+  const [first, ...others] = result.contestants;
+  return others.flatMap((other) => {
     const ratios = first && ratiosOf(first, other);
-    return ratios ? [summarize(other.name, ratios)] : [];
+    if (!ratios) return [];
+    const title = `${result.suite}: ${titleOf(result)}, ${first.name} to ${other.name}`;
+    return [[title, summarize(other.name, ratios)] as const];
   });
+};
 
-const figuresOf = (
-  results: Results,
-  read: (result: CaseResult) => readonly Samples[],
-): Map<string, Figure> =>
-  new Map(
-    results.cases.flatMap((result) =>
-      read(result).map((samples) => {
-        const title = titleOf(result);
-        return [JSON.stringify([result.suite, title, samples.name]), { case: title, samples }];
-      }),
-    ),
+/** Prints how far two result files agree; returns true if their times do. @throws UsageError */
+export function compareFiles(pathA: string, pathB: string, threshold = ASKED_SHARE): boolean {
+  const [a, b] = readBoth(pathA, pathB);
+  const times = compareResults(a, b, 'times');
+  const ratios = compareResults(a, b, 'ratios');
+  for (const each of times.outliers) console.log(`outside: ${describeOutlier(each, duration)}`);
+  for (const each of ratios.outliers)
+    console.log(`ratio outside: ${describeOutlier(each, multiple)}`);
+  if (times.unpaired > 0) console.log(`contestants in only one file: ${times.unpaired}`);
+  for (const [what, { figures, outliers, share }] of Object.entries({ ratios, times }))
+    console.log(
+      `${2 * figures - outliers.length} of ${2 * figures} medians of ${what} lie within p10 to p90 ` +
+        `of the other run: ${percent(share)}`,
+    );
+  const agree = times.figures > 0 && times.share >= threshold;
+  console.log(`they ${agree ? '' : 'do not '}agree: at least ${percent(threshold)} of times asked`);
+  return agree;
+}
+
+/** Prints what B measured as slower than A. Returns true if at least 95 % of the times are not. */
+export function compareWithBefore(pathA: string, pathB: string): boolean {
+  const [a, b] = readBoth(pathA, pathB);
+  const { figures, unpaired, outliers } = compareResults(a, b, 'times');
+  const ofB = outliers.filter(({ of }) => of === 'B');
+  const slower = ofB.filter(({ median, other }) => median > other.p90);
+  for (const each of slower)
+    console.log(
+      `slower (${multiple(each.median / each.other.median)}): ${describeOutlier(each, duration)}`,
+    );
+  console.log(
+    `${figures - ofB.length} of ${figures} medians of B lie within p10 to p90 of A; ` +
+      `faster: ${ofB.length - slower.length}, slower: ${slower.length}, in only one file: ${unpaired}`,
   );
+  return figures > 0 && figures - slower.length >= ASKED_SHARE * figures;
+}
+
+function readBoth(pathA: string, pathB: string): [Results, Results] {
+  const both = [pathA, pathB].map((path, at) => {
+    const results = readResults(path);
+    const { gpu, date, commit } = results.machine;
+    const missing = results.isComplete ? '' : ', incomplete';
+    console.log(`${at === 0 ? 'A' : 'B'}: ${path}, ${gpu}, ${date}, commit ${commit}${missing}`);
+    return results;
+  }) as [Results, Results];
+  const [a, b] = both;
+  if (a.driver.emulated !== b.driver.emulated)
+    throw new UsageError('one of the files is of the emulated driver, the other of a GPU');
+  return both;
+}
+
+const describeOutlier = (
+  { title, of, median, other }: Outlier,
+  inWords: (figure: number) => string,
+): string =>
+  `${title}: median of ${of} ${inWords(median)}, ` +
+  `p10 to p90 of the other ${inWords(other.p10)} to ${inWords(other.p90)}`;

@@ -1,36 +1,15 @@
-/** The end of a run from outside. */
+/** Ending a run early: by Ctrl-C, by SIGTERM, or because the parent process ended. */
 
 const SIGNALS = ['SIGINT', 'SIGTERM'] as const;
-/** What a process that was interrupted ends with. */
+/** The exit code of an interrupted process. */
 export const INTERRUPTED = 130;
-/** Who has not ended by then is left to notice that its parent is gone. */
 const DEADLINE_MS = 5000;
 
-/** Why a run ended before its end. */
 export class Interrupted extends Error {}
 
 /**
- * Calls `save` once: at the end of the scope, or when the process exits before, as a second signal makes
- * it. `timeout npm run bench` sends two: one to each process of the group, and npm passes its own on.
- */
-export function savedAtExit(save: () => void): Disposable {
-  let isSaved = false;
-  const saveOnce = (): void => {
-    if (!isSaved) save();
-    isSaved = true;
-  };
-  process.on('exit', saveOnce);
-  return {
-    [Symbol.dispose]() {
-      process.off('exit', saveOnce);
-      saveOnce();
-    },
-  };
-}
-
-/**
- * Ctrl-C and SIGTERM abort `signal`, so that what a run has started is ended by who started it;
- * the second one ends the process at once. So does the end of a pass's parent, or of its patience.
+ * The first signal aborts `signal`, so that a run ends the processes that it started. The second one
+ * exits at once.
  */
 export function interruption(): { readonly signal: AbortSignal; [Symbol.dispose](): void } {
   const controller = new AbortController();
@@ -50,6 +29,25 @@ export function interruption(): { readonly signal: AbortSignal; [Symbol.dispose]
     [Symbol.dispose]() {
       process.off('disconnect', end);
       for (const signal of SIGNALS) process.off(signal, stop);
+    },
+  };
+}
+
+/**
+ * Calls `save` once: at the end of the scope, or when the process exits earlier. `timeout npm run
+ * bench` sends two signals, one to the process group and one that npm forwards.
+ */
+export function savedAtExit(save: () => void): Disposable {
+  let isSaved = false;
+  const saveOnce = (): void => {
+    if (!isSaved) save();
+    isSaved = true;
+  };
+  process.on('exit', saveOnce);
+  return {
+    [Symbol.dispose]() {
+      process.off('exit', saveOnce);
+      saveOnce();
     },
   };
 }

@@ -1,19 +1,45 @@
-/** The bench: what cuffi costs beside others in the same run, and reports of it. */
+/** The bench: compares cuffi with the raw driver calls, C and Python in one run. */
 import { INTERRUPTED, Interrupted } from './interrupt.ts';
-import { USAGE, UsageError } from './usage.ts';
+import { parse, USAGE } from './plan.ts';
+import { UsageError } from './results.ts';
 
-type Command = (args: readonly string[]) => number | Promise<number>;
-
-// Each loads what it needs: nothing that draws is there while something is measured.
-const commands: Readonly<Record<string, () => Promise<Command>>> = {
-  run: async () => (await import('./commands/run.ts')).run,
-  repeat: async () => (await import('./commands/repeat.ts')).repeat,
-  list: async () => (await import('./commands/list.ts')).list,
-  report: async () => (await import('./commands/report.ts')).report,
-  compare: async () => (await import('./commands/compare.ts')).compare,
-  check: async () => (await import('./commands/check.ts')).check,
-  page: async () => (await import('./commands/page.ts')).page,
+// Each command loads what it needs, so that a run does not load the drawing libraries.
+const commands: Readonly<Record<string, (args: readonly string[]) => Promise<number>>> = {
+  run: async (args) => (await import('./run.ts')).run(args),
+  repeat: async (args) => (await import('./run.ts')).repeat(args),
+  report: async (args) => {
+    const { values, positionals } = parse(args, { out: { type: 'string' } });
+    const [file] = takeFiles(positionals, 1);
+    return (await import('./report.ts')).report(file as string, values.out);
+  },
+  compare: async (args) => {
+    const { values, positionals } = parse(args, { threshold: { type: 'string' } });
+    const [a, b] = takeFiles(positionals, 2);
+    const threshold = values.threshold === undefined ? undefined : Number(values.threshold);
+    if (threshold !== undefined && !(threshold >= 0 && threshold <= 1 && values.threshold?.trim()))
+      throw new UsageError(`--threshold takes a part from 0 to 1, not '${values.threshold}'`);
+    const { compareFiles } = await import('./compare.ts');
+    return compareFiles(a as string, b as string, threshold) ? 0 : 1;
+  },
+  check: async (args) => {
+    const { values, positionals } = parse(args, { partial: { type: 'boolean', default: false } });
+    const [file] = takeFiles(positionals, 1);
+    return (await import('./aims.ts')).check(file as string, values.partial);
+  },
+  page: async (args) => {
+    takeFiles(parse(args, {}).positionals, 0);
+    return (await import('./report.ts')).page();
+  },
 };
+
+function takeFiles(positionals: readonly string[], count: number): readonly string[] {
+  if (positionals.length === count) return positionals;
+  throw new UsageError(
+    count === 0
+      ? `it takes no '${positionals[0]}'`
+      : `it takes ${count} result ${count === 1 ? 'file' : 'files'}, not ${positionals.length}`,
+  );
+}
 
 async function main(args: readonly string[]): Promise<number> {
   if (args.includes('--help')) {
@@ -21,9 +47,8 @@ async function main(args: readonly string[]): Promise<number> {
     return 0;
   }
   const [first = ''] = args;
-  const isCommand = Object.hasOwn(commands, first);
-  const load = commands[isCommand ? first : 'run'] as () => Promise<Command>;
-  return (await load())(isCommand ? args.slice(1) : args);
+  const command = Object.hasOwn(commands, first) ? first : 'run';
+  return commands[command]?.(command === first ? args.slice(1) : args) ?? 1;
 }
 
 try {
@@ -31,6 +56,6 @@ try {
 } catch (error) {
   const isUsage = error instanceof UsageError;
   console.error(`bench: ${error instanceof Error ? error.message : String(error)}`);
-  if (isUsage) console.error('npm run bench -- --help tells of the commands.');
+  if (isUsage) console.error('See npm run bench -- --help.');
   process.exitCode = isUsage ? 2 : error instanceof Interrupted ? INTERRUPTED : 1;
 }

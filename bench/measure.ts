@@ -1,115 +1,109 @@
 /**
- * The timer: contestants take turns, round by round, so that what changes during a run (clocks,
- * neighbours, temperature) touches all of them alike.
+ * The timer. The contestants of a case take turns, round by round, so that whatever changes during a
+ * run (clocks, neighbours, temperature) affects all of them.
  *
- * Not tinybench: it finishes one task before it begins the next, looks at the clock around every
- * call (which takes as long as half the calls here), and gives no turn to another process.
+ * tinybench does not fit: it finishes one task before it starts the next, reads the clock around
+ * every call (which costs half a call here), and cannot give a turn to another process.
  */
+import { type Samples, summarize } from './results.ts';
 
-import { type Samples, summarize } from './statistics.ts';
-
-/** One way of doing what a case measures. */
+/** One way to do what a case measures. */
 export interface Contestant {
   readonly name: string;
-  /** How many calls its batches have, where one takes long. Default: as many as the others'. */
+  /** Calls in a batch. Default: those of the case. */
   readonly calls?: number;
-  /** How many come before them, untimed. Default: as the others', of `calls` of its own a tenth. */
+  /** Untimed calls before a batch. Default: those of the case, or a tenth of its own `calls`. */
   readonly untimed?: number;
-  /** The most rounds that it takes part in, where it takes long. Default: all. */
+  /** The most rounds of a slow contestant, over all passes. Default: all. */
   readonly rounds?: number;
-  /** Whether it has run before: with rounds of its own it then takes no part in untimed ones. */
+  /** True if it ran before; with `rounds` of its own it skips the untimed rounds. */
   readonly hasRun?: boolean;
-  /**
-   * For how long it runs untimed first at least, in milliseconds, where V8 compiles what it does: a
-   * process has too few rounds to get there by them. Default 0.
-   */
+  /** It runs untimed for at least so long, because V8 compiles hot code only. Default 0. */
   readonly warmUpMs?: number;
-  /** And at most, while it still gets quicker. Default: `warmUpMs`. */
+  /** It runs untimed for at most so long, while it still becomes faster. Default: `warmUpMs`. */
   readonly warmUpMostMs?: number;
   /**
-   * Does it `calls` times, after `untimed` times of which nothing is said; answers how many
-   * nanoseconds that took.
+   * Makes `untimed` calls, then `calls` timed ones.
+   *
+   * @returns nanoseconds of the timed calls together, or a list of samples
    */
-  run(calls: number, untimed: number): number | Promise<number>;
+  run(
+    calls: number,
+    untimed: number,
+  ): number | readonly number[] | Promise<number | readonly number[]>;
 }
 
-/** How much time a case has. */
+/** The time of a case. */
 export interface Allowance {
+  /** Calls in a batch, which is one contestant's part of a round. */
+  readonly calls: number;
+  /** Untimed calls before a batch. Default: a tenth of `calls`. */
+  readonly untimed?: number;
   /** The most rounds. */
   readonly rounds: number;
-  /** Calls in a turn. */
-  readonly calls: number;
-  /**
-   * How many come before them: after other contestants' turns the first ones are slower. Default: a
-   * tenth of them.
-   */
-  readonly untimed?: number;
-  /** After so long no further round begins, unless there are too few. */
+  /** No further round begins after this time, unless there are fewer than `minRounds`. */
   readonly budgetMs: number;
-  /** How many rounds there are at least, whatever they take. */
   readonly minRounds: number;
-  /** Ends it between two turns. */
+  /** Aborting ends the measurement between two batches. */
   readonly signal?: AbortSignal;
-  /** Called before each round that counts: from 0, when all have run. */
+  /** Called before each timed round, from 0. */
   readonly beforeRound?: (round: number) => void;
 }
 
-/** Rounds whose times are thrown away: caches fill, clocks rise. */
-const WARM_UP_ROUNDS = 3;
-/** The part of the time after which the first of them is enough. */
-const WARM_UP_PART = 0.1;
-/** What V8 needs at least for a loop of calls. */
-const IN_PROCESS_WARM_UP_MS = 100;
-/** What must be gained by more of a warm-up, as a part of a batch. */
-const WORTH_WARMING = 0.03;
-/** How many batches a warm-up is judged by at least. */
-const MIN_WARM_UP_BATCHES = 6;
-/** For how long nothing must have been gained: between two steps of V8 it is as quick for a while. */
-const SETTLED_MS = 150;
+/** Untimed rounds before the first: caches fill, clocks rise. */
+const UNTIMED_ROUNDS = 3;
+/** After this part of the budget one untimed round is enough. */
+const UNTIMED_PART = 0.1;
 
-/** Measures the contestants in turns; each round begins with another one. */
+/** Measures the contestants; each round begins with another one. */
 export async function measure(
   contestants: readonly Contestant[],
   allowance: Allowance,
 ): Promise<Samples[]> {
   const { rounds, budgetMs, minRounds, signal, beforeRound } = allowance;
-  const times = contestants.map((): number[] => []);
+  const samples = contestants.map((): number[] => []);
   for (const contestant of contestants) await warmUp(contestant, allowance);
-  // Of those alone that take part in all rounds: they are not to pay for the others.
+  // Counts only contestants that take part in all rounds: others do not cost them rounds.
   let spentMs = 0;
-  for (let round = -WARM_UP_ROUNDS; round < rounds; round += 1) {
-    const isFirst = round === -WARM_UP_ROUNDS;
-    if (round < 0 && !isFirst && spentMs > WARM_UP_PART * budgetMs) continue;
+  for (let round = -UNTIMED_ROUNDS; round < rounds; round += 1) {
+    const isFirst = round === -UNTIMED_ROUNDS;
+    if (round < 0 && !isFirst && spentMs > UNTIMED_PART * budgetMs) continue;
     if (round === 0) spentMs = 0;
     if (round >= minRounds && spentMs > budgetMs) break;
     if (round >= 0) beforeRound?.(round);
     for (let turn = 0; turn < contestants.length; turn += 1) {
       signal?.throwIfAborted();
-      const at = (round + WARM_UP_ROUNDS + turn) % contestants.length;
+      const at = (round + UNTIMED_ROUNDS + turn) % contestants.length;
       const contestant = contestants[at] as Contestant;
       const { rounds: most = rounds, hasRun = false } = contestant;
-      if (most === 0) continue;
       if (round < 0 ? most < rounds && (hasRun || !isFirst) : round >= most) continue;
       const begun = performance.now();
-      const ns = await runBatch(contestant, allowance);
+      const measured = await runBatch(contestant, allowance);
       if (most >= rounds) spentMs += performance.now() - begun;
-      if (round >= 0) times[at]?.push(ns);
+      if (round >= 0) samples[at]?.push(...measured);
     }
   }
-  return contestants.map(({ name }, at) => summarize(name, times[at] ?? []));
+  return contestants.map(({ name }, at) => summarize(name, samples[at] ?? []));
 }
 
-/** One turn: how many nanoseconds a call took. */
-async function runBatch(contestant: Contestant, allowance: Allowance): Promise<number> {
+/** @returns nanoseconds per call: one sample, or those that the contestant took */
+async function runBatch(contestant: Contestant, allowance: Allowance): Promise<readonly number[]> {
   const { calls = allowance.calls } = contestant;
-  const others = contestant.calls === undefined ? allowance.untimed : undefined;
-  const { untimed = others ?? Math.floor(calls / 10) } = contestant;
-  return (await contestant.run(calls, untimed)) / calls;
+  const ofCase = contestant.calls === undefined ? allowance.untimed : undefined;
+  const { untimed = ofCase ?? Math.floor(calls / 10) } = contestant;
+  const measured = await contestant.run(calls, untimed);
+  return typeof measured === 'number' ? [measured / calls] : measured;
 }
+
+/** A warm-up is judged by at least so many batches. */
+const MIN_WARM_UP_BATCHES = 6;
+/** A warm-up goes on while it makes batches faster by more than this part. */
+const WORTH_WARMING = 0.03;
+/** It ends if it gained nothing for so long: V8 compiles in steps, with pauses between them. */
+const SETTLED_MS = 150;
 
 async function warmUp(contestant: Contestant, allowance: Allowance): Promise<void> {
-  const { rounds = 1, warmUpMs = 0, warmUpMostMs = warmUpMs } = contestant;
-  if (rounds === 0) return;
+  const { warmUpMs = 0, warmUpMostMs = warmUpMs } = contestant;
   const begun = performance.now();
   const batches: number[] = [];
   let gainedMs = 0;
@@ -117,11 +111,11 @@ async function warmUp(contestant: Contestant, allowance: Allowance): Promise<voi
     if (!isWarm(batches)) gainedMs = spentMs;
     else if (spentMs >= warmUpMs && spentMs - gainedMs >= SETTLED_MS) return;
     allowance.signal?.throwIfAborted();
-    batches.push(await runBatch(contestant, allowance));
+    batches.push(...(await runBatch(contestant, allowance)));
   }
 }
 
-/** Whether the last third of the batches was hardly quicker than the third before. */
+/** True if the last third of the batches was hardly faster than the third before. */
 export function isWarm(batches: readonly number[]): boolean {
   if (batches.length < MIN_WARM_UP_BATCHES) return false;
   const third = Math.floor(batches.length / 3);
@@ -130,15 +124,20 @@ export function isWarm(batches: readonly number[]): boolean {
   return now.median > (1 - WORTH_WARMING) * before.median;
 }
 
+/** V8 needs at least so long for a loop of calls. */
+const LOOP_WARM_UP_MS = 100;
+
 /**
- * A contestant in this process. `loop` makes the calls, written out where it is made, so that V8
- * compiles each contestant's loop for itself; `settle` waits, untimed, for the work they queued.
+ * A contestant in this process.
+ *
+ * @param loop makes the calls; each caller writes its own loop, so that V8 compiles each separately
+ * @param settle waits, untimed, for the work that the calls queued
  */
 export const inProcess = (
   name: string,
   loop: (calls: number) => void,
   settle: () => void = () => {},
-  warmUpMs: number = IN_PROCESS_WARM_UP_MS,
+  warmUpMs: number = LOOP_WARM_UP_MS,
 ): Contestant => ({
   name,
   warmUpMs,

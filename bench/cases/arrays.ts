@@ -1,6 +1,6 @@
 /**
- * What arrays cost: making a view of one, bringing one of a few bytes to the host, and copying items
- * that do not follow each other, by cuffi's kernel and by the driver.
+ * Arrays: making a view, copying a few bytes to the host, and copying rows with gaps between them on
+ * the device, by cuffi's kernel and by the driver.
  */
 import {
   type DeviceArray,
@@ -11,9 +11,11 @@ import {
   toDeviceSync,
   uint8,
 } from 'cuffi';
+import { sizeName } from '../format.ts';
 import { inProcess } from '../measure.ts';
-import { type Case, inPeers, type OpenCase } from './case.ts';
-import { PUBLIC, requireSuccess } from './names.ts';
+import { requirePattern, writePattern } from '../ways/pattern.ts';
+import { type Case, inPeers, type OpenCase, PUBLIC, requireSuccess } from './case.ts';
+import { GpuTimer } from './gpu-timer.ts';
 
 const SHAPE = [64, 64] as const;
 const BYTE_LENGTH = 4;
@@ -26,12 +28,38 @@ const ROWS = [
   { width: 256, stride: 512 },
   { width: 4096, stride: 8192 },
 ] as const;
-/** How many there are: multiples of 16 and of each of {@link COPIES}. */
+/** Numbers of rows: multiples of 16 and of each of {@link COPIES}. */
 const ROW_COUNTS = [48, 96, 192, 768, 12_288];
-/** How many copies of the driver they are split in. */
+/** The driver copies them in so many parts. */
 const COPIES = [1, 2, 3, 4, 8];
-/** The emulated driver's kernel goes item by item. */
+/** The emulated driver copies item by item. */
 const MOST_WITHOUT_GPU = 1 << 16;
+
+const MIB = 1 << 20;
+const ROWS_SIZES = [MIB, 16 * MIB, 256 * MIB];
+/** The emulated driver copies no more than this. */
+const MOST_ROWS_WITHOUT_GPU = MIB;
+
+/** Bytes of a row that are copied, and bytes from one row to the next. */
+const WIDTH = 256;
+const STRIDE = 512;
+
+const rowCases: readonly Case[] = ROWS_SIZES.map((byteLength) => ({
+  name: 'array.copyTo.rows',
+  variant: sizeName(byteLength),
+  what: `copies rows of ${WIDTH} bytes, ${STRIDE} apart, on the device`,
+  calls: Math.max(2, Math.min(50, (64 * MIB) / byteLength)),
+  rounds: 15,
+  budgetMs: 400,
+  isOnce: true,
+  byteLength,
+  isCopy: true,
+  clock: 'gpu',
+  limit: { by: 'memory', times: 2 },
+  needsGpu: byteLength > MOST_ROWS_WITHOUT_GPU,
+  peers: inPeers('gpu.rows', 'C', 'torch', 'cupy'),
+  open: () => openRows(byteLength),
+}));
 
 export const arrayCases: readonly Case[] = [
   {
@@ -57,11 +85,12 @@ export const arrayCases: readonly Case[] = [
     peers: [{ peer: 'C', batch: 'pageable.toHost' }, ...inPeers('array.toHost', 'cupy', 'numba')],
     open: openCopy,
   },
-  // For the thresholds of src/array/device-copy.ts: the kernel pays where its time is the least.
+  // For the thresholds of src/array/device-copy.ts.
   ...ROWS.flatMap((row) => ROW_COUNTS.map((rows) => stridedCase(row, rows))),
+  ...rowCases,
 ];
 
-/** An array whose items are all different. */
+/** An array whose items all differ. */
 function countedArray(): DeviceArray<typeof float32> {
   const [rows, columns] = SHAPE;
   return toDeviceSync(
@@ -196,6 +225,51 @@ function openStrided(rows: number, width: number, stride: number): OpenCase {
     },
     close() {
       for (const resource of [target, base, stream]) resource.close();
+    },
+  };
+}
+
+function openRows(byteLength: number): OpenCase {
+  const timer = new GpuTimer();
+  const { stream } = timer;
+  const rows = byteLength / WIDTH;
+  const whole = deviceArray([rows, STRIDE], uint8);
+  const source = whole.slice({}, { stop: WIDTH });
+  const target = deviceArray([rows, WIDTH], uint8);
+  const host = new Uint8Array(byteLength);
+  writePattern(host);
+  target.copyFromSync(host);
+  target.copyTo(source);
+  const byArray = (): void => source.copyTo(target, { stream });
+  const byDriver = (): void =>
+    queuePitchedCopy(
+      { memory: target.buffer },
+      { memory: whole.buffer, rowPitch: STRIDE },
+      { width: WIDTH, height: rows },
+      { stream },
+    );
+  const ways = [
+    { name: PUBLIC, copy: byArray },
+    { name: 'driver, 1 copy', copy: byDriver },
+  ];
+  return {
+    contestants: ways.map(({ name, copy }) =>
+      timer.contestant(name, (calls) => {
+        for (let call = 0; call < calls; call += 1) copy();
+      }),
+    ),
+    verify() {
+      for (const { name, copy } of ways) {
+        target.fill(0);
+        target.buffer.context.synchronizeSync();
+        copy();
+        stream.synchronizeSync();
+        target.buffer.copyToHostSync(host.fill(0));
+        requirePattern(host, name);
+      }
+    },
+    close() {
+      for (const resource of [whole, target, timer]) resource.close();
     },
   };
 }

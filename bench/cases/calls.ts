@@ -7,8 +7,7 @@ import { Context, CudaEvent, DeviceBuffer, Stream } from 'cuffi';
 import { cu, writeBytes } from 'cuffi/ffi';
 import { getIpcHandle } from 'cuffi/ipc';
 import { inProcess } from '../measure.ts';
-import { type Case, inPeers } from './case.ts';
-import { PUBLIC, RAW, requireSuccess } from './names.ts';
+import { type Case, inPeers, PUBLIC, RAW, requireSuccess } from './case.ts';
 
 const BUFFER_BYTE_LENGTH = 4 << 20;
 

@@ -1,11 +1,10 @@
-/** CUDA C++ compiled at run time: taken from the cache on disk, beside compiled anew. */
+/** CUDA C++ compiled at run time: read from the cache on disk, or compiled. */
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { CompilerNotFoundError, compileSync } from 'cuffi';
 import { inProcess } from '../measure.ts';
-import type { Case, OpenCase } from './case.ts';
-import { requireSuccess } from './names.ts';
+import { type Case, type OpenCase, requireSuccess } from './case.ts';
 
 const SOURCE = `template <class T> __global__ void saxpy(T a, const T *x, T *y, unsigned n) {
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -20,7 +19,6 @@ export const compileCases: readonly Case[] = [
     calls: 4,
     rounds: 7,
     peers: [],
-    aims: [],
     open: openCompile,
   },
 ];
@@ -42,7 +40,6 @@ function openCompile(): OpenCase {
   };
 }
 
-/** Without one there is nothing to measure. */
 function hasCompiler(): boolean {
   try {
     compileSync('', { cache: false });

@@ -5,9 +5,8 @@
 import { Context, DeviceBuffer, MemoryPool, PinnedBuffer, pin, Stream } from 'cuffi';
 import { type CUdeviceptr, cu, readHandle, writeUint64 } from 'cuffi/ffi';
 import { inProcess } from '../measure.ts';
-import { type Case, inPeers, type OpenCase } from './case.ts';
-import { requireCopied } from './host-copies.ts';
-import { PUBLIC, RAW, requireSuccess } from './names.ts';
+import { type Case, inPeers, type OpenCase, PUBLIC, RAW, requireSuccess } from './case.ts';
+import { requireCopied } from './copies.ts';
 
 const MIB = 1 << 20;
 const PINNED_BYTE_LENGTH = 256 * MIB;
@@ -47,7 +46,6 @@ export const memoryCases: readonly Case[] = [
     what: 'allocates page-locked host memory and closes; the driver: cuMemHostAlloc, cuMemFreeHost, or cuMemHostRegister of memory there is',
     calls: 1,
     rounds: 8,
-    passes: 2,
     byteLength: PINNED_BYTE_LENGTH,
     peers: [
       { peer: 'C', batch: 'host.allocate', name: 'C, cuMemHostAlloc' },

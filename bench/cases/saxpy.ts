@@ -1,11 +1,10 @@
-/** A kernel that does something, y = a x + y, by the GPU's clock: the same PTX for all who load PTX. */
+/** y = a x + y, timed by the GPU's clock; all contestants but PyTorch run the same PTX. */
 import { readFileSync } from 'node:fs';
 import { DeviceBuffer, Module } from 'cuffi';
 import { registerKernel } from 'cuffi/ffi';
-import { sizeName } from '../bytes.ts';
-import { GpuTimer } from '../gpu-time.ts';
-import { type Case, inPeers, type OpenCase } from './case.ts';
-import { PUBLIC, requireSuccess } from './names.ts';
+import { sizeName } from '../format.ts';
+import { type Case, inPeers, type OpenCase, PUBLIC, requireSuccess } from './case.ts';
+import { GpuTimer } from './gpu-timer.ts';
 
 const ptx = readFileSync(new URL('../peers/saxpy.ptx', import.meta.url), 'utf8');
 const PARAMETERS = ['float32', 'pointer', 'pointer', 'uint32'] as const;
@@ -14,15 +13,15 @@ const MIB = 1 << 20;
 /** Of a vector: x is read, y is read and written. */
 const SIZES = [MIB, 16 * MIB, 256 * MIB];
 const VECTORS_MOVED = 3;
-/** Above, the emulated driver is left in peace. */
+/** The emulated driver computes no more than this. */
 const MOST_WITHOUT_GPU = MIB;
 
 const BLOCK = 256;
 const FACTOR = 2.5;
-/** What x holds, again and again: integers, of which all that is computed is exact. */
+/** x repeats so many integers, with which all results are exact. */
 const PERIOD = 1024;
 
-// For the emulated driver, whose times say nothing.
+// For the emulated driver.
 registerKernel('saxpy', {
   params: PARAMETERS,
   run({ view }, [a, xAt, yAt, n]) {
@@ -37,8 +36,8 @@ export const saxpyCases: readonly Case[] = SIZES.map((vector) => ({
   what: 'y = a x + y of float32; bytes are those that it reads and writes',
   calls: Math.max(2, Math.min(50, (64 * MIB) / vector)),
   rounds: 15,
-  passes: 2,
-  budgetMs: 500,
+  budgetMs: 400,
+  isOnce: true,
   byteLength: VECTORS_MOVED * vector,
   isCopy: true,
   clock: 'gpu',
@@ -53,7 +52,7 @@ export const saxpyCases: readonly Case[] = SIZES.map((vector) => ({
 }));
 
 function openSaxpy(byteLength: number): OpenCase {
-  const timer = GpuTimer.create();
+  const timer = new GpuTimer();
   const { stream } = timer;
   const count = byteLength / Float32Array.BYTES_PER_ELEMENT;
   const host = repeated(count, 1);

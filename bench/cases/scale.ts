@@ -1,26 +1,24 @@
-/** How the cost of a hand-over grows: with the processes that take part, with what is shared. */
-import { type DeviceBuffer, MemoryPool } from 'cuffi';
-import type { DriverChoice } from '../driver.ts';
-import { Consumer, type Parcel } from '../programs/consumer.ts';
-import { handOver } from '../ways/hand-over.ts';
-import { warmUp } from '../ways/open.ts';
-import type { Case, OpenCase } from './case.ts';
+/** How the cost of a hand-over grows with the receivers and with what they have open. */
+import { DeviceBuffer, MemoryPool } from 'cuffi';
+import { leases } from 'cuffi/ipc';
+import type { DriverChoice } from '../results.ts';
+import { Receiver } from '../ways/children.ts';
+import { handOver, warmUp } from '../ways/way.ts';
+import { type Case, type OpenCase, PUBLIC, requireSuccess } from './case.ts';
 
 const BYTE_LENGTH = 4096;
-/** How many buffers go in a message while they are set up. */
+const KILLED_BYTE_LENGTH = 64 << 20;
+const DRAIN_MS = 30_000;
+/** Buffers per message while the case is prepared. */
 const CHUNK = 250;
 const ROUNDS = 15;
-/** Setting it up takes longer than measuring it. */
-const PASSES = 3;
-const FEW_PASSES = 2;
-const MANY_BUFFERS = 10_000;
-/** Before those that are timed: a process that slept is slow to wake. */
+/** A process that slept is slow to wake. */
 const UNTIMED = 10;
 
 const CONSUMERS = [1, 4, 16, 64];
 const MOST_CONSUMERS = 16;
 const BUFFERS = [1, 10, 100, 1000, 10_000];
-/** The emulated driver has no room for more. */
+/** The emulated driver has no memory for more. */
 const MOST_BUFFERS_WITHOUT_GPU = 1000;
 
 export const scaleCases: readonly Case[] = [
@@ -33,7 +31,7 @@ export const scaleCases: readonly Case[] = [
       untimed: UNTIMED,
       rounds: ROUNDS,
       count: { of: 'consumers', value: consumers },
-      passes: consumers < MOST_CONSUMERS ? PASSES : FEW_PASSES,
+      isOnce: true,
       isLarge: consumers > MOST_CONSUMERS,
       peers: [],
       open: (driver) => open(driver, { consumers, buffers: 1 }),
@@ -48,12 +46,22 @@ export const scaleCases: readonly Case[] = [
       untimed: UNTIMED,
       rounds: ROUNDS,
       count: { of: 'open buffers', value: buffers },
-      passes: buffers < MANY_BUFFERS ? PASSES : FEW_PASSES,
+      isOnce: true,
       needsGpu: buffers > MOST_BUFFERS_WITHOUT_GPU,
       peers: [],
       open: (driver) => open(driver, { consumers: 1, buffers }),
     }),
   ),
+  {
+    name: 'receiver.killed',
+    what: 'from the exit of a killed process until memory that it had mapped is free',
+    calls: 1,
+    rounds: 5,
+    isOnce: true,
+    budgetMs: 10_000,
+    peers: [],
+    open: openKilled,
+  },
 ];
 
 async function open(
@@ -62,23 +70,24 @@ async function open(
 ): Promise<OpenCase> {
   const pool = MemoryPool.create({ shareable: true });
   const buffers = Array.from({ length: shared }, () => pool.allocate(BYTE_LENGTH));
-  const consumers = Array.from({ length: count }, () => new Consumer(driver));
+  const receivers = await startAll(driver, count);
   let turns = 0;
   const close = async (): Promise<void> => {
-    await Promise.all(consumers.map((consumer) => consumer.end()));
+    await Promise.all(receivers.map((receiver) => receiver.end()));
     pool.close({ buffers: true });
   };
-  const give = (parcel: Parcel): Promise<number> => giveToAll(consumers, parcel);
-  const giveOne = (buffer: DeviceBuffer): Promise<number> =>
-    give({ buffers: [buffer], keep: false });
+  const give = async (buffer: DeviceBuffer): Promise<unknown> => {
+    const words = await Promise.all(receivers.map((receiver) => receiver.give(buffer)));
+    if (new Set(words).size > 1) throw new Error(`the receivers read ${words.join(', ')}`);
+    return words[0];
+  };
   const nextOfThem = (): DeviceBuffer => {
     turns += 1;
     return buffers[turns % shared] as DeviceBuffer;
   };
-
   try {
     for (let at = 0; at < shared; at += CHUNK)
-      await give({ buffers: buffers.slice(at, at + CHUNK), keep: true });
+      await Promise.all(receivers.map((one) => one.keep(...buffers.slice(at, at + CHUNK))));
   } catch (error) {
     await close();
     throw error;
@@ -90,24 +99,52 @@ async function open(
         ...warmUp(driver, false),
         ...handOver({
           buffer: () => pool.allocate(BYTE_LENGTH),
-          give: giveOne,
+          give,
           after: (buffer) => buffer.close(),
         }),
       },
       {
         name: 'mapped already',
         ...warmUp(driver, false),
-        ...handOver({ buffer: nextOfThem, give: giveOne }),
+        ...handOver({ buffer: nextOfThem, give }),
       },
     ],
     close,
   };
 }
 
-/** Resolves when all have read it. @throws Error where they read different words */
-async function giveToAll(consumers: readonly Consumer[], parcel: Parcel): Promise<number> {
-  const words = await Promise.all(consumers.map((consumer) => consumer.take(parcel)));
-  const [first = Number.NaN] = words;
-  if (words.some((word) => word !== first)) throw new Error(`consumers read ${words.join(', ')}`);
-  return first;
+async function startAll(driver: DriverChoice, count: number): Promise<Receiver[]> {
+  const starts = await Promise.allSettled(
+    Array.from({ length: count }, () => Receiver.start(driver)),
+  );
+  const receivers = starts.flatMap((one) => (one.status === 'fulfilled' ? [one.value] : []));
+  const failed = starts.find((one) => one.status === 'rejected');
+  if (!failed) return receivers;
+  await Promise.all(receivers.map((receiver) => receiver.end()));
+  throw failed.reason;
+}
+
+function openKilled(driver: DriverChoice): OpenCase {
+  return {
+    contestants: [{ name: PUBLIC, run: () => killReceiver(driver) }],
+    verify() {
+      const { orphaned } = leases.stats();
+      requireSuccess(orphaned.count === 0, 'returning memory');
+    },
+    close() {},
+  };
+}
+
+async function killReceiver(driver: DriverChoice): Promise<number> {
+  const receiver = await Receiver.start(driver);
+  const buffer = DeviceBuffer.allocate(KILLED_BYTE_LENGTH);
+  try {
+    await receiver.keep(buffer);
+  } finally {
+    buffer.close();
+    await receiver.end();
+  }
+  const start = process.hrtime.bigint();
+  await leases.drain({ timeoutMs: DRAIN_MS });
+  return Number(process.hrtime.bigint() - start);
 }

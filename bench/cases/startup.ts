@@ -1,21 +1,41 @@
-/** How long a process takes until it has device memory, each time in a process of its own. */
-import type { DriverChoice } from '../driver.ts';
+/** How long a new process takes until it has imported cuffi, and until it has device memory. */
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { text } from 'node:stream/consumers';
+import { fileURLToPath } from 'node:url';
 import type { Contestant } from '../measure.ts';
-import { type Startup, type StartupTimes, startUp } from '../programs/startup.ts';
-import type { Case, OpenCase } from './case.ts';
-import { PUBLIC } from './names.ts';
+import type { DriverChoice } from '../results.ts';
+import { type Case, type OpenCase, PUBLIC } from './case.ts';
+
+const PROGRAM = fileURLToPath(new URL('../programs/startup-child.mjs', import.meta.url));
+
+/** A process to start. */
+interface Startup {
+  readonly what: 'cuffi' | 'import' | 'nothing';
+  /** Node's own arguments. */
+  readonly execArgv: readonly string[];
+}
+
+/** Nanoseconds. */
+interface StartupTimes {
+  /** From before the process is made until its output arrives. */
+  readonly process: number;
+  /** Measured inside the process: the import, and the import with the first allocation. */
+  readonly imported: number;
+  readonly allocated: number;
+}
 
 const NODE: Startup = { what: 'cuffi', execArgv: [] };
 const TSX: Startup = { what: 'cuffi', execArgv: ['--import', 'tsx'] };
 
-/** What does nothing, of each. */
+/** Processes that do nothing, for comparison. */
 const BARE: readonly (readonly [name: string, startup: Startup])[] = [
   ['bare node', { ...NODE, what: 'nothing' }],
   ['bare tsx', { ...TSX, what: 'nothing' }],
 ];
 
-// A context of the GPU is made in each: seconds of a case go by. Each is a new process anyway.
-const bounds = { calls: 1, rounds: 7, passes: 2, budgetMs: 15_000, peers: [] } as const;
+// Each call makes a GPU context, which takes part of a second.
+const bounds = { calls: 1, rounds: 7, budgetMs: 10_000, isOnce: true, peers: [] } as const;
 
 export const startupCases: readonly Case[] = [
   {
@@ -76,4 +96,25 @@ function open(
     },
   });
   return { contestants: contestants.map(contestant), close() {} };
+}
+
+/** Starts a process and waits for its exit. @throws Error if it fails */
+async function startUp({ what, execArgv }: Startup, driver: DriverChoice): Promise<StartupTimes> {
+  const env = { ...process.env, CUFFI_DRIVER: driver.name };
+  const start = process.hrtime.bigint();
+  const child = spawn(process.execPath, [...execArgv, PROGRAM, what], {
+    env,
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  const exited = once(child, 'exit');
+  let end = start;
+  child.stdout.once('data', () => {
+    end = process.hrtime.bigint();
+  });
+  const output = await text(child.stdout);
+  const [code] = await exited;
+  const [imported, allocated] = output.split(' ').map(Number);
+  if (code !== 0 || imported === undefined || allocated === undefined)
+    throw new Error(`the started process exited with ${code} and printed '${output}'`);
+  return { process: Number(end - start), imported, allocated };
 }

@@ -1,24 +1,24 @@
 /**
- * The receiver of copies: `copying-child.ts BYTES`. It copies to its own device memory what is in the
- * shared memory, when it is told so, and so many bytes of what comes through the socket, and answers
- * with the first word there. Told nothing, it compares the next copy as a whole.
+ * Receives copies: `copying-child.ts BYTES`. It copies to its own device memory what is in the shared
+ * memory, or so many bytes from the socket, and replies with the first word there. After null it
+ * compares the next copy as a whole.
  */
 import { Socket } from 'node:net';
 import { DeviceBuffer, pin } from 'cuffi';
 import { mapShared } from 'cuffi/ffi';
 import { parentPeer } from 'cuffi/ipc';
-import { type Copied, SHARED_FD, SOCKET_FD } from './child-messages.ts';
-import { WordReader } from './word-reader.ts';
+import { type Copied, SHARED_FD, SOCKET_FD } from '../ways/children.ts';
+import { Reader } from '../ways/pattern.ts';
 
 const byteLength = Number(process.argv[2]);
 const parent = parentPeer();
-const reader = new WordReader();
-// Made once, as the parent's: no way pays for an allocation.
+const reader = new Reader();
+// Allocated once, as the parent's: no way pays for it.
 const own = DeviceBuffer.allocate(byteLength);
 const [pageable, pageLocked] = [0, 1].map(
   () => new Uint8Array(mapShared(SHARED_FD, byteLength).view(), 0, byteLength),
 ) as [Uint8Array, Uint8Array];
-// The loop below holds it: collected, it would lock nothing any more.
+// The loop below keeps it alive; collected, it would unlock the memory.
 const lock = pin(pageLocked);
 const received = new Uint8Array(byteLength);
 let length = 0;
@@ -36,7 +36,7 @@ socket.on('data', (chunk) => {
   length = 0;
   parent.send(take(received));
 });
-// Whatever became of the parent: nobody is left to answer.
+// The parent has ended, however that happened.
 process.once('disconnect', () => process.exit());
 
 await parent.send(null);

@@ -1,132 +1,176 @@
 /**
- * One pass of a run: `pass-child.ts INDEX OF NAME ARGUMENTS`, name and arguments being the run's. It measures
- * its part of each case, and tells its parent of it; how far it is goes to stderr.
+ * One pass of a run: `pass-child.ts INDEX OF NAME ARGUMENTS`, the last two being those of the run. It
+ * measures its part of each case and reports to its parent, which may be the bench of another
+ * checkout: the messages stay compatible. Progress goes to stderr.
  */
-import { once } from 'node:events';
-import { DELAYS } from '../budget.ts';
-import type { Case } from '../cases/case.ts';
-import { titleOf } from '../compare.ts';
+
 import { Cpus } from '../cpus.ts';
-import { measureDelays } from '../delays.ts';
-import { chooseDriver, type DriverChoice } from '../driver.ts';
 import { INTERRUPTED, Interrupted, interruption } from '../interrupt.ts';
-import { describeMachine } from '../machine.ts';
-import { LAPPED, LAPS, mostPasses, type Pass, partOf, within } from '../passes.ts';
-import { type Peers, startPeers } from '../peers/start.ts';
-import { type RunOptions, runCase } from '../run.ts';
-import { type Selection, selectRun } from '../selection.ts';
-import { HandOverChildren } from './hand-over-children.ts';
-import type { PassMessage, PassReady } from './pass-messages.ts';
+import { chooseDriver, describeMachine } from '../machine.ts';
+import type { Contestant } from '../measure.ts';
+import { measure } from '../measure.ts';
+import { type Peers, startPeers } from '../peers/peers.ts';
+import { type Plan, type PlannedCase, planRun } from '../plan.ts';
+import { type CaseResult, type DriverChoice, type Skipped, titleOf } from '../results.ts';
+import type { PassMessage } from '../run.ts';
+import { Children } from '../ways/children.ts';
 
 const [index = '', of = '', name = '', ...args] = process.argv.slice(2);
-const pass: Pass = { index: Number(index), of: Number(of) };
-const which = pass.of > 1 ? `pass ${pass.index + 1} of ${pass.of}` : '';
-const told = [name && `run ${name},`, which].map((part) => part && `${part} `).join('');
+const pass = { index: Number(index), of: Number(of) };
+const isLastPass = pass.index === pass.of - 1;
+const prefix = `${name && `run ${name}, `}${pass.of > 1 ? `pass ${pass.index + 1} of ${pass.of} ` : ''}`;
 
-/** Resolves when it is on its way: nothing is lost by an exit. */
-const tell = (message: PassMessage | PassReady): Promise<unknown> =>
+/** The time of a case, over all passes. */
+const BUDGET_MS = 1000;
+const MIN_ROUNDS = 5;
+const QUICK_PART = 0.25;
+const QUICK_MIN_ROUNDS = 3;
+
+/** This pass's part of a number of rounds. The last pass has the most. */
+const shareOf = (total: number): number =>
+  Math.floor(((pass.index + 1) * total) / pass.of) - Math.floor((pass.index * total) / pass.of);
+
+/** Resolves when the message is sent, so that an exit does not lose it. */
+const tell = (message: PassMessage): Promise<unknown> =>
   new Promise((resolve) => process.send?.(message, undefined, undefined, resolve));
 
-/** Resolves when it is this pass's turn. */
-async function mayGoOn(signal: AbortSignal): Promise<void> {
-  const told = once(process, 'message', { signal });
-  await Promise.all([told, tell({ type: 'ready' })]);
+/** What all cases of the pass share. */
+interface Shared {
+  readonly driver: DriverChoice;
+  readonly peers: Peers | undefined;
+  readonly cpus: Cpus | undefined;
+  readonly children: Children;
+  readonly signal: AbortSignal;
 }
 
-async function measureAll(selection: Selection): Promise<void> {
+async function measureAll(plan: Plan): Promise<void> {
   const driver = chooseDriver();
   const machine = describeMachine(driver);
   using interrupted = interruption();
   const { signal } = interrupted;
-  const laps = lapsOf(selection, driver);
-  const names = new Set(
-    laps.flat().flatMap(({ measured }) => measured.peers.map(({ peer }) => peer)),
+  const cases = plan.cases.filter(
+    (each) => !(each.needsGpu && driver.emulated) && (isLastPass || !each.isOnce),
   );
-  const children = new HandOverChildren(driver);
+  const names = new Set(cases.flatMap((each) => each.peers.map(({ peer }) => peer)));
+  const children = new Children(driver);
   let peers: Peers | undefined;
-  let cpus: Cpus | undefined;
   try {
-    await mayGoOn(signal);
     if (names.size > 0) peers = await startPeers(driver, names, signal);
-    cpus = driver.emulated ? undefined : Cpus.choose();
+    const cpus = driver.emulated ? undefined : Cpus.choose();
     const isPinned = cpus !== undefined;
     await tell({ type: 'begun', driver, machine, isPinned, skipped: peers?.skipped ?? [] });
-    const { rounds, quick } = selection;
-    await runAll(laps, { driver, peers, cpus, children, rounds, quick, signal });
+    const shared = { driver, peers, cpus, children, signal };
+    for (const [at, each] of cases.entries()) {
+      const seconds = process.uptime().toFixed(0);
+      const title = `${each.suite}: ${titleOf(each)}`;
+      console.error(`${prefix}[${at + 1}/${cases.length}, ${seconds} s] ${title}`);
+      await runOne(each, plan, shared);
+    }
   } catch (error) {
-    // Whatever else failed then failed by it.
+    // An abort also causes other errors.
     signal.throwIfAborted();
     throw error;
   } finally {
     await children.end();
     await peers?.close();
   }
-  // What comes now takes threads.
-  cpus?.arrange(DELAYS, []);
-  if (selection.delays && pass.index === pass.of - 1) {
-    console.error(`${told}${DELAYS}`);
-    // Alone: the programs of other languages have ended.
-    await tell({ type: 'delays', delays: await measureDelays(driver) });
-    signal.throwIfAborted();
-  }
 }
 
-/** The cases of this pass in laps, each with its place in the run and its part; the last has the rest. */
-function lapsOf({ cases, rounds, quick }: Selection, { emulated }: DriverChoice) {
-  const placed = cases.map((each, at) => ({ ...each, at }));
-  const partsOf = (inLaps: boolean, lap: Pass) =>
-    placed.flatMap(({ suite, measured, at }) => {
-      if (LAPPED.has(suite) !== inLaps || (measured.needsGpu && emulated)) return [];
-      const part = partOf(within(pass, lap), mostPasses(measured, rounds));
-      return part ? [{ suite, measured, at, part }] : [];
-    });
-  const of = quick ? 1 : LAPS;
-  const lapped = Array.from({ length: of }, (_, index) => partsOf(true, { index, of }));
-  return [...lapped, partsOf(false, { index: 0, of: 1 })].filter(({ length }) => length > 0);
-}
-
-/** Runs the cases in turn, with a wait between two laps. */
-async function runAll(laps: ReturnType<typeof lapsOf>, options: RunOptions): Promise<void> {
-  const total = laps.flat().length;
-  let count = 0;
-  for (const lap of laps) {
-    if (count > 0) await mayGoOn(options.signal);
-    for (const next of lap) {
-      count += 1;
-      const seconds = process.uptime().toFixed(0);
-      const title = `${next.suite}: ${nameOf(next.measured)}`;
-      console.error(`${told}[${count}/${total}, ${seconds} s] ${title}`);
-      await runOne(next, options);
-    }
-  }
-}
-
-const nameOf = ({ name, variant }: Case): string => titleOf({ name, variant: variant ?? null });
-
-/** A case that fails is told of: the others of a long run are worth having. */
-async function runOne(
-  { suite, measured, at, part }: ReturnType<typeof lapsOf>[number][number],
-  options: RunOptions,
-): Promise<void> {
-  const { signal, children } = options;
+/** Reports a case that fails, so that the others are still measured. */
+async function runOne(planned: PlannedCase, plan: Plan, shared: Shared): Promise<void> {
+  const { signal, children } = shared;
   signal.throwIfAborted();
-  const isLast = part.index === part.of - 1;
+  const at = plan.cases.indexOf(planned);
   try {
-    const result = await runCase(suite, measured, part, options);
-    await tell({ type: 'case', at, isLast, ...(result && { result }) });
+    const result = await runCase(planned, plan, shared);
+    await tell({ type: 'case', at, isLast: isLastPass, ...(result && { result }) });
   } catch (error) {
     signal.throwIfAborted();
     const { stack = String(error) } = error as Error;
-    console.error(`failed: ${nameOf(measured)}: ${stack}`);
-    await tell({ type: 'case', at, isLast, error: stack });
-    // The process beside it may be what failed.
+    console.error(`failed: ${titleOf(planned)}: ${stack}`);
+    await tell({ type: 'case', at, isLast: isLastPass, error: stack });
+    // A child may have caused it.
     await children.end();
   }
 }
 
+/** Measures this pass's part of a case; undefined if nothing here can run it. */
+async function runCase(
+  planned: PlannedCase,
+  { rounds, quick }: Plan,
+  { driver, peers, cpus, children, signal }: Shared,
+): Promise<CaseResult | undefined> {
+  const { suite, calls, untimed, budgetMs = BUDGET_MS, isOnce = false } = planned;
+  const open = await planned.open(driver, children);
+  try {
+    const { contestants: others, skipped } = await findPeers(planned, peers);
+    const contestants: readonly Contestant[] = [...open.contestants, ...others];
+    if (contestants.length === 0) return undefined;
+    const share = (total: number): number => (isOnce ? total : shareOf(total));
+    const arrange = (): void => cpus?.arrange(suite, peers?.running.map(({ pid }) => pid) ?? []);
+    arrange();
+    const measured = await measure(
+      contestants.map((one) => (one.rounds ? { ...one, rounds: share(one.rounds) } : one)),
+      {
+        calls,
+        ...(untimed !== undefined && { untimed }),
+        rounds: share(Math.min(rounds, planned.rounds ?? rounds)),
+        budgetMs: (quick ? QUICK_PART * budgetMs : budgetMs) / (isOnce ? 1 : pass.of),
+        minRounds: share(quick ? QUICK_MIN_ROUNDS : MIN_ROUNDS),
+        signal,
+        // Before the first round once more: some contestants started their child when they first ran.
+        beforeRound: (round) => (round === 0 ? arrange() : cpus?.replaceSlow()),
+      },
+    );
+    // Once: comparing a GiB takes longer than moving it.
+    if (isLastPass) {
+      await open.verify?.();
+      for (const { verify } of others) await verify();
+    }
+    return {
+      suite,
+      name: planned.name,
+      variant: planned.variant ?? null,
+      what: planned.what,
+      callsPerBatch: calls,
+      byteLength: planned.byteLength ?? null,
+      isCopy: planned.isCopy ?? false,
+      clock: planned.clock ?? 'host',
+      limit: planned.limit ?? null,
+      count: planned.count ?? null,
+      contestants: measured,
+      skipped,
+    };
+  } finally {
+    await open.close();
+  }
+}
+
+/** Returns the contestants of other programs, and those of them that cannot run the case. */
+async function findPeers(
+  { peers: batches, byteLength = 0 }: PlannedCase,
+  peers: Peers | undefined,
+): Promise<{ contestants: (Contestant & { verify(): Promise<void> })[]; skipped: Skipped[] }> {
+  const contestants: (Contestant & { verify(): Promise<void> })[] = [];
+  const skipped: Skipped[] = [];
+  for (const { peer: peerName, batch, name: contestant = peerName } of batches) {
+    const peer = peers?.running.find((running) => running.name === peerName);
+    if (!peer) continue;
+    const reason = await peer.lacks(batch, byteLength);
+    if (reason !== undefined) skipped.push({ name: contestant, reason });
+    else
+      contestants.push({
+        name: contestant,
+        run: (calls, untimed) => peer.run({ batch, calls, untimed, byteLength }),
+        verify: () => peer.verify(batch, byteLength),
+      });
+  }
+  return { contestants, skipped };
+}
+
 try {
-  await measureAll(selectRun(args));
+  await measureAll(planRun(args));
 } catch (error) {
-  console.error(`bench: ${told}${error instanceof Error ? error.message : String(error)}`);
+  console.error(`bench: ${prefix}${error instanceof Error ? error.message : String(error)}`);
   process.exitCode = error instanceof Interrupted ? INTERRUPTED : 1;
 }

@@ -1,11 +1,11 @@
 /**
- * The consumer of a polled hand-over: its stream waits for the producer's, and says that it got
- * there. It queues the rounds that it is told of, and answers when it has.
+ * The consumer of a polled hand-over: its stream waits for each round of the producer's stream, and
+ * writes that it got there. It replies when the rounds of a batch are queued.
  */
 import { TimelinePage } from '../../src/ipc/timeline/page.ts';
 import { waitForCounter, writeCounter } from '../../src/ipc/timeline/stream-memory-operations.ts';
 import { Stream } from '../../src/stream.ts';
-import { DONE, PAGE_FD, READY, type Rounds } from './polled-messages.ts';
+import { DONE, PAGE_FD, type PolledRounds, READY } from '../ways/polled.ts';
 
 const stream = Stream.create({ nonBlocking: true });
 const { context } = stream;
@@ -13,7 +13,7 @@ const page = TimelinePage.accept(PAGE_FD);
 const ready = page.addressIn(context, READY);
 const done = page.addressIn(context, DONE);
 
-process.on('message', ({ first, count }: Rounds) => {
+process.on('message', ({ first, count }: PolledRounds) => {
   for (let round = first; round < first + count; round += 1)
     stream.enqueue((queue) => {
       waitForCounter(context, queue, ready, round);
@@ -21,6 +21,6 @@ process.on('message', ({ first, count }: Rounds) => {
     });
   process.send?.('queued');
 });
-// Whatever became of the producer: nobody writes any more.
+// The producer has ended.
 process.once('disconnect', () => process.exit());
 process.send?.('ready');

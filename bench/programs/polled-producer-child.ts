@@ -1,9 +1,9 @@
 /**
- * The producer of a polled hand-over. Asked for a number of rounds, it has the consumer queue them;
- * then its stream writes each round, and its CPU looks at the page until the consumer's stream has.
- * It answers with the nanoseconds that this took.
+ * The producer of a polled hand-over. For each batch it makes the consumer queue the rounds. Then its
+ * stream writes each round, and its CPU polls the page until the consumer's stream has written it. It
+ * replies with the nanoseconds.
  *
- * Both programs are of the source, as the points of a connection have no public name of their own.
+ * Both programs import the source, because the counters of a connection are not public.
  */
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
@@ -12,10 +12,10 @@ import { driverName } from '../../ffi/driver.ts';
 import { TimelinePage } from '../../src/ipc/timeline/page.ts';
 import { writeCounter } from '../../src/ipc/timeline/stream-memory-operations.ts';
 import { Stream } from '../../src/stream.ts';
-import { type Batch, DONE, PAGE_FD, READY, type Rounds } from './polled-messages.ts';
+import { DONE, PAGE_FD, type PolledBatch, type PolledRounds, READY } from '../ways/polled.ts';
 
 const CONSUMER = fileURLToPath(new URL('./polled-consumer-child.ts', import.meta.url));
-/** A consumer that has died is noticed after so many looks, not for ever. */
+/** The producer gives up after so many polls, because the consumer may have died. */
 const MOST_LOOKS = 1e9;
 
 const stream = Stream.create({ nonBlocking: true });
@@ -35,11 +35,11 @@ const consumer = started as unknown as ChildProcess;
 consumer.once('exit', () => process.exit(1));
 await once(consumer, 'message');
 
-process.on('message', async ({ calls, untimed }: Batch) => {
-  const told = once(consumer, 'message');
-  consumer.send({ first: last + 1, count: untimed + calls } satisfies Rounds);
-  await told;
-  // The first calls after another contestant's turn are slower.
+process.on('message', async ({ calls, untimed }: PolledBatch) => {
+  const queued = once(consumer, 'message');
+  consumer.send({ first: last + 1, count: untimed + calls } satisfies PolledRounds);
+  await queued;
+  // The first calls after another contestant's batch are slower.
   for (let call = 0; call < untimed; call += 1) handOver();
   const start = process.hrtime.bigint();
   for (let call = 0; call < calls; call += 1) handOver();
@@ -54,8 +54,8 @@ function handOver(): void {
   if (page.isReached(point)) throw new Error(`round ${last} was done before it began`);
   stream.enqueue((queue) => writeCounter(context, queue, ready, last));
   for (let looks = 0; !page.isReached(point); looks += 1) {
-    // Its streams go on only when they are asked.
+    // The emulated driver makes progress when it is called.
     if (isEmulated) void stream.done;
-    if (looks > MOST_LOOKS) throw new Error(`round ${last} is not answered`);
+    if (looks > MOST_LOOKS) throw new Error(`round ${last} has no reply`);
   }
 }

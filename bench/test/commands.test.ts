@@ -1,4 +1,4 @@
-/** What the bench answers to what is typed. */
+/** The commands of the bench. */
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
@@ -16,10 +16,9 @@ import { describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
-import { repeat } from '../commands/repeat.ts';
-import { readResults } from '../result-file.ts';
-import type { Results } from '../result-schema.ts';
-import { selectRun } from '../selection.ts';
+import { planRun } from '../plan.ts';
+import { type Results, readResults } from '../results.ts';
+import { repeat } from '../run.ts';
 import { temporaryFolder } from './files.ts';
 import { caseOf, resultsOf } from './results.ts';
 
@@ -29,59 +28,57 @@ const env = { ...process.env, CUFFI_DRIVER: 'emulated' };
 const node = (...args: string[]): string[] => ['--import', 'tsx', MAIN, ...args];
 
 describe('npm run bench', () => {
-  test('a run has the suites, cases and rounds that were asked for', () => {
-    const all = selectRun([]);
+  test('plans the suites, cases and rounds that were asked for', () => {
+    const all = planRun([]);
     assert.ok(all.cases.length > 40);
-    assert.ok(all.delays);
-    assert.ok(!all.cases.some(({ measured }) => measured.isLarge));
-    assert.ok(selectRun(['scale', '--large']).cases.some(({ measured }) => measured.isLarge));
+    assert.ok(all.cases.some(({ suite }) => suite === 'event-loop'));
+    assert.ok(!all.cases.some(({ isLarge }) => isLarge));
+    assert.ok(planRun(['scale', '--large']).cases.some(({ isLarge }) => isLarge));
 
-    const { cases, delays, rounds, quick } = selectRun([
-      'calls',
-      '--case',
-      'stream.done',
-      '--rounds',
-      '3',
-      '--quick',
+    const { cases, rounds, quick } = planRun([
+      ...['calls', '--case', 'stream.done', '--rounds', '3', '--quick'],
     ]);
     assert.deepEqual(
-      cases.map(({ suite, measured }) => [suite, measured.name]),
+      cases.map(({ suite, name }) => [suite, name]),
       [['calls', 'stream.done']],
     );
-    assert.deepEqual([delays, rounds, quick], [false, 3, true]);
-    const passesOf = (...args: string[]): number => selectRun(args).passes;
-    assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '3')], [2, 1, 2]);
-    assert.equal(passesOf('--quick', '--passes', '2'), 2);
-    assert.deepEqual([passesOf('startup'), passesOf('event-loop')], [2, 1]);
-    assert.deepEqual(selectRun(['event-loop']).cases, []);
+    assert.deepEqual([rounds, quick], [3, true]);
+    const passesOf = (...args: string[]): number => planRun(args).passes;
+    assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '1')], [2, 1, 1]);
   });
 
-  test('what is unknown is refused in a sentence, before anything is measured', () => {
+  test('refuses what is unknown in a sentence, before anything is measured', () => {
     assert.throws(
-      () => selectRun(['call']),
+      () => planRun(['call']),
       /there is no command or suite 'call'; the suites are calls, /,
     );
-    assert.throws(() => selectRun(['--case', 'x']), /there is no case 'x'/);
-    assert.throws(() => selectRun(['memory', '--case', 'copyTo']), /no case of that name/);
-    assert.throws(() => selectRun(['--rounds', '1.5']), /a number from 1, not '1\.5'/);
-    assert.throws(() => selectRun(['--passes', '0']), /--passes takes a number from 1, not '0'/);
-    assert.throws(() => selectRun(['--json', '/nowhere/at/all.json']), /no folder \/nowhere\/at/);
-    assert.throws(() => selectRun(['--fast']), { message: "Unknown option '--fast'" });
+    assert.throws(() => planRun(['--case', 'x']), /there is no case 'x'/);
+    assert.throws(() => planRun(['memory', '--case', 'copyTo']), /no case of that name/);
+    assert.throws(() => planRun(['--rounds', '1.5']), /a number from 1, not '1\.5'/);
+    assert.throws(() => planRun(['--json', '/nowhere/at/all.json']), /no folder \/nowhere\/at/);
+    assert.throws(() => planRun(['--fast']), { message: "Unknown option '--fast'" });
 
-    const { status, stderr } = spawnSync(process.execPath, node('--fast'), {
-      env,
-      encoding: 'utf8',
-    });
-    assert.equal(status, 2, stderr);
-    assert.match(stderr, /^bench: Unknown option '--fast'$/m);
+    for (const [args, message] of [
+      [['--fast'], /^bench: Unknown option '--fast'$/m],
+      [['compare', 'a.json'], /^bench: it takes 2 result files, not 1$/m],
+      [['compare', 'a', 'b', '--threshold', '2'], /from 0 to 1, not '2'$/m],
+      [['page', 'a.json'], /^bench: it takes no 'a\.json'$/m],
+    ] as const) {
+      const { status, stderr } = spawnSync(process.execPath, node(...args), {
+        env,
+        encoding: 'utf8',
+      });
+      assert.equal(status, 2, stderr);
+      assert.match(stderr, message);
+    }
   });
 
-  test('a run of two passes writes one file, its tables once on stdout and how far it is on stderr', () => {
+  test('a run of two passes writes one file, prints each table once, and its progress to stderr', () => {
     using folder = temporaryFolder();
     const json = join(folder.path, 'a.json');
     const { status, stdout, stderr } = spawnSync(
       process.execPath,
-      node('calls', '--quick', '--rounds', '3', '--passes', '2', '--json', json),
+      node('calls', '--rounds', '4', '--json', json),
       { env, encoding: 'utf8', timeout: DEADLINE_MS },
     );
     assert.equal(status, 0, stderr);
@@ -90,14 +87,14 @@ describe('npm run bench', () => {
     assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
     assert.match(stderr, /^pass 2 of 2 \[1\/3, \d+ s\] calls: stream\.done$/m);
     const { driver, quick, passes, cases } = readResults(json);
-    assert.deepEqual([driver.emulated, quick, passes, cases.length], [true, true, 2, 3]);
+    assert.deepEqual([driver.emulated, quick, passes, cases.length], [true, false, 2, 3]);
     assert.deepEqual(
       cases.map(({ suite, contestants }) => [suite, contestants[0]?.samples.length]),
-      [0, 1, 2].map(() => ['calls', 3]),
+      [0, 1, 2].map(() => ['calls', 4]),
     );
   });
 
-  test('of a run that is interrupted what was measured is written', async () => {
+  test('an interrupted run writes what it has measured', async () => {
     using folder = temporaryFolder();
     const json = join(folder.path, 'part.json');
     const child = spawn(
@@ -117,10 +114,10 @@ describe('npm run bench', () => {
   });
 
   for (const signals of [['SIGTERM'], ['SIGTERM', 'SIGTERM']] as const)
-    test(`two runs that are stopped by ${signals.join(' and ')} are two files, marked as incomplete`, async () => {
+    test(`repeat stopped by ${signals.join(' and ')} writes two files that are marked as incomplete`, async () => {
       using folder = temporaryFolder();
       const files = ['a.json', 'b.json'].map((name) => join(folder.path, name));
-      const what = ['calls', 'arrays', '--quick', '--passes', '1'];
+      const what = ['calls', 'arrays', '--quick'];
       const child = spawn(process.execPath, node('repeat', ...files, ...what), {
         env,
         stdio: ['ignore', 'pipe', 'pipe'],
@@ -142,17 +139,16 @@ describe('npm run bench', () => {
         assert.equal(isComplete, false);
         assert.ok(cases.length >= 1);
       }
-      if (signals.length === 1)
-        assert.match(printed, /^Not all was measured: only what is in both is compared\.$/m);
+      if (signals.length === 1) assert.match(printed, /^B: .*, incomplete$/m);
     });
 
-  test('two runs that take turns are two files, and compared; one of them may be whole', async () => {
+  test('repeat writes two files, whose passes took turns, and compares them', async () => {
     using folder = temporaryFolder();
     const files = ['a.json', 'b.json'].map((name) => join(folder.path, name));
-    const what = ['calls', '--whole', '--case', 'stream.done', '--case', 'array.slice'];
+    const what = ['calls', 'arrays', '--case', 'stream.done', '--case', 'array.slice'];
     const { stdout, stderr } = spawnSync(
       process.execPath,
-      node('repeat', ...files, ...what, '--quick', '--rounds', '4', '--passes', '2'),
+      node('repeat', ...files, ...what, '--rounds', '4'),
       { env, encoding: 'utf8', timeout: DEADLINE_MS },
     );
     assert.deepEqual(stderr.match(/^run ., pass .(?= of 2 \[1\/)/gm), [
@@ -161,22 +157,24 @@ describe('npm run bench', () => {
       'run B, pass 2',
       'run A, pass 2',
     ]);
-    const results = files.map((file) => readResults(file));
-    for (const { inTurns, passes, cases } of results)
-      assert.deepEqual([inTurns, passes, cases[0]?.contestants[0]?.samples.length], [true, 2, 4]);
-    const suites = results.map(({ cases }) => cases.map(({ suite }) => suite));
-    assert.deepEqual(suites, [['calls', 'arrays'], ['calls']]);
-    assert.match(stdout, /^\d of 2 ratios of the first contestant/m);
-    assert.match(stdout, /^\d of 4 medians lie within/m);
+    for (const { passes, cases } of files.map((file) => readResults(file)))
+      assert.deepEqual(
+        [passes, cases.map(({ suite }) => suite), cases[0]?.contestants[0]?.samples.length],
+        [2, ['calls', 'arrays'], 4],
+      );
+    assert.match(stdout, /^\d of 2 medians of ratios lie within/m);
+    assert.match(stdout, /^\d of 6 medians of times lie within/m);
+    // The tables of one run.
     assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
 
     await assert.rejects(repeat(['calls', 'hand-over']), /repeat takes two result files/);
-    await assert.rejects(repeat([...files, '--json', 'c.json']), /no --json/);
+    await assert.rejects(repeat(files.slice(0, 1)), /two different result files/);
+    await assert.rejects(repeat([...files, '--json', files[0] as string]), /takes no --json/);
   });
 
   /**
-   * A checkout whose passes say that the hand-over `connection` took so many nanoseconds, and have a
-   * case that nobody else has.
+   * A checkout whose passes report these times for `connection`, and a case that does not exist here.
+   * They wait for permission before they begin, as those of older checkouts.
    */
   function stubCheckout(folder: string, contestants: Readonly<Record<string, number[]>>): void {
     const { machine, driver } = resultsOf([], { emulated: true });
@@ -206,7 +204,7 @@ describe('npm run bench', () => {
     );
   }
 
-  test('of two runs the first may be of another checkout: what is slower since then is listed', async () => {
+  test('repeat --before measures another checkout and lists what is slower', async () => {
     using folder = temporaryFolder();
     const [a, b] = ['a.json', 'b.json'].map((name) => join(folder.path, name)) as [string, string];
     const before = join(folder.path, 'before');
@@ -222,17 +220,14 @@ describe('npm run bench', () => {
       { env: { ...env, CUFFI_COMMIT: 'this one' }, encoding: 'utf8', timeout: DEADLINE_MS },
     );
     assert.equal(status, 1, stderr);
-    assert.match(
-      stdout,
-      /^hand-over: 1 of 3 medians of B lie within A's p10 to p90: 33\.3 %, .* quicker: 1, slower: 1$/m,
-    );
-    assert.deepEqual(stdout.match(/^slower: connection, [^:]+/gm), ['slower: connection, cuffi']);
+    assert.match(stdout, /^1 of 3 medians of B .* faster: 1, slower: 1, in only one file: 0$/m);
+    assert.deepEqual(stdout.match(/^slower \(.*\): hand-over: [^:]+/gm)?.length, 1);
+    assert.match(stdout, /^slower \(.*\): hand-over: connection, cuffi: /m);
     // The tables are of this checkout.
     assert.equal(stdout.match(/^connection: /gm)?.length, 1);
     assert.doesNotMatch(stdout, /does a thing/);
 
     const [ofA, ofB] = [a, b].map((file) => readResults(file)) as [Results, Results];
-    assert.deepEqual([ofA.inTurns, ofB.inTurns], [true, true]);
     assert.deepEqual([ofA.machine.commit, ofB.machine.commit], ['unknown', 'this one']);
     assert.equal(ofA.machine.cpu, realpathSync(before));
     const names = [ofA, ofB].map(({ cases }) => cases.map(({ name }) => name));
@@ -240,12 +235,11 @@ describe('npm run bench', () => {
 
     const refused = (...args: string[]): Promise<number> => repeat([a, b, ...what, ...args]);
     await assert.rejects(refused('--before'), /another built checkout/);
-    await assert.rejects(refused('--before', before, '--whole'), /leave it out with --before/);
     rmSync(join(before, 'dist'), { recursive: true });
     await assert.rejects(refused('--before', before), /it has no dist.*Run npm ci there/);
   });
 
-  test('nothing that draws is loaded while something is measured', async () => {
+  test('a pass does not load the drawing libraries', async () => {
     const { metafile } = await build({
       entryPoints: [fileURLToPath(new URL('../programs/pass-child.ts', import.meta.url))],
       bundle: true,
@@ -261,7 +255,7 @@ describe('npm run bench', () => {
     assert.ok(!imported.some(({ path }) => path.startsWith('vega')));
   });
 
-  test('what ends a run ends its pass, and the programs that this has started', async () => {
+  test('the end of a run ends its pass and the children of that', async () => {
     const bench = spawn(process.execPath, node('scale', '--case', 'scale.consumers'), {
       env,
       stdio: 'ignore',
@@ -272,13 +266,13 @@ describe('npm run bench', () => {
     try {
       const children = (): string[] =>
         childrenOf(bench.pid as number, 'pass-child').flatMap((pass) =>
-          childrenOf(Number(pass), 'scale-child'),
+          childrenOf(Number(pass), 'receiver-child'),
         );
       while (bench.exitCode === null && children().length === 0) await sleep(20);
       const [child] = children();
       bench.kill('SIGINT');
       assert.deepEqual(await exited, [130, null]);
-      // Killed, or left without its parent, which it notices.
+      // It exits when its parent has ended.
       while (existsSync(`/proc/${child}`) && Date.now() < end) await sleep(20);
       assert.ok(child !== undefined && !existsSync(`/proc/${child}`));
     } finally {
@@ -295,7 +289,7 @@ function childrenOf(pid: number, program: string): string[] {
       (child) => child && readFileSync(`/proc/${child}/cmdline`, 'utf8').includes(program),
     );
   } catch {
-    // It has ended meanwhile.
+    // It has ended.
     return [];
   }
 }

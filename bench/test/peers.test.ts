@@ -1,4 +1,4 @@
-/** A program of another language, asked as in a run; its driver is one in C that only says yes. */
+/** A program of another language, asked as in a run, with a driver in C that always succeeds. */
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { callCases } from '../cases/calls.ts';
-import { Peer } from '../peers/peer.ts';
+import { Peer } from '../peers/peers.ts';
 
 const HANDLES = ['DevicePrimaryCtxRetain', 'StreamCreate', 'EventCreate', 'MemAlloc_v2'];
 const OTHERS = [

@@ -1,8 +1,5 @@
 /** Results as a run would write them, for tests. */
-import type { Results } from '../result-schema.ts';
-import { summarize } from '../statistics.ts';
-
-type CaseResult = Results['cases'][number];
+import { type CaseResult, type Results, summarize } from '../results.ts';
 
 /** A case whose contestants have the given samples. */
 export const caseOf = (
@@ -30,7 +27,7 @@ export const caseOf = (
 
 /** A run with these cases. */
 export const resultsOf = (cases: readonly CaseResult[], { emulated = false } = {}): Results => ({
-  version: 4,
+  version: 5,
   machine: {
     date: '2026-01-02T03:04:05.678Z',
     gpu: 'NVIDIA H200',
@@ -49,12 +46,10 @@ export const resultsOf = (cases: readonly CaseResult[], { emulated = false } = {
   driver: { name: 'cuda', library: 'libcuda.so.1', reason: 'asked', emulated, version: '13.0' },
   quick: false,
   rounds: 31,
-  passes: 5,
+  passes: 2,
   isPinned: false,
-  inTurns: false,
   isComplete: true,
   unit: 'ns',
   cases: [...cases],
-  delays: [],
   skipped: [],
 });

@@ -1,0 +1,143 @@
+/** The aims of bench/aims.json, and whether a run meets them. */
+import { fileURLToPath } from 'node:url';
+import { z } from 'zod';
+import { duration, EMULATED, multiple } from './format.ts';
+import {
+  type CaseResult,
+  differenceOf,
+  type Results,
+  ratioOf,
+  readJson,
+  readResults,
+  titleOf,
+  UsageError,
+} from './results.ts';
+
+const name = z.string().min(1);
+
+const aim = z
+  .strictObject({
+    suite: name,
+    case: name,
+    variant: name.optional(),
+    fromByteLength: z.int().positive().optional(),
+    /** Default: the first contestant of the case. */
+    contestant: name.optional(),
+    statistic: z.enum(['median', 'p99']).default('median'),
+    /** The median of this contestant is subtracted first. */
+    over: name.optional(),
+    /** The ratio to this contestant counts. */
+    versus: name.optional(),
+    /** The largest ratio. */
+    max: z.number().positive().optional(),
+    /** The longest time, in microseconds. */
+    maxUs: z.number().positive().optional(),
+  })
+  .refine(
+    ({ over, versus, max, maxUs }) =>
+      versus === undefined
+        ? max === undefined && maxUs !== undefined
+        : max !== undefined && maxUs === undefined && over === undefined,
+    'an aim has either versus and max, or maxUs, with which over is allowed',
+  );
+
+const schema = z.strictObject({
+  version: z.literal(1),
+  aims: z.array(aim),
+  /** By case: why its aims are not met, in one line. */
+  reasons: z.record(name, name),
+});
+
+export type Aim = z.infer<typeof aim>;
+
+const FILE = fileURLToPath(new URL('./aims.json', import.meta.url));
+let file: z.infer<typeof schema> | undefined;
+const read = (): z.infer<typeof schema> => {
+  file ??= readJson(FILE, schema);
+  return file;
+};
+
+export const readAims = (): readonly Aim[] => read().aims;
+/** Why the aims of a case are not met; by the name of the case. */
+export const readReasons = (): Readonly<Record<string, string>> => read().reasons;
+
+/** True if an aim applies to a case. */
+export const appliesTo = (
+  of: Aim,
+  result: Pick<CaseResult, 'suite' | 'name' | 'variant' | 'byteLength'>,
+): boolean =>
+  of.suite === result.suite &&
+  of.case === result.name &&
+  (of.variant === undefined || of.variant === result.variant) &&
+  (of.fromByteLength === undefined || (result.byteLength ?? 0) >= of.fromByteLength);
+
+/** An aim and what was measured. */
+export interface Judgement {
+  readonly aim: Aim;
+  /** The aim in words. */
+  readonly text: string;
+  /** The figures in words. */
+  readonly figure: string;
+  /** The measured value as a multiple of the aim's limit. Undefined if it was not measured. */
+  readonly part: number | undefined;
+  /** Undefined if it was not measured. */
+  readonly met: boolean | undefined;
+}
+
+/** Returns one judgement for each case that an aim applies to, or one that says "not measured". */
+export const judge = (results: Results, aims: readonly Aim[] = readAims()): Judgement[] =>
+  aims.flatMap((of) => {
+    const cases = results.cases.filter((result) => appliesTo(of, result));
+    if (cases.length === 0) return [judgement(of, of.case, 'not measured', undefined)];
+    return cases.map((result) => judgeCase(result, of));
+  });
+
+/** Judges one case. */
+export function judgeCase(result: CaseResult, of: Aim): Judgement {
+  const { contestant, over, versus, max = Number.NaN, maxUs = Number.NaN, statistic } = of;
+  const find = (wanted: string | undefined) =>
+    result.contestants.find((one) => one.name === wanted);
+  const own = contestant === undefined ? result.contestants[0] : find(contestant);
+  const other = find(over ?? versus);
+  const title = titleOf(result);
+  if (!own || ((over ?? versus) !== undefined && !other))
+    return judgement(of, title, 'not measured', undefined);
+  const ns = own[statistic];
+  const figure = `${own.name} ${duration(ns)}${other ? `, ${other.name} ${duration(other.median)}` : ''}`;
+  if (versus !== undefined && other) {
+    const ratio = ratioOf(own, other);
+    return judgement(of, title, `${figure}: ${multiple(ratio)}`, ratio / max);
+  }
+  const measured = over !== undefined && other ? differenceOf(own, other) : ns;
+  return judgement(of, title, figure, measured / (maxUs * 1000));
+}
+
+function judgement(of: Aim, title: string, figure: string, part: number | undefined): Judgement {
+  const { suite, contestant, over, versus, max, maxUs = 0, statistic } = of;
+  const limit = versus === undefined ? duration(maxUs * 1000) : `${max} times ${versus}`;
+  const whose = contestant === undefined ? '' : `, ${contestant}`;
+  const than = over === undefined ? '' : ` over ${over}`;
+  return {
+    aim: of,
+    text: `${suite}: ${title}${whose}: ${statistic} at most ${limit}${than}`,
+    figure,
+    part,
+    met: part === undefined ? undefined : part <= 1,
+  };
+}
+
+export const verdict = ({ met }: Judgement): string =>
+  met === undefined ? 'not measured' : met ? 'met' : 'missed';
+
+/** `check`: prints each aim; returns 1 unless all are met. @throws UsageError */
+export function check(path: string, isPartial: boolean): number {
+  const results = readResults(path);
+  if (results.driver.emulated) throw new UsageError(`${path}: ${EMULATED}`);
+  const judged = judge(results).filter(({ met }) => met !== undefined || !isPartial);
+  for (const each of judged)
+    console.log(`${verdict(each).padEnd(12)}  ${each.text}: ${each.figure}`);
+  const count = (met: boolean | undefined): number =>
+    judged.filter((one) => one.met === met).length;
+  console.log(`${count(true)} met, ${count(false)} missed, ${count(undefined)} not measured`);
+  return count(true) === judged.length && judged.length > 0 ? 0 : 1;
+}

@@ -1,0 +1,219 @@
+/** Tables and sentences of results, for the terminal and for Markdown. */
+import { markdownTable } from 'markdown-table';
+import { type Aim, appliesTo, type Judgement, judgeCase, verdict } from './aims.ts';
+import { byClock, duration, EMULATED, groupBy, multiple, percent, speed } from './format.ts';
+import { describeLimit, limitOf } from './machine.ts';
+import type { Plan } from './plan.ts';
+import {
+  type CaseResult,
+  type DriverChoice,
+  type Machine,
+  type Results,
+  ratioOf,
+  type Samples,
+  titleOf,
+} from './results.ts';
+
+/** Where a run took place. */
+export interface Place {
+  readonly machine: Machine;
+  readonly driver: DriverChoice;
+}
+
+const table = (
+  head: readonly string[],
+  rows: readonly (readonly string[])[],
+  { driver }: Place,
+): string => {
+  const text = markdownTable(
+    [head, ...rows].map((row) => row.map((cell) => cell.replaceAll('|', '\\|'))),
+    { align: head.map((_, column) => (column === 0 ? 'l' : 'r')) },
+  );
+  return driver.emulated ? `${text}\n\n(${EMULATED})` : text;
+};
+
+/** The first lines of a run. */
+export function describeRun(
+  { driver, machine, skipped }: Place & Pick<Results, 'skipped'>,
+  { rounds, passes, cases }: Plan,
+): string[] {
+  const left = driver.emulated ? cases.filter(({ needsGpu }) => needsGpu).length : 0;
+  return [
+    driver.emulated
+      ? `driver: emulated (${driver.reason}): real processes, but the times say nothing about a GPU`
+      : `driver: ${driver.library}, CUDA ${driver.version} (${driver.reason})`,
+    `machine: ${machine.gpu}${machine.driverVersion ? `, driver ${machine.driverVersion}` : ''}; ` +
+      `${machine.cpuCount} x ${machine.cpu}; node ${machine.node}, koffi ${machine.koffi}`,
+    `times per call, medians of at most ${rounds} rounds${inPasses(passes)}; ratio: first row to this row`,
+    ...(left > 0 ? [`skipped: ${left} cases, which need a GPU`] : []),
+    ...skipped.map(({ name, reason }) => `skipped: ${name}: ${reason}`),
+  ];
+}
+
+const inPasses = (passes: number): string => (passes > 1 ? ` in ${passes} processes` : '');
+
+/** The contestants of a case, one per row. */
+export function caseTable(
+  result: CaseResult,
+  { machine, driver, aims }: Place & { readonly aims: readonly Aim[] },
+): string {
+  const { contestants, byteLength, isCopy, skipped, suite } = result;
+  const limit = limitOf(result, machine);
+  const isDelay = suite === 'event-loop';
+  const judged = aims
+    .filter((aim) => appliesTo(aim, result))
+    .map((aim) => judgeCase(result, aim))
+    .map((each) => `${verdict(each)}: ${each.text}: ${each.figure}`);
+  const [first] = contestants;
+  const rows = contestants.map((one) => [
+    one.name,
+    duration(one.median),
+    ...(isDelay
+      ? [duration(one.p99), duration(one.max)]
+      : [`${duration(one.p10)} to ${duration(one.p90)}`]),
+    ...(isCopy && byteLength ? [bandwidth(result, one, limit)] : []),
+    ...(isDelay ? [] : [first && one !== first ? multiple(ratioOf(first, one)) : '']),
+  ]);
+  const head = [
+    `${titleOf(result)}${byClock(result.clock)}`,
+    'median',
+    ...(isDelay ? ['p99', 'longest'] : ['p10 to p90']),
+    ...(isCopy && byteLength ? [limit ? 'GB/s (part of the limit)' : 'GB/s'] : []),
+    ...(isDelay ? [] : ['ratio']),
+  ];
+  return [
+    table(head, rows, { machine, driver }),
+    ...skipped.map(({ name, reason }) => `skipped: ${name}: ${reason}`),
+    ...judged,
+  ].join('\n');
+}
+
+const bandwidth = (
+  { byteLength }: CaseResult,
+  { median }: Samples,
+  limit: number | undefined,
+): string => {
+  const bytes = byteLength ?? 0;
+  const part = limit ? ` (${percent((bytes / median) * (1e9 / limit))})` : '';
+  return `${speed(bytes, median)}${part}`;
+};
+
+/** The cases of one name: one, or several that differ by a size or a number. */
+export interface Group {
+  readonly suite: string;
+  readonly name: string;
+  readonly what: string;
+  readonly cases: readonly CaseResult[];
+  /** The number by which they differ; undefined if they do not differ by a number. */
+  readonly axis:
+    | { readonly of: string; readonly numberOf: (result: CaseResult) => number }
+    | undefined;
+}
+
+/** Groups cases by suite and name. */
+export const groupsOf = ({ cases }: Results): Group[] =>
+  [...groupBy(cases, ({ suite, name }) => `${suite}/${name}`).values()].map((ofName) => {
+    const { suite, name, what, count } = ofName[0] as CaseResult;
+    const numberOf = (result: CaseResult): number =>
+      (count ? result.count?.value : result.byteLength) ?? 0;
+    const values = new Set(ofName.map(numberOf));
+    const isAxis = values.size > 1 && values.size === ofName.length && !values.has(0);
+    return {
+      suite,
+      name,
+      what,
+      cases: ofName,
+      axis: isAxis ? { of: count?.of ?? 'size', numberOf } : undefined,
+    };
+  });
+
+export const contestantsIn = (cases: readonly CaseResult[]): string[] => [
+  ...new Set(cases.flatMap(({ contestants }) => contestants.map(({ name }) => name))),
+];
+
+/** The table of a group: sizes or numbers as rows, contestants as columns. */
+export function groupTable(results: Results, { axis, cases }: Group): string {
+  if (!axis) return cases.map((result) => caseTable(result, { ...results, aims: [] })).join('\n\n');
+  const names = contestantsIn(cases);
+  const [first] = cases as [CaseResult];
+  const { isCopy } = first;
+  const rows = cases.map((result) => [
+    result.variant ?? '',
+    ...names.map((name) => {
+      const found = result.contestants.find((one) => one.name === name);
+      if (!found) return '';
+      return isCopy
+        ? bandwidth(result, found, limitOf(result, results.machine))
+        : duration(found.median);
+    }),
+  ]);
+  const limit = describeLimit(first, results.machine);
+  const clock = first.clock === 'gpu' ? 'Times are by the GPU’s clock. ' : '';
+  const note = `${clock}${limit ? `In brackets: the part of the limit (${limit}).` : ''}`.trim();
+  return [
+    table([isCopy ? 'GB/s' : axis.of, ...names], rows, results),
+    ...(note ? [note] : []),
+  ].join('\n\n');
+}
+
+/** Cases as rows: the first contestant's time, and its ratio to each other one. */
+export function ratioTable(results: Results, cases: readonly CaseResult[]): string {
+  const byFirst = groupBy(cases, ({ contestants }) => contestants[0]?.name ?? '');
+  return [...byFirst]
+    .map(([first, alike]) => {
+      const others = contestantsIn(alike).filter((name) => name !== first);
+      const rows = alike.map((result) => {
+        const [own, ...rest] = result.contestants;
+        return [
+          `${titleOf(result)}${byClock(result.clock)}`,
+          own ? duration(own.median) : '',
+          ...others.map((name) => {
+            const other = rest.find((one) => one.name === name);
+            return own && other ? multiple(ratioOf(own, other)) : '';
+          }),
+        ];
+      });
+      const head = ['', first, ...others.map((name) => `/ ${name}`)];
+      return table(head, rows, results);
+    })
+    .join('\n\n');
+}
+
+/** Where and when a run took place, in one sentence. */
+export function describePlace({ machine, driver, rounds, passes, quick }: Results): string {
+  const { clocks, link, commit } = machine;
+  const parts = [
+    driver.emulated ? `${machine.gpu} (${EMULATED})` : machine.gpu,
+    ...(machine.driverVersion ? [`driver ${machine.driverVersion}`] : []),
+    `CUDA ${machine.cuda}`,
+    ...(clocks
+      ? [
+          `clocks ${clocks.sm} of ${clocks.smMax} MHz, memory ${clocks.memory} of ${clocks.memoryMax} MHz`,
+        ]
+      : []),
+    ...(link
+      ? [`PCI Express with ${link.current.width} lanes of at most ${link.max.speed} GT/s`]
+      : []),
+    `${machine.cpuCount} CPU cores (${machine.cpu})`,
+    `Node ${machine.node.replace(/^v/, '')}`,
+    `koffi ${machine.koffi}`,
+    ...(commit ? [`commit ${commit.replace(/^(.{12}).*?(\+?)$/, '$1$2')}`] : []),
+    machine.date.slice(0, 10),
+  ];
+  return `${parts.join(', ')}; medians of at most ${rounds} rounds${inPasses(passes)}${quick ? ', a quick run' : ''}.`;
+}
+
+/** All aims and what was measured; below, one line for each case that misses an aim. */
+export function aimTable(
+  results: Results,
+  judged: readonly Judgement[],
+  reasons: Readonly<Record<string, string>>,
+): string {
+  if (results.driver.emulated) return `Aims are not judged: ${EMULATED}.`;
+  const rows = judged.map((each) => [each.text, each.figure, verdict(each)]);
+  const missed = new Set(judged.filter(({ met }) => met === false).map(({ aim }) => aim.case));
+  return [
+    table(['aim', 'measured', ''], rows, results),
+    ...[...missed].map((name) => `- \`${name}\`: ${reasons[name] ?? 'the reason is unknown.'}`),
+  ].join('\n\n');
+}

@@ -1,0 +1,302 @@
+/** The second processes of hand-overs and copies, seen from the bench. */
+import { once } from 'node:events';
+import type { Duplex } from 'node:stream';
+import { type DeviceBuffer, pin, type Stream } from 'cuffi';
+import { closeFd, createMemfd, mapShared } from 'cuffi/ffi';
+import { type ChildPeer, spawnPeer } from 'cuffi/ipc';
+import type { DriverChoice } from '../results.ts';
+
+/** The child's end of a pair of Unix sockets, for node:net. */
+export const SOCKET_FD = 4;
+/** Memory that the copying child shares with the bench. */
+export const SHARED_FD = 5;
+
+/** What the receiver is sent besides buffers. It replies with null, or with the echo. */
+export type Order =
+  /** Keeps buffers open, so that their memory stays mapped. */
+  | { readonly keep: readonly DeviceBuffer[] }
+  /** Closes what it keeps. */
+  | { readonly drop: true }
+  /** Whether it also closes the pool of each buffer. */
+  | { readonly closePools: boolean }
+  /** Sends a value back. */
+  | { readonly echo: unknown }
+  /** Compares all of the next buffer. */
+  | { readonly compareNext: true };
+
+/** What the copying child is sent: read the shared memory, through which of its two mappings. */
+export type Copied = { readonly isPageLocked: boolean };
+
+const START_TIMEOUT_MS = 60_000;
+
+/** How a program is started. */
+interface StartOptions {
+  readonly program: string;
+  readonly args: readonly string[];
+  /** More descriptors, by their numbers in the child. */
+  readonly fds?: Readonly<Record<number, number>>;
+  /** This end polls its connection for so long before it sleeps. */
+  readonly busyPollUs?: number;
+}
+
+/** Resolves when the program has opened the driver and its memory. */
+async function start(
+  driver: DriverChoice,
+  { program, args, fds = {}, busyPollUs = 0 }: StartOptions,
+): Promise<ChildPeer> {
+  const stdio: (number | 'inherit' | 'ipc' | 'pipe')[] = ['inherit', 'inherit', 'inherit', 'ipc'];
+  stdio[SOCKET_FD] = 'pipe';
+  for (const [there, here] of Object.entries(fds)) stdio[Number(there)] = here;
+  const env = { ...process.env, CUFFI_DRIVER: driver.name };
+  const url = new URL(`../programs/${program}`, import.meta.url);
+  const peer = spawnPeer(url, { env, args: [...args], stdio, busyPollUs });
+  // The exit reports a child that died.
+  socketOf(peer).on('error', () => {});
+  try {
+    await peer.receive({ timeoutMs: START_TIMEOUT_MS });
+  } catch (error) {
+    await end(peer);
+    throw error;
+  }
+  return peer;
+}
+
+const socketOf = (peer: ChildPeer): Duplex => peer.process.stdio[SOCKET_FD] as Duplex;
+
+/** Kills a child; resolves when it has exited. */
+async function end(peer: ChildPeer): Promise<void> {
+  const { process: child } = peer;
+  const isRunning = child.pid !== undefined && child.exitCode === null && child.signalCode === null;
+  const exited = isRunning && once(child, 'exit');
+  child.kill('SIGKILL');
+  socketOf(peer).destroy();
+  await exited;
+  peer.close();
+}
+
+/** A process that reads the first word of each buffer that it is given, and returns that word. */
+export class Receiver {
+  readonly #peer: ChildPeer;
+  #waiting: { resolve(answer: unknown): void; reject(error: Error): void } | undefined;
+
+  private constructor(peer: ChildPeer) {
+    this.#peer = peer;
+    // One listener for all messages, so that the other ways are measured at their best.
+    const answered = (answer: unknown): void => this.#waiting?.resolve(answer);
+    socketOf(peer).on('data', answered);
+    peer.process.on('message', answered);
+    peer.process.once('exit', () =>
+      this.#waiting?.reject(new Error('the child exited before it replied')),
+    );
+  }
+
+  /** @param busyPollUs both ends poll the connection for so long before they sleep */
+  static async start(driver: DriverChoice, busyPollUs = 0): Promise<Receiver> {
+    const args = [String(busyPollUs)];
+    return new Receiver(await start(driver, { program: 'receiver-child.ts', args, busyPollUs }));
+  }
+
+  /** Sends a buffer over the connection, after the work of a stream; returns the word. */
+  async give(buffer: DeviceBuffer, stream?: Stream): Promise<unknown> {
+    await this.#peer.send(buffer, stream && { stream });
+    return this.#peer.receive();
+  }
+
+  /** Sends a descriptor by `process.send`; returns the word. */
+  tell(descriptor: object): Promise<unknown> {
+    return this.#answer(() => this.#peer.process.send(descriptor));
+  }
+
+  /** Sends an empty message over the connection and back. */
+  async greet(): Promise<unknown> {
+    await this.#peer.send(null);
+    return this.#peer.receive();
+  }
+
+  /** Sends a value over the connection and back. */
+  async exchange(value: unknown): Promise<unknown> {
+    await this.#peer.send({ echo: value } satisfies Order);
+    return this.#peer.receive();
+  }
+
+  /** Sends a value by `process.send` and back. */
+  exchangeByProcessSend(value: object): Promise<unknown> {
+    return this.tell({ echo: value });
+  }
+
+  /** Sends bytes through node:net and back. */
+  echo(bytes: Uint8Array): Promise<unknown> {
+    return this.#answer(() => socketOf(this.#peer).write(bytes));
+  }
+
+  keep(...buffers: readonly DeviceBuffer[]): Promise<void> {
+    return this.#order({ keep: buffers });
+  }
+
+  drop(): Promise<void> {
+    return this.#order({ drop: true });
+  }
+
+  closePools(closePools: boolean): Promise<void> {
+    return this.#order({ closePools });
+  }
+
+  /** The next buffer is compared as a whole; the receiver replies `COMPARED` if it is right. */
+  compareNext(): Promise<void> {
+    return this.#order({ compareNext: true });
+  }
+
+  end(): Promise<void> {
+    return end(this.#peer);
+  }
+
+  async #order(order: Order): Promise<void> {
+    await this.#peer.send(order);
+    await this.#peer.receive();
+  }
+
+  #answer(ask: () => void): Promise<unknown> {
+    return new Promise((resolve, reject) => {
+      this.#waiting = { resolve, reject };
+      ask();
+    });
+  }
+}
+
+/** A process that copies bytes to its own device memory and returns the first word there. */
+export class CopyingChild {
+  readonly byteLength: number;
+  readonly #peer: ChildPeer;
+  readonly #memory: SharedMemory;
+  #isEnded = false;
+
+  private constructor(peer: ChildPeer, memory: SharedMemory, byteLength: number) {
+    this.#peer = peer;
+    this.#memory = memory;
+    this.byteLength = byteLength;
+  }
+
+  static async start(driver: DriverChoice, byteLength: number): Promise<CopyingChild> {
+    const fd = createMemfd('cuffi-bench', byteLength);
+    const memory = new SharedMemory(fd, byteLength);
+    const args = [String(byteLength)];
+    const options = { program: 'copying-child.ts', args, fds: { [SHARED_FD]: fd } };
+    try {
+      return new CopyingChild(await start(driver, options), memory, byteLength);
+    } catch (error) {
+      memory.close();
+      throw error;
+    } finally {
+      closeFd(fd);
+    }
+  }
+
+  get isEnded(): boolean {
+    return this.#isEnded;
+  }
+
+  /** The memory to write before {@link share}. */
+  memory({ isPageLocked }: Copied): Uint8Array {
+    return isPageLocked ? this.#memory.pageLocked : this.#memory.pageable;
+  }
+
+  /** The child copies the shared memory to its device. */
+  share(copied: Copied): Promise<unknown> {
+    return this.#ask(copied);
+  }
+
+  /** Sends the bytes through the socket. */
+  send(bytes: Uint8Array): Promise<unknown> {
+    socketOf(this.#peer).write(bytes);
+    return this.#peer.receive();
+  }
+
+  async compareNext(): Promise<void> {
+    await this.#ask(null);
+  }
+
+  /** May be called twice. */
+  async end(): Promise<void> {
+    if (this.#isEnded) return;
+    this.#isEnded = true;
+    await end(this.#peer);
+    this.#memory.close();
+  }
+
+  async #ask(value: Copied | null): Promise<unknown> {
+    await this.#peer.send(value);
+    return this.#peer.receive();
+  }
+}
+
+/** Memory of both processes, mapped twice here: once pageable, once page-locked. */
+class SharedMemory {
+  readonly pageable: Uint8Array;
+  readonly pageLocked: Uint8Array;
+  readonly close: () => void;
+
+  constructor(fd: number, byteLength: number) {
+    const mappings = [mapShared(fd, byteLength), mapShared(fd, byteLength)];
+    [this.pageable, this.pageLocked] = mappings.map((each) => new Uint8Array(each.view())) as [
+      Uint8Array,
+      Uint8Array,
+    ];
+    const lock = pin(this.pageLocked);
+    this.close = () => {
+      lock.close();
+      for (const mapping of mappings) mapping.unmap();
+    };
+  }
+}
+
+/** Longer than a reply takes, so that neither end sleeps. */
+const BUSY_POLL_US = 200;
+
+/** The children of a pass: one receiver for all cases, which stays warm, and one copying child. */
+export class Children {
+  readonly #driver: DriverChoice;
+  #receiver: Receiver | undefined;
+  #polling: Receiver | undefined;
+  #copying: CopyingChild | undefined;
+  readonly #known = new Set<object>();
+
+  constructor(driver: DriverChoice) {
+    this.#driver = driver;
+  }
+
+  async receiver(): Promise<Receiver> {
+    this.#receiver ??= await Receiver.start(this.#driver);
+    return this.#receiver;
+  }
+
+  /** A receiver that polls its connection before it sleeps, as this end does. */
+  async pollingReceiver(): Promise<Receiver> {
+    this.#polling ??= await Receiver.start(this.#driver, BUSY_POLL_US);
+    return this.#polling;
+  }
+
+  /** A new one is started if the size differs. */
+  async copyingChild(byteLength: number): Promise<CopyingChild> {
+    const { isEnded = true } = this.#copying ?? {};
+    if (!isEnded && this.#copying?.byteLength === byteLength) return this.#copying;
+    await this.#copying?.end();
+    this.#copying = await CopyingChild.start(this.#driver, byteLength);
+    return this.#copying;
+  }
+
+  /** True the first time that the receiver meets a way. */
+  isNew(way: object): boolean {
+    const isNew = !this.#known.has(way);
+    this.#known.add(way);
+    return isNew;
+  }
+
+  /** Ends all; they are started again when they are needed. */
+  async end(): Promise<void> {
+    const ended = [this.#receiver, this.#polling, this.#copying];
+    this.#receiver = undefined;
+    this.#polling = undefined;
+    this.#known.clear();
+    await Promise.all(ended.map((child) => child?.end()));
+  }
+}
