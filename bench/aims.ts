@@ -108,8 +108,9 @@ export function judgeCase(result: CaseResult, of: Aim): Judgement {
     const ratio = ratioOf(own, other);
     return judgement(of, title, `${figure}: ${multiple(ratio)}`, ratio / max);
   }
-  const measured = over !== undefined && other ? differenceOf(own, other) : ns;
-  return judgement(of, title, figure, measured / (maxUs * 1000));
+  if (over === undefined || !other) return judgement(of, title, figure, ns / (maxUs * 1000));
+  const difference = differenceOf(own, other);
+  return judgement(of, title, `${figure}: ${duration(difference)}`, difference / (maxUs * 1000));
 }
 
 function judgement(of: Aim, title: string, figure: string, part: number | undefined): Judgement {

@@ -33,7 +33,7 @@ export interface OpenWay extends Omit<Contestant, 'name'> {
 const FIRST = { warmUpMs: 1500, warmUpMostMs: 2500 };
 const LATER = { warmUpMs: 100, warmUpMostMs: 200 };
 
-/** Warm-up of a hand-over. There is none on the emulated driver, whose times say nothing. */
+/** The warm-up of a hand-over; the emulated driver, whose times say nothing, has no warm-up. */
 export const warmUp = (
   { emulated }: DriverChoice,
   isFirst: boolean,

@@ -24,7 +24,16 @@ import { dirname, join, relative, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
 /** What is packed, with everything that it depends on. No linters, no checkers. */
-const packages = ['koffi', 'zod', 'tsx', 'typescript', '@types/node', 'fast-check', 'expect-type', 'markdown-table'];
+const packages = [
+  'koffi',
+  'zod',
+  'tsx',
+  'typescript',
+  '@types/node',
+  'fast-check',
+  'expect-type',
+  'markdown-table',
+];
 
 /** What is still quickly copied along with the tree. */
 const MAX_BYTES = 45 * 2 ** 20;
