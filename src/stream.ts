@@ -13,6 +13,7 @@ import { beginWait, type WaitOptions } from './deadline.ts';
 import { initialize } from './driver.ts';
 import { assertNotCapturing } from './graph-capture.ts';
 import { type Details, placeName } from './inspect.ts';
+import { InternalEvent } from './internal-event.ts';
 import { Resource } from './lifetime.ts';
 import { pollUntil } from './poller.ts';
 import {
@@ -185,6 +186,43 @@ export class Stream extends Resource implements AsyncDisposable {
     const handle = this.handle;
     assertNotCapturing('waiting for a stream');
     this.#query(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
+  }
+
+  /**
+   * Calls `callback` once, on the event loop, when the work queued so far is done. The argument is
+   * undefined, or the error with which the work failed. Work queued later does not count, and closing
+   * the stream does not cancel the call. The process stays alive meanwhile. An exception in `callback`
+   * is an uncaught exception.
+   *
+   * @returns a function that cancels the call
+   * @throws CudaError if no event can be recorded; CuffiError while a graph is captured
+   * @example
+   * buffer.fill(1, { stream });
+   * const cancel = stream.onDone((error) => console.log(error ?? 'filled'));
+   * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
+   */
+  onDone(callback: (error: Error | undefined) => void): () => void {
+    if (typeof callback !== 'function')
+      throw new TypeError(`callback must be a function, not ${formatValue(callback)}`);
+    this.assertOpen();
+    const event = new InternalEvent(this.context);
+    const canceled = new AbortController();
+    const end = (error?: Error): void => {
+      event[Symbol.dispose]();
+      if (canceled.signal.aborted) return;
+      // Not in the promise's job: there an exception would be an unhandled rejection.
+      queueMicrotask(() => {
+        if (!canceled.signal.aborted) callback(error);
+      });
+    };
+    try {
+      event.record(this);
+    } catch (error) {
+      event[Symbol.dispose]();
+      throw error;
+    }
+    pollUntil(() => event.isDone, { signal: canceled.signal }).then(() => end(), end);
+    return () => canceled.abort();
   }
 
   /**

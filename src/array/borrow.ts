@@ -2,8 +2,8 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import type { Dtype } from '../dtype.ts';
+import { InternalEvent } from '../internal-event.ts';
 import { DeviceBuffer, keepaliveFor } from '../memory/buffer.ts';
-import { InternalEvent } from '../memory/internal-event.ts';
 import { deviceOfPointer } from '../memory/pointer-attributes.ts';
 import { Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkInteger, checkOptions } from '../validate.ts';

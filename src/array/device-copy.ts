@@ -1,8 +1,8 @@
 /** Queues copies of items on a device, or between devices. */
 import type { Wait } from '../deadline.ts';
+import { InternalEvent } from '../internal-event.ts';
 import { queueStridedCopy } from '../kernel/builtin-kernels.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
-import { InternalEvent } from '../memory/internal-event.ts';
 import { queuePitchedCopy } from '../memory/pitched-copy.ts';
 import { pollUntil } from '../poller.ts';
 import { Stream } from '../stream.ts';

@@ -9,6 +9,7 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { beginWait, throwIfOver, type Wait } from '../deadline.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
+import { InternalEvent } from '../internal-event.ts';
 import { pollUntil } from '../poller.ts';
 import { Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
@@ -21,7 +22,6 @@ import {
   type HostCopy,
   type QueuePart,
 } from './host-copy.ts';
-import { InternalEvent } from './internal-event.ts';
 import { tryEnablePeerAccess } from './peer-copy.ts';
 import {
   type Box,

@@ -9,11 +9,11 @@ import type { Address } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
 import { throwIfOver, type Wait } from '../deadline.ts';
 import { CuffiError } from '../errors.ts';
+import { InternalEvent } from '../internal-event.ts';
 import { releaseOrWarn } from '../lifetime.ts';
 import { nextLoopIteration } from '../poller.ts';
 import { chunks, roundUp } from './chunks.ts';
 import { allocateHost } from './host-allocation.ts';
-import { InternalEvent } from './internal-event.ts';
 
 /** The sizes and limits of staged copies. */
 export const STAGING = {

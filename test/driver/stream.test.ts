@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
+import { setImmediate } from 'node:timers/promises';
 import {
   Context,
   CudaEvent,
@@ -8,6 +9,7 @@ import {
   toDevice,
   toDeviceSync,
 } from '../../src/index.ts';
+import { until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 
 describe('Stream', () => {
@@ -167,6 +169,67 @@ describe('Stream', () => {
       buffer.fill(1, { stream: scope.stream });
     }
     assert.equal(stream.done, true);
+  });
+
+  test('onDone calls back once, when the work queued before is done, whatever is queued later', async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(1 << 20);
+    using latch = new Latch();
+    using later = new Latch();
+    const calls: unknown[] = [];
+    latch.hold(stream);
+    buffer.fill(1, { stream });
+    stream.onDone((...args) => calls.push(args));
+    later.hold(stream);
+    for (let turn = 0; turn < 5; turn += 1) await setImmediate();
+    assert.deepEqual(calls, []);
+    latch.open();
+    await until(() => calls.length > 0);
+    assert.equal(stream.done, false);
+    later.open();
+    await stream.synchronize();
+    for (let turn = 0; turn < 5; turn += 1) await setImmediate();
+    assert.deepEqual(calls, [[undefined]]);
+  });
+
+  test('onDone calls back in default and borrowed streams, and after the stream was closed', async () => {
+    using owner = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    const closing = Stream.create({ nonBlocking: true });
+    latch.hold(owner);
+    latch.hold(closing);
+    const called: string[] = [];
+    Stream.fromHandle(owner.handle).onDone(() => called.push('borrowed'));
+    closing.onDone(() => called.push('closed'));
+    closing.close();
+    assert.throws(() => closing.onDone(() => {}), { name: 'ClosedError' });
+    latch.open();
+    await until(() => called.length === 2);
+    Stream.legacyDefault().onDone(() => called.push('legacy'));
+    Stream.perThreadDefault().onDone(() => called.push('per thread'));
+    // Never within the call.
+    assert.equal(called.length, 2);
+    await until(() => called.length === 4);
+    assert.deepEqual(called.sort(), ['borrowed', 'closed', 'legacy', 'per thread']);
+  });
+
+  test('onDone can be canceled until it has called back', async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    const calls: string[] = [];
+    latch.hold(stream);
+    const cancel = stream.onDone(() => calls.push('canceled while it waits'));
+    cancel();
+    cancel();
+    latch.open();
+    await stream.synchronize();
+    stream.onDone(() => calls.push('canceled at once'))();
+    // Both are due in the same iteration of the event loop.
+    stream.onDone(() => cancelDue());
+    const cancelDue = stream.onDone(() => calls.push('canceled while it was due'));
+    stream.onDone(() => calls.push('called'));
+    await until(() => calls.length > 0);
+    assert.deepEqual(calls, ['called']);
   });
 
   test('a stream may be closed twice, and refuses use afterwards', () => {

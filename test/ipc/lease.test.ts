@@ -166,6 +166,60 @@ describe('leases', () => {
     for (const child of children) await kill(child);
   });
 
+  test(
+    'returned() resolves when each receiver has closed an object and its work on it is done',
+    deadline,
+    async () => {
+      const [first, second] = [start(), start()];
+      using buffer = DeviceBuffer.allocate(1 << 20);
+      buffer.fill(5);
+      const isReturned = (): Promise<boolean> =>
+        leases.returned(buffer.subarray(0, 8), { timeoutMs: 5 }).then(
+          () => true,
+          (error: Error) => {
+            assert.equal(error.name, 'TimeoutError');
+            return false;
+          },
+        );
+      await leases.returned(buffer);
+      await warmUp(first);
+      for (const child of [first, second]) await ask(child, { do: 'keep', buffer });
+      await assert.rejects(leases.returned(buffer, { timeoutMs: 5 }), {
+        name: 'TimeoutError',
+        message: `waiting for what process ${first.pid}, process ${second.pid} have took longer than 5 ms`,
+      });
+      await ask(second, { do: 'release' });
+      assert.equal(await isReturned(), false);
+      await ask(first, { do: 'hold' });
+      assert.equal(await ask(first, { do: 'use' }), false);
+      await ask(first, { do: 'release' });
+      // It has closed the buffer, but its stream still reads it.
+      assert.equal(await isReturned(), false);
+      const reason = new Error('enough');
+      await assert.rejects(leases.returned(buffer, { signal: AbortSignal.abort(reason) }), reason);
+      await ask(first, { do: 'open' });
+      await leases.returned(buffer, { timeoutMs: 20_000 });
+      assert.equal(buffer.closed, false);
+      await assert.rejects(leases.returned(new Uint8Array(1) as never), {
+        name: 'TypeError',
+        message: /^returned takes what a connection can send, not /,
+      });
+    },
+  );
+
+  test('returned() resolves when a receiver with unfinished work is killed', deadline, async () => {
+    const child = start();
+    await warmUp(child);
+    using buffer = DeviceBuffer.allocate(4096);
+    buffer.fill(5);
+    await ask(child, { do: 'hold' });
+    assert.equal(await ask(child, { do: 'copy', buffer }), false);
+    const returned = leases.returned(buffer, { timeoutMs: 20_000 });
+    assert.equal(await Promise.race([returned, delay(50, 'waits')]), 'waits');
+    await kill(child);
+    await returned;
+  });
+
   test('memory that is closed here stays until its receiver has closed it', deadline, async () => {
     const child = start();
     await warmUp(child);

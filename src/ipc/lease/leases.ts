@@ -26,14 +26,38 @@ export const leases = {
    */
   async drain(options?: WaitOptions): Promise<void> {
     const { timeoutMs, signal } = checkDeadline(options, 'drain');
-    const until =
-      timeoutMs === undefined ? Number.POSITIVE_INFINITY : performance.now() + timeoutMs;
-    const isDrained = (): boolean => {
-      if (leaseRegistry.orphaned.length === 0) return true;
-      if (performance.now() >= until) throw timeoutError(describeOrphaned(), timeoutMs as number);
-      return false;
-    };
-    await pollUntil(isDrained, { signal });
+    await pollWithin(
+      timeoutMs,
+      signal,
+      () => leaseRegistry.orphaned.length === 0,
+      describeOrphaned,
+    );
+  },
+
+  /**
+   * Waits until every process that got an object of this process has closed it, or has exited, and
+   * its work on the object is done. The object itself may stay open: its memory can then be written
+   * again. Resolves at once if nobody has it. Does not block the event loop.
+   *
+   * @param object what was sent; a part of a buffer stands for the whole buffer
+   * @throws TypeError for an object that cannot be sent; DOMException `TimeoutError`, which says who
+   * holds it; the signal's reason
+   * @example
+   * await peer.send(frame);
+   * await leases.returned(frame, { timeoutMs: 1000 }); // now the frame can be filled again
+   */
+  async returned(object: Shareable, options?: WaitOptions): Promise<void> {
+    if (!isShareable(object))
+      throw new TypeError(`returned takes what a connection can send, not ${formatValue(object)}`);
+    // A holder releases the last lease of an object when its work on the object is done.
+    const owner = ownerOf(object);
+    const { timeoutMs, signal } = checkDeadline(options, 'returned');
+    await pollWithin(
+      timeoutMs,
+      signal,
+      () => leaseRegistry.leasesOf(owner).length === 0,
+      () => describeHolders(owner),
+    );
   },
 
   /**
@@ -48,6 +72,29 @@ export const leases = {
     for (const lease of leaseRegistry.leasesOf(ownerOf(object))) lease.revoke();
   },
 } as const;
+
+/** Polls until `isDone` returns true. The error of a time-out begins with `describe()`. */
+function pollWithin(
+  timeoutMs: number | undefined,
+  signal: AbortSignal | undefined,
+  isDone: () => boolean,
+  describe: () => string,
+): Promise<void> {
+  const until = timeoutMs === undefined ? Number.POSITIVE_INFINITY : performance.now() + timeoutMs;
+  const poll = (): boolean => {
+    if (isDone()) return true;
+    if (performance.now() >= until) throw timeoutError(describe(), timeoutMs as number);
+    return false;
+  };
+  return pollUntil(poll, { signal });
+}
+
+/** Describes who holds an object. */
+function describeHolders(owner: object): string {
+  const holders = leaseRegistry.leasesOf(owner).map(({ holder }) => holder.name);
+  const names = [...new Set(holders)];
+  return `waiting for what ${names.join(', ')} ${names.length === 1 ? 'has' : 'have'}`;
+}
 
 /** Describes who holds closed objects. */
 function describeOrphaned(): string {

@@ -5,7 +5,7 @@ import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { CudaError } from '../../errors.ts';
 import type { Fence } from '../../fence.ts';
-import { InternalEvent } from '../../memory/internal-event.ts';
+import { InternalEvent } from '../../internal-event.ts';
 import { internalStream } from '../../memory/internal-stream.ts';
 import { pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';

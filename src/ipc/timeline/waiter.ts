@@ -1,7 +1,7 @@
 import { CU_STREAM_LEGACY } from '../../../ffi/constants.ts';
 import type { Context } from '../../context.ts';
 import { CudaError } from '../../errors.ts';
-import { InternalEvent } from '../../memory/internal-event.ts';
+import { InternalEvent } from '../../internal-event.ts';
 import type { Stream } from '../../stream.ts';
 import type { TimelinePage } from './page.ts';
 import { hasReached, latest, type TimelinePoint } from './point.ts';

@@ -278,6 +278,21 @@ describe('a lost context', () => {
       await assert.rejects(scope[Symbol.asyncDispose]() as Promise<void>, lost);
   });
 
+  test('onDone passes the error of a lost context to its callback', async () => {
+    const { driver, lose } = losing(emulate(), CUresult.CUDA_ERROR_LAUNCH_FAILED);
+    selectDriver(driver);
+    using stream = Stream.create({ nonBlocking: true });
+    const latch = new Latch();
+    latch.hold(stream);
+    const called = new Promise((resolve) => stream.onDone(resolve));
+    lose();
+    await assert.rejects(
+      called.then((error) => Promise.reject(error)),
+      lost,
+    );
+    assert.throws(() => latch[Symbol.dispose](), lost);
+  });
+
   test('another error of a release is thrown in a working context, and dropped in a lost one', async () => {
     const status = CUresult.CUDA_ERROR_INVALID_VALUE;
     selectDriver(broken(emulate(), 'cuEventDestroy_v2', status));

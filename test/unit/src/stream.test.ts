@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import { describe, test } from 'node:test';
 import { CU_STREAM_NON_BLOCKING } from '../../../ffi/constants.ts';
 import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
@@ -7,11 +8,13 @@ import {
   Context,
   CudaEvent,
   DeviceBuffer,
+  Graph,
   Stream,
   type StreamOptions,
 } from '../../../src/index.ts';
 import { recordCallsOf } from '../../support/arguments.ts';
 import { broken, failing } from '../../support/faults.ts';
+import { until } from '../../support/iterations.ts';
 import { Latch } from '../../support/latch.ts';
 import { emulate, ForeignContext } from './emulate.ts';
 
@@ -253,6 +256,65 @@ describe('Stream', () => {
       throw new Error('out of the scope');
     }, /out of the scope/);
     assert.equal(stream.done, true);
+  });
+
+  test('onDone refuses what is not a function, and a capture, before the driver is called', () => {
+    emulate();
+    using stream = Stream.create({ nonBlocking: true });
+    const recorder = recordCalls();
+    assert.throws(() => stream.onDone('done' as never), {
+      name: 'TypeError',
+      message: 'callback must be a function, not "done"',
+    });
+    recorder.stop();
+    assert.deepEqual(recorder.calls, []);
+    assert.throws(() => Graph.capture(stream, () => stream.onDone(() => {})), /captured/);
+  });
+
+  test('onDone destroys its event, also if the call was canceled or the event could not be recorded', async () => {
+    const counted = async (use: () => unknown): Promise<number[]> => {
+      const recorder = recordCalls();
+      await use();
+      recorder.stop();
+      return ['cuEventCreate', 'cuEventDestroy_v2'].map(
+        (call) => recorder.calls.filter(({ name }) => name === call).length,
+      );
+    };
+    emulate();
+    {
+      using stream = Stream.create({ nonBlocking: true });
+      using latch = new Latch();
+      latch.hold(stream);
+      const counts = await counted(async () => {
+        stream.onDone(() => {})();
+        let isCalled = false;
+        stream.onDone(() => {
+          isCalled = true;
+        });
+        latch.open();
+        await until(() => isCalled);
+      });
+      assert.deepEqual(counts, [2, 2]);
+    }
+    selectDriver(broken(emulate(), 'cuEventRecord', 1));
+    using stream = Stream.create({ nonBlocking: true });
+    const refused = (): void =>
+      assert.throws(() => stream.onDone(() => {}), { code: 'CUDA_ERROR_INVALID_VALUE' });
+    assert.deepEqual(await counted(refused), [1, 1]);
+  });
+
+  test('an exception in a callback of onDone is an uncaught exception', () => {
+    const program = `
+      import { Stream } from './src/index.ts';
+      process.on('uncaughtException', ({ message }) => console.log('uncaught: ' + message));
+      process.on('unhandledRejection', () => console.log('rejected'));
+      Stream.create().onDone(() => { throw new Error('mine'); });`;
+    const { stdout } = spawnSync(
+      process.execPath,
+      ['--import', 'tsx', '--input-type=module', '-e', program],
+      { encoding: 'utf8', env: { ...process.env, CUFFI_DRIVER: 'emulated' } },
+    );
+    assert.equal(stdout, 'uncaught: mine\n');
   });
 
   test('an error of the device is thrown by queries and waits', async () => {

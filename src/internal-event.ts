@@ -1,12 +1,16 @@
-import { OUT0, readHandle } from '../../ffi/arena.ts';
-import { CU_EVENT_DISABLE_TIMING } from '../../ffi/constants.ts';
-import { cu } from '../../ffi/driver.ts';
-import type { CUevent, CUstream } from '../../ffi/types.ts';
-import { check, isReady } from '../check.ts';
-import type { Context } from '../context.ts';
-import { assertNotCapturing } from '../graph-capture.ts';
-import { releaseOrWarn } from '../lifetime.ts';
-import type { Stream } from '../stream.ts';
+import { OUT0, readHandle } from '../ffi/arena.ts';
+import { CU_EVENT_DISABLE_TIMING } from '../ffi/constants.ts';
+import { cu } from '../ffi/driver.ts';
+import type { CUevent, CUstream } from '../ffi/types.ts';
+import { check, isReady } from './check.ts';
+import type { Context } from './context.ts';
+import { assertNotCapturing } from './graph-capture.ts';
+import { releaseOrWarn } from './lifetime.ts';
+
+/** The part of a stream that files below streams need. */
+interface RecordingStream {
+  recordEvent(event: CUevent): void;
+}
 
 /** An event that cuffi itself records and waits for, without a CudaEvent object. */
 export class InternalEvent implements Disposable {
@@ -27,7 +31,7 @@ export class InternalEvent implements Disposable {
    * Records the event after the work queued in a stream of this context. Default: the legacy
    * default stream.
    */
-  record(stream: Stream | undefined): void {
+  record(stream: RecordingStream | undefined): void {
     if (stream) stream.recordEvent(this.#event);
     else this.context.run(() => this.recordIn(0 as CUstream));
   }
