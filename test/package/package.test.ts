@@ -5,7 +5,6 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import {
-  copyFileSync,
   cpSync,
   existsSync,
   mkdirSync,
@@ -21,7 +20,7 @@ import { tmpdir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath, pathToFileURL } from 'node:url';
-import { blocksOf, PAGE_VALUES, pagesWithCode, programOf } from '../support/pages.ts';
+import { blocksOf, PAGE_VALUES, pagesWithCode, pageValues, programOf } from '../support/pages.ts';
 import {
   bindings,
   cjs,
@@ -202,7 +201,7 @@ describe('the packed package', { skip: unavailable }, () => {
     const entries = JSON.parse(node('exports.mjs', exportedNames)) as Record<string, string[]>;
     const folderOfSnippets = join(app, 'snippets');
     mkdirSync(folderOfSnippets);
-    copyFileSync(join(root, 'test/support', PAGE_VALUES), join(folderOfSnippets, PAGE_VALUES));
+    writeFileSync(join(folderOfSnippets, PAGE_VALUES), pageValues);
     writeFileSync(join(folderOfSnippets, 'package.json'), JSON.stringify({ type: 'module' }));
     const blocks = pagesWithCode.flatMap(blocksOf);
     for (const block of blocks) {

@@ -6,7 +6,7 @@
  *   Such blocks under one heading are one program in one folder. Every file that no other one names
  *   is started, all at the same time.
  * - Any other block is a module of its own. What it uses without declaring it is imported: from the
- *   package, else from page-values.ts.
+ *   package, else from test/package/page-values.ts.
  * - `console.log(…); // text` shows what is printed. Every printed line must be shown, and every
  *   shown line must be printed.
  * - A block that cannot run here says so in its fence: `ts fragment`. It is only compiled.
@@ -16,8 +16,9 @@ import { fileURLToPath } from 'node:url';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 
-/** The file in test/support with what blocks use without declaring it. */
+/** The file in test/package with what blocks use without declaring it: name and text. */
 export const PAGE_VALUES = 'page-values.ts';
+export const pageValues: string = readFileSync(`${root}test/package/${PAGE_VALUES}`, 'utf8');
 
 export interface Block {
   /** The page and line of the fence, as in `docs/arrays.md:7`. */
@@ -72,8 +73,7 @@ export type Exported = Readonly<Record<string, readonly string[]>>;
 /** Returns a block with the imports that it leaves out: a file that it names has them itself. */
 export function programOf({ code, file }: Block, exported: Exported): string {
   if (file !== undefined) return code;
-  const values = readFileSync(`${root}test/support/${PAGE_VALUES}`, 'utf8');
-  const given = [...values.matchAll(/^export const (\w+)/gm)].map(([, name]) => String(name));
+  const given = [...pageValues.matchAll(/^export const (\w+)/gm)].map(([, name]) => String(name));
   const found = new Set<string>();
   const imports = Object.entries({ ...exported, [`./${PAGE_VALUES}`]: given }).map(
     ([specifier, names]) => {

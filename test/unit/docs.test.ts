@@ -22,7 +22,14 @@ import { transformSync } from 'esbuild';
 import * as ffi from '../../ffi/index.ts';
 import * as cuffi from '../../src/index.ts';
 import * as ipc from '../../src/ipc/index.ts';
-import { type Block, blocksOf, PAGE_VALUES, pagesWithCode, programOf } from '../support/pages.ts';
+import {
+  type Block,
+  blocksOf,
+  PAGE_VALUES,
+  pagesWithCode,
+  pageValues,
+  programOf,
+} from '../support/pages.ts';
 import { startProcess } from '../support/program.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
@@ -180,10 +187,7 @@ describe('the code of README.md and docs/*.md', () => {
       for (const [name, blocks] of programs) {
         const directory = join(folder, name.replace(/[^a-z0-9]+/gi, '-'));
         mkdirSync(directory, { mode: 0o700 });
-        write(
-          join(directory, PAGE_VALUES),
-          readFileSync(`${root}test/support/${PAGE_VALUES}`, 'utf8'),
-        );
+        write(join(directory, PAGE_VALUES), pageValues);
         const files = blocks.map(({ file = 'block.ts' }) => file);
         for (const [at, block] of blocks.entries())
           write(join(directory, String(files[at])), programOf(block, exported));

@@ -1,4 +1,4 @@
-/** What the blocks of the pages use without declaring it: see pages.ts. */
+/** What the blocks of the pages use without declaring it: see ../support/pages.ts. */
 import * as cuda from 'cuffi';
 import { registerKernel } from 'cuffi/ffi';
 
