@@ -26,7 +26,7 @@ matrix.fill(7);
 const seen = fromCudaArrayInterface(described, { stream: consumer });
 console.log(await seen.copyToHost());
 
-// DLPack: strides in items; the consumer's stream is told when the tensor is made.
+// DLPack: strides in items; the consumer's stream is passed when the tensor is made.
 const tensor = dlpack(columns, { stream: consumer });
 console.log(tensor.device, tensor.dtype, tensor.strides);
 fromDLPack(tensor, { stream: consumer }).fill(0.5);

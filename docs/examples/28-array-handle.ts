@@ -14,7 +14,7 @@ if (process.send) {
   console.log(`the child has ${array.dtype} ${array.shape}:`, await array.copyToHost());
   array.fill(8);
 
-  // The bytes alone, as numba's open_ipc_array takes them. All else is told; nothing is waited for.
+  // The bytes alone, as numba's open_ipc_array takes them: the caller states dtype and layout, and no order.
   const { handle: bytes, byteOffset, layout } = handle;
   using same = openIpcArray({
     handle: bytes,

@@ -1,4 +1,4 @@
-/** The other end of 29-exporter.ts: opens what that shares, whoever started it. */
+/** The other end of 29-exporter.ts: opens what that process shares, however it was started. */
 import { existsSync, readFileSync, unlinkSync } from 'node:fs';
 import { setTimeout } from 'node:timers/promises';
 import { Stream } from 'cuffi';

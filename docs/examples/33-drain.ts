@@ -1,4 +1,4 @@
-/** A shutdown that waits until nobody uses what was sent, and takes back what is not given. */
+/** A shutdown that waits until nobody uses the memory that was sent, and revokes what is not returned. */
 import { type DeviceBuffer, MemoryPool } from 'cuffi';
 import { leases, parentPeer, spawnPeer } from 'cuffi/ipc';
 
@@ -25,7 +25,7 @@ if (process.argv[2] === 'worker') {
   console.log(`${orphaned.count} thing of ${orphaned.byteLength} bytes is kept for the worker`);
   await leases.drain({ timeoutMs: 50 }).catch((error: Error) => console.log(error.name));
 
-  leases.revoke(weights); // whoever has it is to use it no more
+  leases.revoke(weights); // from now on the worker cannot use it
   await leases.drain({ timeoutMs: 10_000 });
   console.log('kept for others:', leases.stats().orphaned.byteLength);
   await worker.send('go on');

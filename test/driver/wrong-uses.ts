@@ -181,7 +181,7 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
   'a buffer opened as a pool': ({ buffer }) => openIpcPool({ ...getIpcHandle(buffer) }),
   'a buffer opened as an array': ({ buffer }) => openIpcArray({ ...getIpcHandle(buffer) }),
   'IpcArrayHandle.from({})': () => IpcArrayHandle.from({}),
-  'a descriptor that is none': () => openIpc({}),
+  'what is not a descriptor': () => openIpc({}),
   'a descriptor as a string': () => openIpc('{"kind":"legacy"}'),
   'JSON in place of an encoded descriptor': () => decodeDescriptor(any('{"kind":"legacy"}')),
   'a buffer opened by the process that made it': ({ buffer }) =>

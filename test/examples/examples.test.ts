@@ -1,7 +1,7 @@
 /** Every example of the docs runs, and prints what it promises. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, test } from 'node:test';
@@ -163,13 +163,5 @@ describe('the examples of the docs', () => {
     } finally {
       rmSync(directory, { recursive: true });
     }
-  });
-
-  test('the README’s first example is docs/examples/04-share-memory.ts, shortened', () => {
-    const readme = readFileSync(new URL('../../README.md', import.meta.url), 'utf8');
-    const example = readFileSync(new URL('04-share-memory.ts', folder), 'utf8').split('\n');
-    const [, block = ''] = /```ts\n([\s\S]*?)```/.exec(readme) ?? [];
-    for (const line of block.split('\n'))
-      assert.ok(example.includes(line), `only in README: ${line}`);
   });
 });

@@ -20,6 +20,7 @@ import { tmpdir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath, pathToFileURL } from 'node:url';
+import { blocksOf, PAGE_VALUES, pagesWithCode, pageValues, programOf } from '../support/pages.ts';
 import {
   bindings,
   cjs,
@@ -30,7 +31,6 @@ import {
   withoutConnections,
   wrongNames,
 } from './consumers.ts';
-import { snippetsOf } from './snippets.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const installed = (path: string): string => join(root, 'node_modules', path);
@@ -201,14 +201,14 @@ describe('the packed package', { skip: unavailable }, () => {
     const entries = JSON.parse(node('exports.mjs', exportedNames)) as Record<string, string[]>;
     const folderOfSnippets = join(app, 'snippets');
     mkdirSync(folderOfSnippets);
-    const places: string[] = [];
-    const pages = ['arrays', 'connections', 'kernels', 'lifetime', 'sharing', 'trust'];
-    for (const file of ['README.md', ...pages.map((page) => `docs/${page}.md`)])
-      for (const { place, program } of snippetsOf(pathToFileURL(join(root, file)), entries)) {
-        writeFileSync(join(folderOfSnippets, `${place.replace(/[.:]/g, '-')}.mts`), program);
-        places.push(place);
-      }
-    assert.ok(places.length >= 19, places.join());
+    writeFileSync(join(folderOfSnippets, PAGE_VALUES), pageValues);
+    writeFileSync(join(folderOfSnippets, 'package.json'), JSON.stringify({ type: 'module' }));
+    const blocks = pagesWithCode.flatMap(blocksOf);
+    for (const block of blocks) {
+      const name = block.place.replace(/[^\w]/g, '-');
+      writeFileSync(join(folderOfSnippets, `${name}.mts`), programOf(block, entries));
+    }
+    assert.ok(blocks.length >= 25, `only ${blocks.length} blocks were found`);
     // As TypeScript 7 writes them, with the types that every program of Node's needs.
     const compilerOptions = {
       module: 'nodenext',
@@ -222,6 +222,7 @@ describe('the packed package', { skip: unavailable }, () => {
       noUncheckedSideEffectImports: true,
       moduleDetection: 'force',
       skipLibCheck: true,
+      allowImportingTsExtensions: true,
       noEmit: true,
     };
     writeFileSync(join(folderOfSnippets, 'tsconfig.json'), JSON.stringify({ compilerOptions }));

@@ -25,7 +25,7 @@ describe('createSealedMemfd', () => {
     assert.ok(libc.ftruncate(fd, 8192) < 0);
     const others = [createMemfd('plain', 4096), openSync('/dev/null', 'r'), ...socketPair()];
     for (const other of others) assert.equal(isSealedMemfd(other, 4096), false);
-    // It can only not grow: whoever made it may still shrink it.
+    // It can only not grow: the process that made it may still shrink it.
     for (const seal of [F_SEAL_SHRINK, F_SEAL_GROW]) {
       const half = withAddress(Buffer.from('half\0'), (name) =>
         libc.memfd_create(name, MFD_ALLOW_SEALING),

@@ -56,13 +56,13 @@ class Answerer extends RawPeer {
   #leases = 0;
   readonly #returned: number[] = [];
 
-  /** Answers the next question with an object. */
+  /** Replies to the next question with an object. */
   answer(descriptor: IpcDescriptor, fds: readonly number[] = []): void {
     this.#number += 1;
     this.answerWith(this.#number, place, [entry(descriptor, fds.length)], fds);
   }
 
-  /** Answers the next question with a value without objects. */
+  /** Replies to the next question with a value without objects. */
   refuse(value: Uint8Array): void {
     this.#number += 1;
     this.answerWith(this.#number, value);

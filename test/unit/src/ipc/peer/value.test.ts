@@ -213,7 +213,7 @@ describe('encodeValue', () => {
       [all, /^value\.errors\[0\] is a cycle, .* it is value again/],
     ] as const)
       assert.throws(() => encode(value), { name: 'TypeError', message });
-    // The same object twice is none: it arrives as two.
+    // The same object twice is no cycle: it arrives as two objects.
     const twice = { a: 1 };
     assert.deepEqual(roundTrip([twice, twice]), [{ a: 1 }, { a: 1 }]);
   });

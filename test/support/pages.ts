@@ -1,0 +1,97 @@
+/**
+ * The `ts` blocks of README.md and docs/*.md, as programs. All are compiled as strictly as `tsc --init`
+ * asks for (test/package), and all run and print what they show (test/unit/docs.test.ts):
+ *
+ * - A block whose first line is a file's name (`// worker.ts`) is that file, whole, with its imports.
+ *   Such blocks under one heading are one program in one folder. Every file that no other one names
+ *   is started, all at the same time.
+ * - Any other block is a module of its own. What it uses without declaring it is imported: from the
+ *   package, else from test/package/page-values.ts.
+ * - `console.log(…); // text` shows what is printed. Every printed line must be shown, and every
+ *   shown line must be printed.
+ * - A block that cannot run here says so in its fence: `ts fragment`. It is only compiled.
+ */
+import { readdirSync, readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+
+const root = fileURLToPath(new URL('../..', import.meta.url));
+
+/** The file in test/package with what blocks use without declaring it: name and text. */
+export const PAGE_VALUES = 'page-values.ts';
+export const pageValues: string = readFileSync(`${root}test/package/${PAGE_VALUES}`, 'utf8');
+
+export interface Block {
+  /** The page and line of the fence, as in `docs/arrays.md:7`. */
+  readonly place: string;
+  readonly heading: string;
+  /** The name of the file that the block is; undefined for a module of its own. */
+  readonly file: string | undefined;
+  readonly isFragment: boolean;
+  readonly code: string;
+  readonly shown: readonly Shown[];
+}
+
+/** A line that the page says is printed. */
+export interface Shown {
+  readonly place: string;
+  readonly text: string;
+}
+
+/** Returns the `ts` blocks of a page, given by its path from the root of the project. */
+export function blocksOf(page: string): Block[] {
+  const text = readFileSync(root + page, 'utf8');
+  return [...text.matchAll(/^```ts\b *([^\n]*)\n(.*?)^```$/gms)].map((match) => {
+    const [, info = '', code = ''] = match;
+    if (!['', 'fragment'].includes(info)) throw new Error(`${page}: what is \`ts ${info}\`?`);
+    const before = text.slice(0, match.index);
+    const line = before.split('\n').length;
+    return {
+      place: `${page}:${line}`,
+      heading: [...before.matchAll(/^#+ (.*)$/gm)].at(-1)?.[1] ?? '',
+      file: /^\/\/ ([\w-]+\.m?ts)$/m.exec(code.split('\n', 1)[0] ?? '')?.[1],
+      isFragment: info === 'fragment',
+      code,
+      shown: code.split('\n').flatMap((each, at) => {
+        const [, shown] = /\bconsole\.log\(.*\); \/\/ (.*)$/.exec(each) ?? [];
+        return shown === undefined ? [] : [{ place: `${page}:${line + 1 + at}`, text: shown }];
+      }),
+    };
+  });
+}
+
+/** The pages that have `ts` blocks, by their paths from the root of the project. */
+export const pagesWithCode: readonly string[] = [
+  'README.md',
+  ...readdirSync(`${root}docs`)
+    .filter((name) => name.endsWith('.md'))
+    .map((name) => `docs/${name}`),
+].filter((page) => blocksOf(page).length > 0);
+
+/** The names that each entry of the package exports. */
+export type Exported = Readonly<Record<string, readonly string[]>>;
+
+/** Returns a block with the imports that it leaves out: a file that it names has them itself. */
+export function programOf({ code, file }: Block, exported: Exported): string {
+  if (file !== undefined) return code;
+  const given = [...pageValues.matchAll(/^export const (\w+)/gm)].map(([, name]) => String(name));
+  const found = new Set<string>();
+  const imports = Object.entries({ ...exported, [`./${PAGE_VALUES}`]: given }).map(
+    ([specifier, names]) => {
+      const used = names.filter((name) => !found.has(name) && uses(code, name));
+      for (const name of used) found.add(name);
+      return used.length > 0 ? `import { ${used.join(', ')} } from '${specifier}';\n` : '';
+    },
+  );
+  const namespace =
+    /(?<![.\w])cuda\./.test(code) && !/\* as cuda\b/.test(code)
+      ? "import * as cuda from 'cuffi';\n"
+      : '';
+  return `${namespace}${imports.join('')}${code}\nexport {};\n`;
+}
+
+function uses(code: string, name: string): boolean {
+  const declared = new RegExp(`\\b(?:const|let|using|function|type|import)\\b[^=;(]*\\b${name}\\b`);
+  // Comments and texts name things, too.
+  const bare = code.replace(/\/\/.*$|'[^'\n]*'/gm, '');
+  return new RegExp(`(?<![.\\w])${name}\\b(?!:)`).test(bare) && !declared.test(bare);
+}
