@@ -125,6 +125,7 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^200 \{"brightest":99\}\n503 process N has exited with code N without closing/m,
     /^200 \{"brightest":122\}\n400 byteLength must be an integer of at least N, not N$/m,
   ],
+  '35-ring.ts': [/^the consumer read 45\nframes filled: 10$/m],
 };
 
 /** Programs that do their part together, with the path of a file for both. */

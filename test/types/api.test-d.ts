@@ -123,6 +123,9 @@ expectTypeOf<CudaEvent>().not.toExtend<Stream>();
 // Awaiting and blocking twins.
 expectTypeOf(stream.synchronize({ signal: AbortSignal.abort() })).toEqualTypeOf<Promise<void>>();
 expectTypeOf(stream.synchronizeSync()).toEqualTypeOf<void>();
+expectTypeOf(stream.onDone).toEqualTypeOf<
+  (callback: (error: Error | undefined) => void) => () => void
+>();
 expectTypeOf(stream.autoSynchronize()).toExtend<AsyncDisposable>();
 expectTypeOf(CudaEvent.elapsedMs(event, event)).toEqualTypeOf<number>();
 
