@@ -33,24 +33,18 @@ const table = (
 };
 
 /** The first lines of a run. */
-export function describeRun(
-  { driver, machine, skipped }: Place & Pick<Results, 'skipped'>,
-  { rounds, passes, cases }: Plan,
-): string[] {
-  const left = driver.emulated ? cases.filter(({ needsGpu }) => needsGpu).length : 0;
+export function describeRun(place: Place & Pick<Results, 'skipped'>, plan: Plan): string[] {
+  const { driver, skipped } = place;
+  const left = driver.emulated ? plan.cases.filter(({ needsGpu }) => needsGpu).length : 0;
   return [
     driver.emulated
       ? `driver: emulated (${driver.reason}): real processes, but the times say nothing about a GPU`
-      : `driver: ${driver.library}, CUDA ${driver.version} (${driver.reason})`,
-    `machine: ${machine.gpu}${machine.driverVersion ? `, driver ${machine.driverVersion}` : ''}; ` +
-      `${machine.cpuCount} x ${machine.cpu}; node ${machine.node}, koffi ${machine.koffi}`,
-    `times per call, medians of at most ${rounds} rounds${inPasses(passes)}; ratio: first row to this row`,
+      : `driver: ${driver.library} (${driver.reason})`,
+    describePlace({ ...place, ...plan }),
     ...(left > 0 ? [`skipped: ${left} cases, which need a GPU`] : []),
     ...skipped.map(({ name, reason }) => `skipped: ${name}: ${reason}`),
   ];
 }
-
-const inPasses = (passes: number): string => (passes > 1 ? ` in ${passes} processes` : '');
 
 /** The contestants of a case, one per row. */
 export function caseTable(
@@ -180,27 +174,29 @@ export function ratioTable(results: Results, cases: readonly CaseResult[]): stri
 }
 
 /** Where and when a run took place, in one sentence. */
-export function describePlace({ machine, driver, rounds, passes, quick }: Results): string {
+export function describePlace({
+  machine,
+  driver,
+  rounds,
+  passes,
+  quick,
+}: Place & Pick<Results, 'rounds' | 'passes' | 'quick'>): string {
   const { clocks, link, commit } = machine;
   const parts = [
     driver.emulated ? `${machine.gpu} (${EMULATED})` : machine.gpu,
-    ...(machine.driverVersion ? [`driver ${machine.driverVersion}`] : []),
+    machine.driverVersion && `driver ${machine.driverVersion}`,
     `CUDA ${machine.cuda}`,
-    ...(clocks
-      ? [
-          `clocks ${clocks.sm} of ${clocks.smMax} MHz, memory ${clocks.memory} of ${clocks.memoryMax} MHz`,
-        ]
-      : []),
-    ...(link
-      ? [`PCI Express with ${link.current.width} lanes of at most ${link.max.speed} GT/s`]
-      : []),
+    clocks &&
+      `clocks ${clocks.sm} of ${clocks.smMax} MHz, memory ${clocks.memory} of ${clocks.memoryMax} MHz`,
+    link && `PCI Express with ${link.current.width} lanes of at most ${link.max.speed} GT/s`,
     `${machine.cpuCount} CPU cores (${machine.cpu})`,
     `Node ${machine.node.replace(/^v/, '')}`,
     `koffi ${machine.koffi}`,
-    ...(commit ? [`commit ${commit.replace(/^(.{12}).*?(\+?)$/, '$1$2')}`] : []),
+    commit && `commit ${commit.replace(/^(.{12}).*?(\+?)$/, '$1$2')}`,
     machine.date.slice(0, 10),
   ];
-  return `${parts.join(', ')}; medians of at most ${rounds} rounds${inPasses(passes)}${quick ? ', a quick run' : ''}.`;
+  const processes = passes > 1 ? ` in ${passes} processes` : '';
+  return `${parts.filter(Boolean).join(', ')}; medians of at most ${rounds} rounds${processes}${quick ? ', a quick run' : ''}.`;
 }
 
 /** All aims and what was measured; below, one line for each case that misses an aim. */
