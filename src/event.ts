@@ -17,6 +17,7 @@ import { Resource, ShareableResource } from './lifetime.ts';
 import { pollUntil } from './poller.ts';
 import { Stream } from './stream.ts';
 import { assertInternal, checkBoolean, checkInstance, checkOptions } from './validate.ts';
+import { wakeBehindEvent } from './wake-up.ts';
 
 /** Options of {@link CudaEvent.create}. */
 export interface EventOptions extends PlaceOptions {
@@ -161,7 +162,13 @@ export class CudaEvent extends ShareableResource {
 
   /** Waits until it is {@link done}, without blocking the event loop. */
   async synchronize(options?: WaitOptions): Promise<void> {
-    await pollUntil(() => this.done, beginWait(options, 'waiting for an event'));
+    const wait = beginWait(options, 'waiting for an event');
+    await pollUntil(
+      () => this.done,
+      wait,
+      undefined,
+      (onWake) => (this.closed ? undefined : wakeBehindEvent(this, this.#handle, onWake)),
+    );
   }
 
   /** @internal */

@@ -6,6 +6,8 @@ import { check, isReady } from './check.ts';
 import type { Context } from './context.ts';
 import { assertNotCapturing } from './graph-capture.ts';
 import { releaseOrWarn } from './lifetime.ts';
+import type { ArmWakeUp } from './poller.ts';
+import { wakeBehindEvent } from './wake-up.ts';
 
 /** The part of a stream that files below streams need. */
 interface RecordingStream {
@@ -50,6 +52,12 @@ export class InternalEvent implements Disposable {
   get isDone(): boolean {
     return this.#isContextReset || isReady(cu.cuEventQuery(this.#event), 'cuEventQuery');
   }
+
+  /** Wakes a wait for {@link isDone}. */
+  readonly armWakeUp: ArmWakeUp = (onWake) =>
+    this.#isDisposed || this.#isContextReset
+      ? undefined
+      : wakeBehindEvent(this, this.#event, onWake);
 
   [Symbol.dispose](): void {
     if (this.#isDisposed) return;

@@ -1,7 +1,8 @@
 /**
  * Waits without blocking: the only poller, behind every awaited wait. At the beginning, and around the
- * expected end, it polls in each iteration of the event loop; otherwise once a millisecond, for all waits
- * together. Background polls become less frequent the longer they take.
+ * expected end, it polls in each iteration of the event loop. Then it sleeps, if something wakes the
+ * wait up; otherwise it polls once a millisecond, for all waits together. Background polls become less
+ * frequent the longer they take.
  */
 
 import { throwIfOver, type Wait } from './deadline.ts';
@@ -13,17 +14,26 @@ export interface ExpectedEnd {
 }
 
 /**
+ * Arranges that `onWake` is called on the event loop once the end of a wait may have come. Returns a
+ * function that cancels this, or undefined if nothing can call it now: then polling goes on, and asks
+ * again. Must not throw.
+ */
+export type ArmWakeUp = (onWake: () => void) => (() => void) | undefined;
+
+/**
  * Resolves when `poll` returns true, and rejects with what it throws. The process stays alive meanwhile.
  * The first call of `poll` is immediate, so that finished work costs no iteration of the event loop.
  *
  * @param limits its signal, and until when it waits
  * @param expected when the end is expected: from the earliest to the latest time, each iteration of the
  * event loop polls
+ * @param armWakeUp called when the polls of the beginning have not seen the end
  */
 export function pollUntil(
   poll: () => boolean,
   limits: Wait = {},
   expected?: ExpectedEnd,
+  armWakeUp?: ArmWakeUp,
 ): Promise<void> {
   const { signal } = limits;
   return new Promise((resolve, reject) => {
@@ -56,6 +66,9 @@ export function pollUntil(
       eagerFrom: expected ? now + expected.earliestMs - 2 * PERIOD_MS : 0,
       eagerUntil: expected ? now + expected.latestMs : 0,
       since: 0,
+      armWakeUp,
+      disarm: undefined,
+      sleepsUntil: 0,
     };
     signal?.addEventListener('abort', abort, { once: true });
     add(wait);
@@ -72,7 +85,7 @@ export function pollUntil(
 export function pollInBackground(poll: () => boolean): () => void {
   const noCallbacks = { resolve() {}, reject() {} };
   const since = performance.now();
-  const wait = {
+  const wait: PendingPoll = {
     poll,
     limits: {},
     ...noCallbacks,
@@ -81,6 +94,9 @@ export function pollInBackground(poll: () => boolean): () => void {
     eagerFrom: 0,
     eagerUntil: 0,
     since,
+    armWakeUp: undefined,
+    disarm: undefined,
+    sleepsUntil: 0,
   };
   add(wait);
   return () => {
@@ -114,11 +130,21 @@ interface PendingPoll {
   readonly eagerUntil: number;
   /** For a background poll: since when it has waited for the same thing. */
   since: number;
+  readonly armWakeUp: ArmWakeUp | undefined;
+  /** Cancels the wake-up; undefined while none is arranged. */
+  disarm: (() => void) | undefined;
+  /** While a wake-up is arranged: when it is polled all the same. */
+  sleepsUntil: number;
 }
 
-/** About 0.2 ms: most waits end within it, and a timer would add its millisecond. */
+/**
+ * About 0.2 ms: most waits end within it, and a timer would add its millisecond. Then the wake-up takes
+ * over: to arrange one costs several driver calls, and it comes later than a poll would by about 0.1 ms.
+ */
 const EAGER_ATTEMPTS = 100;
 const PERIOD_MS = 1;
+/** A wait with a wake-up is polled this often: after an error of its context the driver wakes nobody. */
+const SWEEP_MS = 100;
 /**
  * A background poll is late by at most a sixteenth of its wait, and by at most this: an idle process
  * must not wake up a thousand times a second for it.
@@ -149,7 +175,7 @@ function schedule(soon: boolean): void {
     if (isBackground) immediate.unref();
   }
   if (soon && !isBackground) return;
-  period = isBackground ? backgroundPeriod() : PERIOD_MS;
+  period = isBackground ? backgroundPeriod() : foregroundPeriod();
   timer = setTimeout(tick, period);
   if (isBackground) timer.unref();
 }
@@ -169,6 +195,23 @@ function backgroundPeriod(): number {
   return Math.min(Math.max(waited * MAX_RELATIVE_LATENESS, PERIOD_MS), MAX_PERIOD_MS);
 }
 
+/** The period while waits keep the process alive: longer only if a wake-up is arranged for each. */
+function foregroundPeriod(): number {
+  const now = performance.now();
+  let until = now + SWEEP_MS;
+  for (const wait of pendingPolls) {
+    if (!wait.keepAlive) until = Math.min(until, now + backgroundPeriod());
+    else if (!wait.disarm) return PERIOD_MS;
+    else until = Math.min(until, wait.sleepsUntil, wait.limits.limit?.until ?? Infinity);
+  }
+  return Math.max(until - now, PERIOD_MS);
+}
+
+const isAsleep = (wait: PendingPoll, now: number): boolean =>
+  wait.disarm !== undefined &&
+  now < wait.sleepsUntil &&
+  now < (wait.limits.limit?.until ?? Infinity);
+
 function tick(): void {
   unschedule();
   const now = performance.now();
@@ -177,7 +220,7 @@ function tick(): void {
   if (isSweep) lastSweepAt = now;
   let soon = false;
   for (const wait of pendingPolls) {
-    if (isSweep || isEager(wait, now)) pollOnce(wait);
+    if (!isAsleep(wait, now) && (isSweep || isEager(wait, now))) pollOnce(wait);
     soon ||= isEager(wait, now);
   }
   if (pendingPolls.size > 0 && !immediate && !timer) schedule(soon);
@@ -188,6 +231,7 @@ function pollOnce(wait: PendingPoll): void {
   try {
     if (!wait.poll()) {
       if (wait.limits.limit) throwIfOver(wait.limits);
+      if (wait.armWakeUp && wait.attempts >= EAGER_ATTEMPTS) sleep(wait);
       return;
     }
     remove(wait);
@@ -196,6 +240,24 @@ function pollOnce(wait: PendingPoll): void {
     remove(wait);
     wait.reject(error);
   }
+}
+
+/** Lets a wait sleep until its wake-up, if one can be arranged. */
+function sleep(wait: PendingPoll): void {
+  // The poll may have aborted the wait.
+  if (!pendingPolls.has(wait)) return;
+  wait.disarm ??= wait.armWakeUp?.(() => wake(wait));
+  wait.sleepsUntil = performance.now() + SWEEP_MS;
+}
+
+/** Polls a wait that was woken up. If its end has not come, it is polled as at the beginning. */
+function wake(wait: PendingPoll): void {
+  wait.disarm = undefined;
+  wait.attempts = 0;
+  pollOnce(wait);
+  if (!pendingPolls.has(wait)) return;
+  unschedule();
+  schedule(true);
 }
 
 function add(wait: PendingPoll): void {
@@ -207,7 +269,10 @@ function add(wait: PendingPoll): void {
 }
 
 function remove(wait: PendingPoll): void {
-  if (!pendingPolls.delete(wait) || !wait.keepAlive) return;
+  if (!pendingPolls.delete(wait)) return;
+  wait.disarm?.();
+  wait.disarm = undefined;
+  if (!wait.keepAlive) return;
   keepAliveCount -= 1;
   if (keepAliveCount > 0 || !(immediate || timer)) return;
   // The remaining waits must not keep the process alive, and must wake a sleeping loop.

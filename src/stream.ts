@@ -15,7 +15,7 @@ import { assertNotCapturing } from './graph-capture.ts';
 import { type Details, placeName } from './inspect.ts';
 import { InternalEvent } from './internal-event.ts';
 import { Resource } from './lifetime.ts';
-import { pollUntil } from './poller.ts';
+import { type ArmWakeUp, pollUntil } from './poller.ts';
 import {
   assertInternal,
   checkBoolean,
@@ -23,6 +23,7 @@ import {
   checkOptions,
   formatValue,
 } from './validate.ts';
+import { wakeBehindStream } from './wake-up.ts';
 
 /** Options of {@link Stream.create}. */
 export interface StreamOptions extends PlaceOptions {
@@ -178,7 +179,13 @@ export class Stream extends Resource implements AsyncDisposable {
 
   /** Waits, without blocking the event loop, until all work is done, including work queued meanwhile. */
   async synchronize(options?: WaitOptions): Promise<void> {
-    await pollUntil(() => this.done, beginWait(options, 'waiting for a stream'));
+    const wait = beginWait(options, 'waiting for a stream');
+    // An event in the legacy default stream would order other streams, and the owner of a borrowed one
+    // may destroy it at any time: those are polled.
+    const armWakeUp: ArmWakeUp | undefined = this.#isOwn
+      ? (onWake) => (this.closed ? undefined : wakeBehindStream(this, this.#handle, onWake))
+      : undefined;
+    await pollUntil(() => this.done, wait, undefined, armWakeUp);
   }
 
   /** Blocks the process until all work queued so far is done. */
@@ -221,7 +228,8 @@ export class Stream extends Resource implements AsyncDisposable {
       event[Symbol.dispose]();
       throw error;
     }
-    pollUntil(() => event.isDone, { signal: canceled.signal }).then(() => end(), end);
+    const wait = { signal: canceled.signal };
+    pollUntil(() => event.isDone, wait, undefined, event.armWakeUp).then(() => end(), end);
     return () => canceled.abort();
   }
 

@@ -99,8 +99,8 @@ export const streamFunctions = (
 // ---- Host functions ----
 
 /**
- * Host functions in stream order. Only libc's `sem_post` and `close` are supported: other addresses
- * would have to be called blindly, and return NOT_SUPPORTED.
+ * Host functions in stream order. Only libc's `sem_post`, `close` and `fflush` are supported: other
+ * addresses would have to be called blindly, and return NOT_SUPPORTED.
  */
 export function hostCallbackFunctions(
   queues: StreamQueues,
@@ -114,6 +114,12 @@ export function hostCallbackFunctions(
       },
     ],
     [libcSymbol('close'), (data) => libc.close(data)],
+    [
+      libcSymbol('fflush'),
+      (data) => {
+        if (host.isReadable(data)) libc.fflush(data);
+      },
+    ],
   ]);
   return {
     cuLaunchHostFunc(handle, address, data) {

@@ -132,7 +132,7 @@ export async function waitForWork(
   const event = new InternalEvent(stream?.context ?? buffer.context);
   try {
     event.record(stream);
-    await pollUntil(() => event.isDone, wait);
+    await pollUntil(() => event.isDone, wait, undefined, event.armWakeUp);
   } finally {
     event[Symbol.dispose]();
   }

@@ -217,7 +217,7 @@ async function copyOnDevices(copy: PitchedCopy, wait: Wait): Promise<void> {
   const event = new InternalEvent(stream.context);
   try {
     event.record(stream);
-    await pollUntil(() => event.isDone, wait);
+    await pollUntil(() => event.isDone, wait, undefined, event.armWakeUp);
   } finally {
     event[Symbol.dispose]();
   }
