@@ -42,7 +42,8 @@ let wakeFiles: WakeFiles | undefined;
 const EFD_CLOEXEC = 0x8_0000;
 const EFD_NONBLOCK = 0x800;
 const IO_FULLY_BUFFERED = 0;
-const BUFFER_BYTE_LENGTH = 64;
+/** With less than 128 bytes, glibc writes at once. */
+const BUFFER_BYTE_LENGTH = 1024;
 /** The sum of all numbers must stay below the eventfd's limit. */
 const MAX_FILES = 60;
 

@@ -268,3 +268,82 @@ describe('Stream', () => {
     assert.throws(() => Stream.create({ device: 99 }), /no device 99/);
   });
 });
+
+describe('waits that sleep', () => {
+  test('500 waits for a stream end when its work is done, and not before', async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(1024);
+    using latch = new Latch();
+    buffer.fill(1, { stream });
+    await stream.synchronize();
+    latch.hold(stream);
+    buffer.fill(2, { stream });
+    let ended = 0;
+    const waiting = Array.from({ length: 500 }, async () => {
+      await stream.synchronize();
+      ended += 1;
+    });
+    await new Promise((resolve) => setTimeout(resolve, 30));
+    assert.equal(ended, 0);
+    latch.open();
+    await Promise.all(waiting);
+    assert.equal(stream.done, true);
+  });
+
+  test('waits for several streams and events end each when its own work is done', async () => {
+    using latches = {
+      first: new Latch(),
+      second: new Latch(),
+      [Symbol.dispose]() {
+        this.first[Symbol.dispose]();
+        this.second[Symbol.dispose]();
+      },
+    };
+    using first = Stream.create({ nonBlocking: true });
+    using second = Stream.create({ nonBlocking: true });
+    using event = CudaEvent.create();
+    const { first: one, second: two } = latches;
+    one.hold(first);
+    two.hold(second);
+    event.record(second);
+    const ended: string[] = [];
+    const note = async (name: string, wait: Promise<void>): Promise<void> => {
+      await wait;
+      ended.push(name);
+    };
+    const waits = [
+      note('first', first.synchronize()),
+      note('second', second.synchronize()),
+      note('event', event.synchronize()),
+    ];
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    assert.deepEqual(ended, []);
+    two.open();
+    await Promise.all(waits.slice(1));
+    assert.deepEqual(ended.sort(), ['event', 'second']);
+    one.open();
+    await Promise.all(waits);
+    assert.equal(first.done, true);
+  });
+
+  test('work that is queued while a wait sleeps is waited for, too', async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(1024);
+    using first = new Latch();
+    using second = new Latch();
+    first.hold(stream);
+    let isDone = false;
+    const waiting = stream.synchronize().then(() => {
+      isDone = true;
+    });
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    second.hold(stream);
+    buffer.fill(3, { stream });
+    first.open();
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    assert.equal(isDone, false);
+    second.open();
+    await waiting;
+    assert.equal(stream.done, true);
+  });
+});

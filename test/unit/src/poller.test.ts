@@ -8,6 +8,126 @@ import { runProgram } from './emulate.ts';
 /** Of what would wait for ever where it fails. */
 const DEADLINE = { timeout: 20_000 };
 
+describe('pollUntil with a wake-up', () => {
+  /** Arranges wake-ups by hand. */
+  class Waker {
+    armed = 0;
+    disarmed = 0;
+    wake: (() => void) | undefined;
+    readonly arm = (onWake: () => void): (() => void) => {
+      this.armed += 1;
+      this.wake = onWake;
+      return () => {
+        this.disarmed += 1;
+      };
+    };
+  }
+
+  test('the wait polls at its beginning, then not until it is woken up', DEADLINE, async () => {
+    const waker = new Waker();
+    let asked = 0;
+    let open = false;
+    const poll = (): boolean => {
+      asked += 1;
+      return open;
+    };
+    const waiting = pollUntil(poll, {}, undefined, waker.arm);
+    await until(() => waker.armed === 1);
+    const before = asked;
+    assert.ok(before >= 100);
+    const begin = performance.now();
+    for (let turns = 0; turns < 20; turns += 1) await nextLoopIteration();
+    if (performance.now() - begin < 50) assert.equal(asked, before);
+    open = true;
+    waker.wake?.();
+    await waiting;
+    // A wake-up that has come is not canceled.
+    assert.equal(waker.disarmed, 0);
+  });
+
+  test('a wait that is woken up too early polls, and arranges another', DEADLINE, async () => {
+    const waker = new Waker();
+    let open = false;
+    const waiting = pollUntil(() => open, {}, undefined, waker.arm);
+    for (const times of [1, 2, 3]) {
+      await until(() => waker.armed === times);
+      waker.wake?.();
+    }
+    open = true;
+    await waiting;
+    // It polled in each turn after the last wake-up, or was about to sleep.
+    assert.ok(waker.armed <= 4);
+  });
+
+  test('a wait that nobody wakes up ends all the same', DEADLINE, async () => {
+    const waker = new Waker();
+    let open = false;
+    const waiting = pollUntil(() => open, {}, undefined, waker.arm);
+    await until(() => waker.armed === 1);
+    open = true;
+    await waiting;
+    assert.equal(waker.disarmed, 1);
+  });
+
+  test('a wait whose wake-up is refused polls, and asks again', DEADLINE, async () => {
+    let asked = 0;
+    let open = false;
+    const refuse = (): undefined => {
+      asked += 1;
+      open = asked === 5;
+    };
+    await pollUntil(() => open, {}, undefined, refuse);
+    assert.equal(asked, 5);
+  });
+
+  test(
+    'an abort and a time-out cancel the wake-up, and come while the wait sleeps',
+    DEADLINE,
+    async () => {
+      const waker = new Waker();
+      const controller = new AbortController();
+      const waiting = pollUntil(() => false, controller, undefined, waker.arm);
+      await until(() => waker.armed === 1);
+      controller.abort(new Error('enough'));
+      await assert.rejects(waiting, /enough/);
+      assert.equal(waker.disarmed, 1);
+      // Late calls of it do nothing.
+      waker.wake?.();
+      const limit = { operation: 'waiting', timeoutMs: 30, until: performance.now() + 30 };
+      await assert.rejects(
+        pollUntil(() => false, { limit }, undefined, waker.arm),
+        {
+          name: 'TimeoutError',
+        },
+      );
+      assert.equal(waker.disarmed, 2);
+    },
+  );
+
+  test('a wait that polls does not wake those that sleep', DEADLINE, async () => {
+    const waker = new Waker();
+    let asked = 0;
+    let open = false;
+    const poll = (): boolean => {
+      asked += 1;
+      return open;
+    };
+    const waiting = pollUntil(poll, {}, undefined, waker.arm);
+    await until(() => waker.armed === 1);
+    const before = asked;
+    let others = 0;
+    await pollUntil(() => {
+      others += 1;
+      return others === 130;
+    });
+    // The sweep may have come once or twice in 30 periods on a machine under load.
+    assert.ok(asked - before < 10, `${asked - before} polls`);
+    open = true;
+    waker.wake?.();
+    await waiting;
+  });
+});
+
 describe('pollUntil', () => {
   test('a poll that succeeds at once is called once', async () => {
     let asked = 0;
