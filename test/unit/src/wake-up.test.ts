@@ -170,12 +170,14 @@ describe('wake-ups', () => {
     emulate();
     using stream = makeStream();
     using buffer = DeviceBuffer.allocate(16);
+    using event = CudaEvent.create();
     using graph = Graph.capture(stream, () => {
       buffer.fill(1, { stream });
       assert.equal(
         wakeBehindStream(stream, stream.handle, () => {}),
         undefined,
       );
+      assert.equal(wakeBehindEvent(event, event.handle, () => {}), undefined);
     });
     assert.ok(graph);
     assert.equal(cu.cuStreamBeginCapture_v2(stream.handle, 2), 0);
