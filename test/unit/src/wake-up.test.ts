@@ -177,7 +177,10 @@ describe('wake-ups', () => {
         wakeBehindStream(stream, stream.handle, () => {}),
         undefined,
       );
-      assert.equal(wakeBehindEvent(event, event.handle, () => {}), undefined);
+      assert.equal(
+        wakeBehindEvent(event, event.handle, () => {}),
+        undefined,
+      );
     });
     assert.ok(graph);
     assert.equal(cu.cuStreamBeginCapture_v2(stream.handle, 2), 0);
