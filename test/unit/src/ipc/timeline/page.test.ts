@@ -15,10 +15,10 @@ import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import type { CUstream } from '../../../../../ffi/types.ts';
 import { Context, Stream } from '../../../../../src/index.ts';
+import { ConnectionTimeline } from '../../../../../src/ipc/timeline/connection-timeline.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
 import { COUNTER_COUNT } from '../../../../../src/ipc/timeline/point.ts';
 import { Signaler, StreamCounters } from '../../../../../src/ipc/timeline/signaler.ts';
-import { Timeline } from '../../../../../src/ipc/timeline/timeline.ts';
 import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
@@ -56,7 +56,7 @@ describe('TimelinePage', () => {
     for (const isSent of [true, false]) {
       using producer = Stream.create({ nonBlocking: true });
       using consumer = Stream.create({ nonBlocking: true });
-      const [ours, theirs] = [new Timeline(), new Timeline()];
+      const [ours, theirs] = [new ConnectionTimeline(), new ConnectionTimeline()];
       using latch = new Latch();
       const { descriptors, mappings } = processState();
       const { size } = context.onReset;
@@ -92,7 +92,7 @@ describe('TimelinePage', () => {
   test('one page is accepted while the connection is open; others are refused and closed', () => {
     emulate();
     const before = openDescriptors();
-    const ordering = new Timeline();
+    const ordering = new ConnectionTimeline();
     ordering.acceptPage(pageFd());
     const second = pageFd();
     const refused = { name: 'IpcError', message: 'received a second timeline page' };
@@ -143,7 +143,7 @@ describe('TimelinePage', () => {
         page = new WeakRef(accepted);
         return accepted;
       };
-      const ordering = new Timeline();
+      const ordering = new ConnectionTimeline();
       ordering.acceptPage(pageFd());
       TimelinePage.accept = accept;
       using stream = Stream.create({ nonBlocking: true });
