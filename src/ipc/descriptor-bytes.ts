@@ -75,7 +75,7 @@ export function descriptorReader(bytes: Uint8Array): ByteReader {
 export function readFields(reader: ByteReader): DescriptorFields {
   const kind = descriptorKinds[numberBelow(descriptorKinds.length, reader, 'kind')];
   const fields = readFieldsOf(kind as IpcKind, reader);
-  if (reader.remaining > 0) throw malformed(`${reader.remaining} bytes follow its end`);
+  expectEnd(reader);
   return fields;
 }
 
@@ -99,8 +99,13 @@ function readFieldsOf<K extends IpcKind>(kind: K, reader: ByteReader): Descripto
 function readHostFields<K extends HostKind>(kind: K, reader: ByteReader): HostFields {
   const fields: Record<string, unknown> = { kind };
   readAll(reader, codedHostFields[kind], fields);
-  if (reader.remaining > 0) throw malformed(`${reader.remaining} bytes follow its end`);
+  expectEnd(reader);
   return Object.freeze(fields) as unknown as HostFields;
+}
+
+/** @throws IpcError if bytes are left */
+function expectEnd(reader: ByteReader): void {
+  if (reader.remaining > 0) throw malformed(`${reader.remaining} bytes follow its end`);
 }
 
 function writeAll(writer: ByteWriter, fields: readonly CodedField[], from: object): void {

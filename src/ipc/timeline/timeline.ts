@@ -381,8 +381,6 @@ class TimelineState {
     waits: StreamWaits,
   ): boolean {
     if (!canUseStreams(context.device)) return false;
-    // The host stores values one after the other. A later one of the device would overtake them.
-    if (this.#hostSignals.length > 0 && this.#lastStream === waits) return false;
     try {
       const address = this.counter.addressIn(context);
       if (this.#lastStream !== waits && !this.counter.isReached(this.#last))

@@ -20,6 +20,7 @@ import {
 } from '../../../../../src/ipc/index.ts';
 import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { ENDED, SharedCounter } from '../../../../../src/ipc/timeline/shared-counter.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
@@ -211,6 +212,8 @@ describe('Timeline', () => {
     signaling.signal(1, { stream: producer });
     signaling.close();
     assert.throws(() => signaling.value, { name: 'ClosedError' });
+    // The end, which comes too early here, would be noticed in one of these turns.
+    for (let turn = 0; turn < 20; turn += 1) await nextLoopIteration();
     assert.equal(waiting.value, 0);
     latch.open();
     await waiting.reached(1);
@@ -278,6 +281,36 @@ describe('Timeline', () => {
         Device.prototype.attribute = attribute;
         selectDriver(emulated);
       }
+    }
+  });
+
+  test('the host signals behind a value of another device, which writes by itself', async () => {
+    emulate({ CUFFI_EMULATED_DEVICES: '2' });
+    using producer = Stream.create({ nonBlocking: true });
+    using other = Stream.create({ device: 1, nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(producer);
+    const { attribute } = Device.prototype;
+    Device.prototype.attribute = function (this: Device, asked) {
+      return this.ordinal === 1 && asked === 'hostRegisterSupported'
+        ? 0
+        : attribute.call(this, asked);
+    };
+    try {
+      assert.deepEqual([Timeline.canWait(0), Timeline.canWait(1)], [true, false]);
+      using timeline = Timeline.create();
+      timeline.signal(1, { stream: producer });
+      timeline.signal(2, { stream: other });
+      // Of the first device again: behind what the host stores.
+      using third = Stream.create({ nonBlocking: true });
+      timeline.signal(3, { stream: third });
+      for (let turn = 0; turn < 20; turn += 1) await nextLoopIteration();
+      assert.deepEqual([timeline.value, third.done], [0, false]);
+      latch.open();
+      await timeline.reached(3);
+      await third.synchronize();
+    } finally {
+      Device.prototype.attribute = attribute;
     }
   });
 
