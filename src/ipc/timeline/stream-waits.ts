@@ -59,8 +59,8 @@ export class StreamWaits {
       this.recordEvent(1, stream);
       return false;
     }
-    const waiting = StreamWaits.#waitingByContext.get(this.context);
-    if (!waiting || this.#fitsContextLimit(waiting, count)) return true;
+    const waiting = StreamWaits.#waitingByContext.get(this.context) ?? new Set<StreamWaits>();
+    if (this.#fitsContextLimit(waiting, count)) return true;
     for (const waits of waiting) if (!waits.#isWaiting) waiting.delete(waits);
     return this.#fitsContextLimit(waiting, count);
   }
@@ -156,11 +156,15 @@ const MAX_WAITS_PER_CONTEXT = 512;
 export const WAITS_PER_EVENT: number = MAX_WAITS_PER_STREAM / 2;
 
 /**
- * Returns how many streams of a context may wait at a time: one fewer than the device has queues.
- * If all queues held waits, nothing else of the process would run, not even what another process
- * waits for.
+ * Returns how many streams of a context may wait at a time: two fewer than the device has queues. If
+ * all queues held waits, nothing else of the process would run, not even what another process waits
+ * for. One queue is left for the user's work, and one for cuffi's own.
  */
-const maxWaitingStreams = (): number => {
-  const queues = Number(process.env['CUDA_DEVICE_MAX_CONNECTIONS']);
-  return Number.isInteger(queues) && queues >= 1 && queues <= 32 ? Math.max(1, queues - 1) : 7;
-};
+function maxWaitingStreams(): number {
+  const given = Number(process.env['CUDA_DEVICE_MAX_CONNECTIONS']);
+  const queues = Number.isInteger(given) && given >= 1 && given <= 32 ? given : DEFAULT_QUEUES;
+  return Math.max(0, queues - 2);
+}
+
+/** The driver's default. */
+const DEFAULT_QUEUES = 8;

@@ -294,10 +294,12 @@ describe('ConnectionTimeline', () => {
   });
 
   for (const [connections, most] of [
-    [undefined, 7],
-    ['4', 3],
-    ['1', 1],
-    ['none', 7],
+    [undefined, 6],
+    ['4', 2],
+    ['2', 0],
+    ['1', 0],
+    ['32', 10],
+    ['none', 6],
   ] as const)
     test(`${most} streams wait at a time if there are ${connections ?? 'the default number of'} queues`, async () => {
       emulate();
@@ -309,6 +311,10 @@ describe('ConnectionTimeline', () => {
         const wait = (stream: Stream, at: number): boolean =>
           waits.enqueueWaits([{ index: at, count: 1 }], stream.context, stream);
         assert.equal(streams.filter(wait).length, most);
+        if (most === 0 || most === streams.length) {
+          waits.abandon();
+          return;
+        }
         // A stream that already waits may wait for more.
         const [first, ...others] = streams as [Stream, ...Stream[]];
         assert.equal(wait(first, 11), true);

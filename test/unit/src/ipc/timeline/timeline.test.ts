@@ -314,6 +314,37 @@ describe('Timeline', () => {
     }
   });
 
+  test('a wait that would leave the device no queue throws, and says what to do', async () => {
+    emulate();
+    using timeline = Timeline.create();
+    const streams = Array.from({ length: 7 }, () => Stream.create({ nonBlocking: true }));
+    const last = streams.pop() as Stream;
+    for (const stream of streams) timeline.wait(1, { stream });
+    const remedy =
+      /too many streams of this process wait.*reached\(\).*CUDA_DEVICE_MAX_CONNECTIONS/;
+    assert.throws(() => timeline.wait(1, { stream: last }), {
+      name: 'CuffiError',
+      message: remedy,
+    });
+    assert.equal(last.done, true);
+    // A stream that waits already may wait for more, up to a number that the driver's queue takes.
+    const [first] = streams as [Stream];
+    let queued = 1;
+    assert.throws(
+      () => {
+        for (; queued < 1000; queued += 1) timeline.wait(queued + 1, { stream: first });
+      },
+      { name: 'CuffiError', message: remedy },
+    );
+    assert.equal(queued, 320);
+    timeline.signal(1000, { stream: last });
+    for (const stream of streams) await stream.synchronize();
+    timeline.wait(1001, { stream: last });
+    timeline.signal(1001, { stream: first });
+    await last.synchronize();
+    for (const stream of [...streams, last]) stream.close();
+  });
+
   test('a reset of the context signals what its streams no longer can', async () => {
     const emulated = emulate();
     const context = Context.primary();
