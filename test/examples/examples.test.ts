@@ -121,6 +121,10 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^kept for others: 0$/m,
     /^the worker: this DeviceBuffer is closed: process N has revoked it$/m,
   ],
+  '36-shared-frames.ts': [
+    /^frame 1 is full of Set\(1\) \{ 1 \}$/m,
+    /^frame 4 is full of Set\(1\) \{ 4 \}$/m,
+  ],
   '35-timeline.ts': [
     /^the consumer read \[ 10, 20, 30, 40, 50 \]$/m,
     /^the producer is at 5 and the consumer at 5$/m,

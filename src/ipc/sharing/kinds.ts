@@ -7,6 +7,7 @@ import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import type { Resource } from '../../lifetime.ts';
 import { type Access, DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
+import { PinnedBuffer } from '../../memory/pinned.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { Stream } from '../../stream.ts';
@@ -33,6 +34,7 @@ import {
 import { ImportedPool } from './imported-pool.ts';
 import { exportLegacy } from './legacy.ts';
 import { type OpenOptions, openObject } from './open.ts';
+import { exportPinned, openPinned } from './pinned.ts';
 import { exportPool, exportPoolMemory } from './pool.ts';
 import { keepUntilClosed, openTimeline } from './timeline.ts';
 import { exportVirtual } from './virtual.ts';
@@ -48,10 +50,11 @@ export type Shareable =
   | MemoryPool
   | ImportedPool
   | Timeline
-  | TimelineSignaler;
+  | TimelineSignaler
+  | PinnedBuffer;
 
 /** What kind of object it is, in one word, as `leases.stats()` shows it. */
-export type ObjectKindName = 'memory' | 'pool' | 'event' | 'timeline';
+export type ObjectKindName = 'memory' | 'pool' | 'event' | 'timeline' | 'pinned';
 
 /** A row of the table: objects of one kind, and how they travel. */
 export interface ShareableKind<T extends object = object> {
@@ -65,6 +68,8 @@ export interface ShareableKind<T extends object = object> {
   isConstant?(object: T): boolean;
   /** The buffer that an object is, or lies in. */
   bufferOf?(object: T): DeviceBuffer;
+  /** The context whose streams use an object. Default: that of its buffer. */
+  contextOf?(object: T): Context;
   /** @throws IpcError, ClosedError, RangeError for memory without bytes */
   export(object: T): AnyExported;
   /**
@@ -161,8 +166,22 @@ const signaler: ShareableKind<TimelineSignaler> = {
   },
 };
 
+const pinned: ShareableKind<PinnedBuffer> = {
+  name: 'pinned',
+  descriptorKinds: ['pinned'],
+  isInstance: (object) => object instanceof PinnedBuffer,
+  isImported: () => false,
+  isConstant: () => true,
+  contextOf: ({ context }) => context,
+  export: exportPinned,
+  import: (descriptor, fds, options, sender) =>
+    openPinned(descriptor as HostFields<'pinned'>, fds, options, sender),
+  discard: (object) => object.close(),
+  keep: keepUntilClosed,
+};
+
 /** The table. Later rooms add their kinds. */
-export const shareableKinds: ShareableKind[] = [memory, pool, event, timeline, signaler];
+export const shareableKinds: ShareableKind[] = [memory, pool, event, timeline, signaler, pinned];
 
 function rowOf(object: object): ShareableKind | undefined {
   for (const kind of shareableKinds) if (kind.isInstance(object)) return kind;
@@ -238,7 +257,10 @@ function rangeIn({ address, byteLength, access }: DeviceBuffer, object: Shareabl
 }
 
 /** The context whose streams use an object; undefined for objects that no stream uses. */
-export const contextOf = (object: object): Context | undefined => bufferOf(object)?.context;
+export function contextOf(object: object): Context | undefined {
+  const row = rowOf(object);
+  return row?.contextOf ? row.contextOf(object) : row?.bufferOf?.(object).context;
+}
 
 /** The stream that uses an object by default. */
 export const defaultStreamOf = (object: object): Stream | undefined =>
@@ -271,8 +293,8 @@ export function keepObject(object: Shareable, name: string): KeptObject {
     return {
       kind,
       owner: object,
-      byteLength: 0,
-      context: undefined,
+      byteLength: object instanceof PinnedBuffer ? object.byteLength : 0,
+      context: contextOf(object),
       range: undefined,
       release: keep ? keep(object, name) : object.addKeepalive(name),
     };
