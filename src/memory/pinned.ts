@@ -74,8 +74,9 @@ export class PinnedBuffer extends Resource {
   readonly imported: boolean;
   readonly #memory: HostAllocation & { readonly fd?: number };
 
-  private constructor({ context, byteLength, kind, memory, onClosed }: PinnedInit) {
-    assertInternal(context, Context, 'PinnedBuffer', 'PinnedBuffer.allocate');
+  private constructor(init: PinnedInit) {
+    assertInternal(init, Object, 'PinnedBuffer', 'PinnedBuffer.allocate');
+    const { context, byteLength, kind, memory, onClosed } = init;
     const release = onClosed
       ? () => runAll([onClosed.before, memory.release, onClosed.after])
       : memory.release;

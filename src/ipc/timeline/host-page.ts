@@ -5,10 +5,11 @@ import {
 } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
 import { type Mapping, mapShared } from '../../../ffi/linux/libc.ts';
-import type { CUdeviceptr } from '../../../ffi/types.ts';
+import type { Address, CUdeviceptr } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
+import { hideWait } from '../../waiting-streams.ts';
 
 /** The size of a page of words that processes share. */
 export const PAGE_BYTE_LENGTH = 4096;
@@ -25,6 +26,8 @@ interface Registration {
  */
 export class HostPage {
   readonly #mapping: Mapping;
+  /** The waits for words of this page that other threads see: see `showWait`. */
+  readonly shownWaits = new Set<number>();
   #registration: Registration | undefined;
   #addresses = new Map<Context, { readonly resets: number; readonly address: CUdeviceptr }>();
   #isClosed = false;
@@ -38,6 +41,11 @@ export class HostPage {
   /** The memory. Touching it after it is unmapped kills the process. */
   view(): ArrayBuffer {
     return this.#mapping.view();
+  }
+
+  /** The host address of a word. */
+  wordAt(index: number): Address {
+    return (this.#mapping.address + index * WORD_BYTE_LENGTH) as Address;
   }
 
   /** Whether the memory is gone. */
@@ -68,6 +76,9 @@ export class HostPage {
     this.#isClosed = true;
     const unmap = (): void => {
       this.#isUnmapped = true;
+      // Other threads read the words of these waits.
+      for (const shown of this.shownWaits) hideWait(shown);
+      this.shownWaits.clear();
       this.#mapping.unmap();
       onUnmapped();
     };

@@ -93,6 +93,11 @@ export class TimelinePage {
     this.#fd = undefined;
   }
 
+  /** @internal */
+  get hostPage(): HostPage {
+    return this.#page;
+  }
+
   isReached({ index, count }: TimelinePoint): boolean {
     if (this.#page.isUnmapped) return true;
     return hasReached(Atomics.load(this.#halves, 2 * index), count);

@@ -179,11 +179,12 @@ export class SharedCounter {
   }
 
   /** Unmaps the page once no stream here can wait for it, and until then watches the writer. */
-  close(): void {
+  close(onUnmapped: () => void = () => {}): void {
     closeFd(this.fds.memory);
     this.page.close(() => {
       this.#stopWatching();
       closeFd(this.fds.lifeline);
+      onUnmapped();
     });
   }
 

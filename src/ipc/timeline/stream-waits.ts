@@ -2,24 +2,35 @@ import { CU_STREAM_LEGACY } from '../../../ffi/constants.ts';
 import type { Context } from '../../context.ts';
 import { InternalEvent } from '../../memory/internal-event.ts';
 import type { Stream } from '../../stream.ts';
+import {
+  addWaitingStream,
+  countOtherWaitingStreams,
+  hideWait,
+  knownWaitingStreams,
+  showWait,
+  type WaitingStream,
+  waitingStreams,
+} from '../../waiting-streams.ts';
+import type { HostPage } from './host-page.ts';
 import { latest, type TimelinePoint } from './point.ts';
 
 /** A page of counters that streams wait for. */
 export interface AwaitedPage {
+  /** The memory with the counters. */
+  readonly hostPage: HostPage;
   isReached(point: TimelinePoint): boolean;
 }
 
 /** The waits that one stream has queued, for the points of all other processes. */
-export class StreamWaits {
+export class StreamWaits implements WaitingStream {
   static readonly #byStream = new WeakMap<Stream, StreamWaits>();
   static readonly #byDefaultStream = new WeakMap<Context, StreamWaits>();
-  /** The streams of each context that may have a pending wait. */
-  static readonly #waitingByContext = new WeakMap<Context, Set<StreamWaits>>();
 
   readonly context: Context;
+  readonly #number = nextNumber();
   #epoch: number;
   /** For each page, the latest awaited count of each counter. */
-  readonly #awaited = new Map<AwaitedPage, Map<number, number>>();
+  readonly #awaited = new Map<AwaitedPage, Map<number, AwaitedCount>>();
   /** How many waits may not have run yet, and how many of those follow the event. */
   #queued = 0;
   #afterEvent = 0;
@@ -48,7 +59,7 @@ export class StreamWaits {
     const awaited = this.#awaited.get(page);
     return latest(points).filter(({ index, count }) => {
       const known = awaited?.get(index);
-      return known === undefined || known < count;
+      return known === undefined || known.count < count;
     });
   }
 
@@ -59,14 +70,17 @@ export class StreamWaits {
       this.recordEvent(1, stream);
       return false;
     }
-    const waiting = StreamWaits.#waitingByContext.get(this.context) ?? new Set<StreamWaits>();
-    if (this.#fitsContextLimit(waiting, count)) return true;
-    for (const waits of waiting) if (!waits.#isWaiting) waiting.delete(waits);
-    return this.#fitsContextLimit(waiting, count);
+    // Asking the driver takes longer than counting.
+    return (
+      this.#fitsContextLimit(count, knownWaitingStreams(this.context)) ||
+      this.#fitsContextLimit(count, waitingStreams(this.context))
+    );
   }
 
-  #fitsContextLimit(waiting: ReadonlySet<StreamWaits>, count: number): boolean {
-    if (!waiting.has(this) && waiting.size >= maxWaitingStreams()) return false;
+  #fitsContextLimit(count: number, streams: ReadonlySet<WaitingStream>): boolean {
+    const waiting = streams as ReadonlySet<StreamWaits>;
+    const others = countOtherWaitingStreams(this.context);
+    if (!waiting.has(this) && waiting.size + others >= maxWaitingStreams()) return false;
     let queued = count;
     for (const waits of waiting) queued += waits.#queued;
     return queued <= MAX_WAITS_PER_CONTEXT;
@@ -82,9 +96,11 @@ export class StreamWaits {
       awaited = new Map();
       this.#awaited.set(page, awaited);
     }
-    awaited.set(index, count);
-    const waiting = StreamWaits.#waitingByContext.get(this.context) ?? new Set();
-    StreamWaits.#waitingByContext.set(this.context, waiting.add(this));
+    hide(page, awaited.get(index));
+    const shown = showWait(this.context, this.#number, page.hostPage.wordAt(index), count);
+    page.hostPage.shownWaits.add(shown);
+    awaited.set(index, { count, shown });
+    addWaitingStream(this.context, this);
   }
 
   /**
@@ -113,7 +129,8 @@ export class StreamWaits {
     this.#queued = this.#afterEvent;
   }
 
-  get #isWaiting(): boolean {
+  /** Whether a wait is still not satisfied. */
+  get isWaiting(): boolean {
     this.#dropAfterReset();
     this.#pollEvent();
     this.#dropReached();
@@ -123,8 +140,11 @@ export class StreamWaits {
   /** Drops reached counters, so that the page of an ended connection is not kept alive. */
   #dropReached(): void {
     for (const [page, awaited] of this.#awaited) {
-      for (const [index, count] of awaited)
-        if (page.isReached({ index, count })) awaited.delete(index);
+      for (const [index, known] of awaited) {
+        if (!page.isReached({ index, count: known.count })) continue;
+        hide(page, known);
+        awaited.delete(index);
+      }
       if (awaited.size === 0) this.#awaited.delete(page);
     }
   }
@@ -133,12 +153,31 @@ export class StreamWaits {
   #dropAfterReset(): void {
     if (this.context.epoch === this.#epoch) return;
     this.#epoch = this.context.epoch;
+    for (const [page, awaited] of this.#awaited)
+      for (const known of awaited.values()) hide(page, known);
     this.#awaited.clear();
     this.#queued = 0;
     this.#afterEvent = 0;
     this.#event?.[Symbol.dispose]();
     this.#event = undefined;
   }
+}
+
+let streamCount = 0;
+function nextNumber(): number {
+  streamCount += 1;
+  return streamCount;
+}
+
+/** The latest count that a stream waits for, and where other threads see that. */
+interface AwaitedCount {
+  readonly count: number;
+  readonly shown: number;
+}
+
+/** A page that is unmapped has hidden its waits itself. */
+function hide({ hostPage }: AwaitedPage, known: AwaitedCount | undefined): void {
+  if (known && hostPage.shownWaits.delete(known.shown)) hideWait(known.shown);
 }
 
 // ---- The limits ----

@@ -1,4 +1,5 @@
-import { closeFd } from '../../../ffi/linux/libc.ts';
+import { isMainThread } from 'node:worker_threads';
+import { closeFd, libc } from '../../../ffi/linux/libc.ts';
 import { Context } from '../../context.ts';
 import { beginWait, type WaitOptions } from '../../deadline.ts';
 import { Device } from '../../device.ts';
@@ -11,6 +12,7 @@ import { pollInBackground, pollUntil } from '../../poller.ts';
 import { type Stream, type StreamOption, streamOption } from '../../stream.ts';
 import { assertInternal, checkInteger } from '../../validate.ts';
 import { ResetWatch } from '../reset-watch.ts';
+import type { HostPage } from './host-page.ts';
 import { type CounterFds, INVALID, SharedCounter, type WriteEnd } from './shared-counter.ts';
 import { waitForCounter, writeCounter } from './stream-memory-operations.ts';
 import { StreamWaits, WAITS_PER_EVENT } from './stream-waits.ts';
@@ -164,7 +166,9 @@ export class TimelineSignaler extends ShareableResource {
   readonly #fds: CounterFds;
 
   /** @internal */
-  constructor({ fds, ...handover }: Handover & { readonly fds: CounterFds }) {
+  constructor(init: Handover & { readonly fds: CounterFds }) {
+    assertInternal(init, Object, 'TimelineSignaler', 'timeline.signaler');
+    const { fds, ...handover } = init;
     super('TimelineSignaler', {
       release: () => {
         handover.writeEnd.close();
@@ -180,6 +184,11 @@ export class TimelineSignaler extends ShareableResource {
   get fds(): readonly [memory: number, lifeline: number, writeEnd: number] {
     this.assertOpen();
     return [this.#fds.memory, this.#fds.lifeline, this.#handover.writeEnd.fd];
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    return [`after ${this.#handover.last}`];
   }
 
   /** @internal The last value that was signaled here. */
@@ -271,6 +280,10 @@ class TimelineState {
     return false;
   }
 
+  get hostPage(): HostPage {
+    return this.counter.page;
+  }
+
   /** For {@link StreamWaits}: after the end nothing waits any longer. */
   isReached({ count }: { readonly count: number }): boolean {
     return this.counter.page.isUnmapped || this.counter.isEnded || this.counter.isReached(count);
@@ -332,12 +345,11 @@ class TimelineState {
     if (this.#isClosed) return;
     this.#isClosed = true;
     const writeEnd = this.#writeEnd;
-    this.#writeEnd = undefined;
     const end = (): void => {
       // The others learn of the end after the last value.
       writeEnd?.close();
       this.#resets.stop();
-      this.counter.close();
+      this.counter.close(() => waitedFor.delete(this));
       this.#onReleased?.();
     };
     if (!writeEnd || this.#isLastSignaled) {
@@ -349,6 +361,11 @@ class TimelineState {
       releaseOrWarn(end);
       return true;
     });
+  }
+
+  /** Whether a stream here waits. */
+  get isAwaited(): boolean {
+    return this.#awaited.some((value) => !this.isReached({ count: value }));
   }
 
   /** Whether nothing is left to signal. */
@@ -367,6 +384,7 @@ class TimelineState {
     if (stream) stream.enqueue(wait);
     else context.enqueue(wait);
     waits.add(this, point);
+    waitedFor.add(this);
     waits.recordEvent(WAITS_PER_EVENT, stream);
     if (this.#awaited.length >= MAX_LISTED_WAITS)
       this.#awaited = this.#awaited.filter((awaited) => !this.counter.isReached(awaited));
@@ -486,3 +504,28 @@ function progressOf(event: InternalEvent): 'pending' | 'done' | 'lost' {
     return 'lost';
   }
 }
+
+// ---- The exit of the process ----
+
+/** The timelines that streams here have waited for. */
+const waitedFor = new Set<TimelineState>();
+
+/**
+ * At its exit the driver waits for the streams of the process, and one that waits for another process
+ * may never end. The counter belongs to others too, so it cannot be used to end the wait. So the process
+ * ends without the exit handlers of its libraries: the kernel then ends its streams.
+ */
+function exitAtOnce(code: number): void {
+  if (!isMainThread || ![...waitedFor].some(({ isAwaited }) => isAwaited)) return;
+  const listeners = process.listeners('exit');
+  for (const listener of listeners.slice(listeners.indexOf(exitAtOnce) + 1)) {
+    try {
+      listener.call(process, code);
+    } catch (error) {
+      console.error(error);
+    }
+  }
+  libc._exit(Number(process.exitCode ?? code));
+}
+
+process.on('exit', exitAtOnce);

@@ -30,12 +30,16 @@ import {
 } from '../../../../../src/ipc/timeline/stream-memory-operations.ts';
 import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
+import { withWaitsTable } from '../../../../../src/worker-counts.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { processState } from '../../../../support/process-state.ts';
 import { emulate, runProgram } from '../../emulate.ts';
+
+// What the first wait leaves for all later ones.
+withWaitsTable(() => {});
 
 function ends() {
   const signals = new Signaler(TimelinePage.create());

@@ -20,6 +20,7 @@ import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
 import { COUNTER_COUNT } from '../../../../../src/ipc/timeline/point.ts';
 import { Signaler, StreamCounters } from '../../../../../src/ipc/timeline/signaler.ts';
 import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
+import { withWaitsTable } from '../../../../../src/worker-counts.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -30,6 +31,9 @@ import {
   processState,
 } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
+
+// What the first wait leaves for all later ones.
+withWaitsTable(() => {});
 
 /** The memory of a page, as another process sends it. */
 const pageFd = (): number => createSealedMemfd('points', 4096);
