@@ -121,17 +121,17 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^kept for others: 0$/m,
     /^the worker: this DeviceBuffer is closed: process N has revoked it$/m,
   ],
-  '36-shared-frames.ts': [
-    /^frame 1 is full of Set\(1\) \{ 1 \}$/m,
-    /^frame 4 is full of Set\(1\) \{ 4 \}$/m,
+  '34-http-server.ts': [
+    /^200 \{"brightest":99\}\n503 process N has exited with code N without closing/m,
+    /^200 \{"brightest":122\}\n400 byteLength must be an integer of at least N, not N$/m,
   ],
   '35-timeline.ts': [
     /^the consumer read \[ 10, 20, 30, 40, 50 \]$/m,
     /^the producer is at 5 and the consumer at 5$/m,
   ],
-  '34-http-server.ts': [
-    /^200 \{"brightest":99\}\n503 process N has exited with code N without closing/m,
-    /^200 \{"brightest":122\}\n400 byteLength must be an integer of at least N, not N$/m,
+  '36-shared-frames.ts': [
+    /^frame 1 is full of Set\(1\) \{ 1 \}$/m,
+    /^frame 4 is full of Set\(1\) \{ 4 \}$/m,
   ],
 };
 
