@@ -384,7 +384,7 @@ class TimelineState {
     if (stream) stream.enqueue(wait);
     else context.enqueue(wait);
     waits.add(this, point);
-    waitedFor.add(this);
+    noteWaitedFor(this);
     waits.recordEvent(WAITS_PER_EVENT, stream);
     if (this.#awaited.length >= MAX_LISTED_WAITS)
       this.#awaited = this.#awaited.filter((awaited) => !this.counter.isReached(awaited));
@@ -509,6 +509,14 @@ function progressOf(event: InternalEvent): 'pending' | 'done' | 'lost' {
 
 /** The timelines that streams here have waited for. */
 const waitedFor = new Set<TimelineState>();
+let isExitObserved = false;
+
+function noteWaitedFor(timeline: TimelineState): void {
+  waitedFor.add(timeline);
+  if (isExitObserved) return;
+  isExitObserved = true;
+  process.on('exit', exitAtOnce);
+}
 
 /**
  * At its exit the driver waits for the streams of the process, and one that waits for another process
@@ -527,5 +535,3 @@ function exitAtOnce(code: number): void {
   }
   libc._exit(Number(process.exitCode ?? code));
 }
-
-process.on('exit', exitAtOnce);

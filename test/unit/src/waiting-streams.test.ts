@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { afterEach, describe, test } from 'node:test';
+import { setTimeout } from 'node:timers/promises';
 import type { Worker } from 'node:worker_threads';
 import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
+import { addressOf } from '../../../ffi/native.ts';
 import { Context, DeviceBuffer, Module, Stream } from '../../../src/index.ts';
 import { Timeline } from '../../../src/ipc/index.ts';
 import { assertNoStreamWaits, countOtherWaitingStreams } from '../../../src/waiting-streams.ts';
@@ -98,6 +100,68 @@ describe('a stream that waits for another process', () => {
     assert.equal(countOtherWaitingStreams(gone), 0);
   });
 });
+
+describe('a stream of another thread that waits', () => {
+  test('takes one of the places for waiting streams, and holds back releases', async () => {
+    emulate();
+    await startWaiting();
+    const context = Context.primary();
+    using timeline = Timeline.create();
+    using stream = Stream.create({ nonBlocking: true });
+    const word = showOthers(context, 6);
+    assert.throws(() => timeline.wait(1, { stream }), {
+      name: 'CuffiError',
+      message: /^too many streams of this process wait already/,
+    });
+    DeviceBuffer.allocate(4096).close();
+    await setTimeout(20);
+    assert.equal(context.pendingReleases.count, 1);
+    word[0] = 1n;
+    await until(() => context.pendingReleases.count === 0);
+    timeline.wait(1, { stream });
+    // Those of this thread are not counted again.
+    assert.equal(countOtherWaitingStreams(context), 0);
+    timeline.signal(1);
+    await stream.synchronize();
+  });
+
+  test('no longer sees a wait whose timeline is closed', async () => {
+    emulate();
+    const context = Context.primary();
+    const timeline = Timeline.create();
+    using stream = Stream.create({ nonBlocking: true });
+    timeline.wait(1, { stream });
+    assert.equal(shownIn(context), 1);
+    timeline.signal(1);
+    await stream.synchronize();
+    timeline.close();
+    await context.flush();
+    assert.equal(shownIn(context), 0);
+  });
+});
+
+const RECORD_LENGTH = 6;
+
+/** Adds waits of as many streams of another thread. Returns the word that they wait for to be 1. */
+function showOthers(context: Context, count: number): BigUint64Array {
+  const word = new BigUint64Array(new ArrayBuffer(4096));
+  withWaitsTable((table) => {
+    const end = (table[0] as number) || RECORD_LENGTH;
+    for (let n = 0; n < count; n += 1)
+      table.set([context.handle, 9999, n, addressOf(word), 0, 1], end + n * RECORD_LENGTH);
+    table[0] = end + count * RECORD_LENGTH;
+  });
+  return word;
+}
+
+/** How many waits of a context other threads see. */
+const shownIn = ({ handle }: Context): number =>
+  withWaitsTable((table) => {
+    let count = 0;
+    for (let at = RECORD_LENGTH; at < (table[0] as number); at += RECORD_LENGTH)
+      if (table[at] === handle) count += 1;
+    return count;
+  });
 
 /** The context of the waits that other threads show. */
 const waitHandle = (): number =>
