@@ -136,7 +136,7 @@ const timeline: ShareableKind<Timeline> = {
   name: 'timeline',
   descriptorKinds: ['timeline'],
   isInstance: (object) => object instanceof Timeline,
-  // Whoever has it can pass it on, and asks nobody.
+  // Every process that has it can forward it without asking its owner.
   isImported: () => false,
   isConstant: () => true,
   export: ({ fds }) => ({
