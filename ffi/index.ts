@@ -72,7 +72,7 @@ export {
   statusOfFd,
   succeeded,
 } from './linux/libc.ts';
-export { type AnonymousMapping, mapAnonymous } from './linux/mmap.ts';
+export { type HostMapping, mapAnonymous } from './linux/mmap.ts';
 export {
   acceptSocket,
   closeListener,

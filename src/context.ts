@@ -15,6 +15,7 @@ import { setLossDetector } from './lost-context.ts';
 import { pollUntil } from './poller.ts';
 import { ReleaseQueue, releaseLimits } from './release-queue.ts';
 import { assertInternal, checkInstance, checkInteger, formatValue } from './validate.ts';
+import { countOtherWaitingStreams } from './waiting-streams.ts';
 import { WorkTracker } from './work-tracker.ts';
 
 /** Free and total memory of a device, in bytes. */
@@ -50,7 +51,11 @@ export class Context {
   readonly workTracker = new WorkTracker(() => this.#handle);
   /** @internal Releases that are queued until the GPU is done. */
   readonly releases = new ReleaseQueue(
-    this.workTracker,
+    {
+      // A stream of another thread makes a release block, too.
+      isIdle: () => this.workTracker.isIdle() && countOtherWaitingStreams(this) === 0,
+      fence: () => this.workTracker.fence(),
+    },
     releaseLimits(() => this.device.totalMemory),
     () => this.#isLost,
   );

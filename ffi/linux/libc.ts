@@ -19,12 +19,14 @@ const signatures = {
   munmap: [[pointer, size_t], 'int32'],
   madvise: [[pointer, size_t, int], 'int32'],
   getpagesize: [[], 'int32'],
+  _exit: [[int], 'int32'],
   memfd_create: [[pointer, uint], 'int32'],
   ftruncate: [[int, long], 'int32'],
   fallocate: [[int, int, long, long], 'int32'],
   close: [[int], 'int32'],
   fcntl: [[int, int, long], 'int32'],
   dup3: [[int, int, int], 'int32'],
+  pipe2: [[pointer, int], 'int32'],
   poll: [[pointer, size_t, int], 'int32'],
   eventfd: [[uint, int], 'int32'],
   read: [[int, pointer, size_t], 'int64'],
@@ -196,6 +198,15 @@ export function isSameFile(a: number, b: number): boolean | undefined {
   const compared = libc.syscall(SYS_KCMP, pid, pid, KCMP_FILE, a, b, 0);
   return compared >= 0 ? compared === 0 : undefined;
 }
+
+/** A pipe: the end to read from, and the end to write to. Both are close-on-exec. @throws SystemError */
+export function createPipe(): [readEnd: number, writeEnd: number] {
+  const ends = new Int32Array(2);
+  succeeded(libc.pipe2(addressOf(ends), O_CLOEXEC), 'pipe2');
+  return [ends[0] as number, ends[1] as number];
+}
+
+const O_CLOEXEC = 0x8_0000;
 
 /** What the inode of a descriptor says. */
 export interface FdStatus {

@@ -26,6 +26,11 @@ export function createSealedMemfd(
   return fd;
 }
 
+/** Allocates the pages of a memfd, which are zero. @throws SystemError if the system has no memory */
+export function allocatePages(fd: number, byteLength: number): void {
+  succeeded(libc.fallocate(fd, 0, 0, byteLength), 'fallocate');
+}
+
 /** Whether a descriptor, from any process, is memory of exactly that size, which is fixed. */
 export function isSealedMemfd(fd: number, byteLength: number): boolean {
   // Files on a disk and devices have no seals. Their size is not read: that may block.

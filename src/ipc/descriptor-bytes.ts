@@ -9,6 +9,7 @@ import { IpcError } from '../errors.ts';
 import { ByteReader, ByteWriter } from './bytes.ts';
 import {
   ACCESS,
+  type AnyFields,
   checkConsistency,
   DEVICE_PREFIXES,
   type DescriptorFields,
@@ -18,9 +19,13 @@ import {
   exporterFields,
   type Field,
   type FieldType,
+  type HostFields,
+  type HostKind,
+  hostFields,
   type IpcExporter,
   type IpcKind,
   type IpcLayout,
+  isHostFields,
   MAX_PIECES,
   NUMBERS,
   type NumberType,
@@ -30,10 +35,15 @@ import {
 export const MAX_DESCRIPTOR_BYTE_LENGTH = 4096;
 
 /** Encodes fields that are known to be valid. */
-export const encodeFields = (fields: DescriptorFields): Buffer =>
+export const encodeFields = (fields: AnyFields): Buffer =>
   ByteWriter.use(0, (writer) => {
-    writer.uint8(descriptorKinds.indexOf(fields.kind));
-    writeFields(writer, fields);
+    if (isHostFields(fields)) {
+      writer.uint8(descriptorKinds.length + hostKinds.indexOf(fields.kind));
+      writeAll(writer, codedHostFields[fields.kind], fields);
+    } else {
+      writer.uint8(descriptorKinds.indexOf(fields.kind));
+      writeFields(writer, fields);
+    }
     return Buffer.from(writer.written);
   });
 
@@ -48,6 +58,12 @@ export function decodeFields(bytes: Uint8Array): DescriptorFields {
   return fields;
 }
 
+/** Like {@link decodeFields}, for anything that a connection can send. @throws IpcError */
+export function decodeAnyFields(bytes: Uint8Array): AnyFields {
+  const host = hostKinds[(bytes[0] ?? 0) - descriptorKinds.length];
+  return host ? readHostFields(host, descriptorReader(bytes.subarray(1))) : decodeFields(bytes);
+}
+
 /** Returns a reader whose errors say that the bytes are not a descriptor. @throws IpcError */
 export function descriptorReader(bytes: Uint8Array): ByteReader {
   if (bytes.byteLength > MAX_DESCRIPTOR_BYTE_LENGTH)
@@ -59,7 +75,7 @@ export function descriptorReader(bytes: Uint8Array): ByteReader {
 export function readFields(reader: ByteReader): DescriptorFields {
   const kind = descriptorKinds[numberBelow(descriptorKinds.length, reader, 'kind')];
   const fields = readFieldsOf(kind as IpcKind, reader);
-  if (reader.remaining > 0) throw malformed(`${reader.remaining} bytes follow its end`);
+  expectEnd(reader);
   return fields;
 }
 
@@ -78,6 +94,18 @@ function readFieldsOf<K extends IpcKind>(kind: K, reader: ByteReader): Descripto
   const fields: Record<string, unknown> = { kind, ...readExporter(reader) };
   readAll(reader, codedFields[kind], fields);
   return Object.freeze(fields) as DescriptorFields<K>;
+}
+
+function readHostFields<K extends HostKind>(kind: K, reader: ByteReader): HostFields {
+  const fields: Record<string, unknown> = { kind };
+  readAll(reader, codedHostFields[kind], fields);
+  expectEnd(reader);
+  return Object.freeze(fields) as unknown as HostFields;
+}
+
+/** @throws IpcError if bytes are left */
+function expectEnd(reader: ByteReader): void {
+  if (reader.remaining > 0) throw malformed(`${reader.remaining} bytes follow its end`);
 }
 
 function writeAll(writer: ByteWriter, fields: readonly CodedField[], from: object): void {
@@ -273,4 +301,10 @@ const codedFields: Readonly<Record<IpcKind, readonly CodedField[]>> = {
   pool: withCodecs(descriptorFields.pool),
   virtual: withCodecs(descriptorFields.virtual),
   event: withCodecs(descriptorFields.event),
+};
+const hostKinds = Object.keys(hostFields) as readonly HostKind[];
+const codedHostFields: Readonly<Record<HostKind, readonly CodedField[]>> = {
+  timeline: withCodecs(hostFields.timeline),
+  signaler: withCodecs(hostFields.signaler),
+  pinned: withCodecs(hostFields.pinned),
 };

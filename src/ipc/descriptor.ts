@@ -134,6 +134,32 @@ type FieldsOf<D> = Omit<D, keyof Checksummed | 'readyEvent'> &
 
 export type MemoryKind = Exclude<IpcKind, 'event'>;
 
+/**
+ * Objects that their file descriptors are all of. They travel over connections only, belong to no
+ * device and stay usable without the process that sent them.
+ */
+interface HostObjects {
+  /** A timeline that the receiver waits for. */
+  readonly timeline: unknown;
+  /** A timeline that the receiver signals from now on. */
+  readonly signaler: {
+    /** The last value that was signaled. */
+    readonly last: number;
+  };
+  /** Page-locked host memory. */
+  readonly pinned: { readonly byteLength: number };
+}
+
+export type HostKind = keyof HostObjects;
+
+/** The fields of an object that its file descriptors are all of. */
+export type HostFields<K extends HostKind = HostKind> = {
+  readonly [Kind in K]: { readonly kind: Kind } & HostObjects[Kind];
+}[K];
+
+/** The fields of anything that a connection can send. */
+export type AnyFields = DescriptorFields | HostFields;
+
 /** The fields of a descriptor of memory. */
 export type MemoryFields = DescriptorFields<MemoryKind>;
 
@@ -150,6 +176,13 @@ export interface Exported {
 /** Like {@link Exported}, without version and checksum. */
 export interface ExportedFields<K extends IpcKind = IpcKind> {
   readonly descriptor: DescriptorFields<K>;
+  readonly fds: readonly number[];
+}
+
+/** What a connection sends for one object. */
+export interface AnyExported {
+  readonly descriptor: AnyFields;
+  /** Borrowed: the object owns them. */
   readonly fds: readonly number[];
 }
 
@@ -234,6 +267,16 @@ export const descriptorFields = {
 export const descriptorKinds = Object.keys(
   descriptorFields,
 ) as readonly (keyof typeof descriptorFields)[];
+
+/** The fields of {@link HostFields}, which name no exporter. */
+export const hostFields = {
+  timeline: [],
+  signaler: [['last', 'size']],
+  pinned: [['byteLength', 'positive']],
+} as const satisfies Record<HostKind, readonly Field[]>;
+
+export const isHostFields = (fields: AnyFields): fields is HostFields =>
+  Object.hasOwn(hostFields, fields.kind);
 
 // ---- What the fields must be together ----
 

@@ -31,6 +31,7 @@ export type {
 } from './descriptor.ts';
 export { decodeDescriptor, encodeDescriptor } from './descriptor-codec.ts';
 export { ReadyExport } from './sharing/ready.ts';
+export { Timeline, TimelineSignaler } from './timeline/timeline.ts';
 export { leases } from './lease/leases.ts';
 export type { LeaseStats, LeasesStats } from './lease/export-table.ts';
 export { Peer, type ServeOptions, type TransferOptions } from './peer/peer.ts';

@@ -5,6 +5,7 @@ import type { Context } from '../context.ts';
 import { CudaError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { Stream } from '../stream.ts';
+import { countOtherWaitingStreams } from '../waiting-streams.ts';
 import {
   copyKernelName,
   copyPtx,
@@ -182,7 +183,8 @@ function loadOnce(context: Context, purpose: BuiltinModule): Loaded | undefined 
   loadedByContext.set(context, modules);
   const known = modules.get(purpose);
   if (known && !known.module?.closed) return known;
-  if (isCapturing() || !context.workTracker.areStreamsIdle()) return undefined;
+  const isBusy = !context.workTracker.areStreamsIdle() || countOtherWaitingStreams(context) > 0;
+  if (isCapturing() || isBusy) return undefined;
   const loaded = loadBuiltin(context, purpose);
   if (loaded) modules.set(purpose, loaded);
   return loaded;

@@ -13,6 +13,7 @@ import { type Details, placeName } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { assertInternal, checkOptions, formatValue } from '../validate.ts';
+import { assertNoStreamWaits } from '../waiting-streams.ts';
 import { checkImage, type ModuleImage } from './image.ts';
 import { checkJit, type JitOptions, loadImage } from './jit.ts';
 import { Kernel } from './kernel.ts';
@@ -78,7 +79,8 @@ export class Module extends Resource {
    * code is loaded, which takes some seconds for large PTX.
    *
    * @param source PTX as text; PTX, a cubin or a fatbin as bytes. The code is trusted
-   * @throws CudaError with the compiler's log (`error.log`); TypeError, RangeError
+   * @throws CudaError with the compiler's log (`error.log`); CuffiError while a stream of the context
+   * waits for another process, which would block the call; TypeError, RangeError
    */
   static load(source: ModuleImage, options?: ModuleOptions): Module {
     const { jit, loading, ...place } = checkOptions(
@@ -91,6 +93,11 @@ export class Module extends Resource {
     if (loading !== undefined && loading !== 'lazy' && loading !== 'eager')
       throw new TypeError(`loading must be 'lazy' or 'eager', not ${formatValue(loading)}`);
     const context = Context.resolve(place);
+    assertNoStreamWaits(
+      context,
+      'loading code',
+      'Load it before streams wait, or when they have waited.',
+    );
     const { handle, log } = context.run(() => {
       const loaded = loadImage(image, pairs);
       if (loading === 'eager') loadFunctions(loaded.handle);

@@ -7,8 +7,9 @@ import {
   CU_MEMHOSTALLOC_WRITECOMBINED,
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import { SystemError } from '../../ffi/linux/libc.ts';
-import { type AnonymousMapping, mapAnonymous } from '../../ffi/linux/mmap.ts';
+import { closeFd, SystemError, statusOfFd } from '../../ffi/linux/libc.ts';
+import { allocatePages, createSealedMemfd, isSealedMemfd } from '../../ffi/linux/memfd.ts';
+import { type HostMapping, mapAnonymous, mapMemfd, pagesByteLength } from '../../ffi/linux/mmap.ts';
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
@@ -55,6 +56,85 @@ export function allocateHost(
     : allocateRegistered(context, byteLength, kind);
 }
 
+/** Page-locked memory over a memfd. */
+export interface SharedHostAllocation extends HostAllocation {
+  /** The descriptor of the memfd. The release closes it. */
+  readonly fd: number;
+}
+
+/**
+ * Allocates memory that other processes can map.
+ *
+ * @throws RangeError, NotSupportedError, CudaError; then nothing stays allocated
+ */
+export function allocateShareable(
+  context: Context,
+  byteLength: number,
+  flags: LockFlags,
+): SharedHostAllocation {
+  assertSupported(context, flags);
+  const size = pagesByteLength(byteLength);
+  // The kernel would allocate pages until it ends processes.
+  if (size > process.availableMemory()) throw outOfMemoryError(byteLength);
+  const fd = outOfMemory(byteLength, () => {
+    const created = createSealedMemfd('cuffi-pinned', size);
+    try {
+      // Now: locking the pages would allocate them at whichever process locks first.
+      allocatePages(created, size);
+      return created;
+    } catch (error) {
+      closeFd(created);
+      throw error;
+    }
+  });
+  return openShared(context, fd, byteLength, flags);
+}
+
+/**
+ * Maps and locks memory that another process allocated with {@link allocateShareable}.
+ *
+ * @param fd owned from now on, also if it throws
+ * @throws RangeError for any other descriptor: memory that can shrink could crash this process, and
+ * locking pages that do not exist yet would allocate them here; NotSupportedError, CudaError
+ */
+export function openShareable(
+  context: Context,
+  fd: number,
+  byteLength: number,
+  flags: LockFlags,
+): SharedHostAllocation {
+  try {
+    assertSupported(context, flags);
+    const size = pagesByteLength(byteLength);
+    if (!isSealedMemfd(fd, size) || (statusOfFd(fd)?.storedByteLength ?? 0) < size)
+      throw new RangeError(`the memory is not ${formatBytes(size)} that are allocated and sealed`);
+  } catch (error) {
+    closeFd(fd);
+    throw error;
+  }
+  return openShared(context, fd, byteLength, flags);
+}
+
+function openShared(
+  context: Context,
+  fd: number,
+  byteLength: number,
+  flags: LockFlags,
+): SharedHostAllocation {
+  try {
+    const mapping = outOfMemory(byteLength, () => mapMemfd(fd, byteLength));
+    const allocation = registerMapping(context, byteLength, mapping, flags);
+    const release = (): void => {
+      closeFd(fd);
+      allocation.release();
+    };
+    return { ...allocation, fd, release };
+  } catch (error) {
+    closeFd(fd);
+    throw error;
+  }
+}
+
 /** Enqueues the release of what was acquired before an error that the caller throws next. */
 export function enqueueReleaseQuietly({ releases }: Context, release: () => void): void {
   releaseOrWarn(() => releases.enqueue(release));
@@ -77,7 +157,17 @@ function allocateRegistered(
   byteLength: number,
   kind: HostMemoryKind,
 ): HostAllocation {
-  const mapping = mapHostMemory(byteLength);
+  const mapping = outOfMemory(byteLength, () => mapAnonymous(byteLength));
+  return registerMapping(context, byteLength, mapping, kind);
+}
+
+/** Registers a mapping, and unmaps it if that fails. */
+function registerMapping(
+  context: Context,
+  byteLength: number,
+  mapping: HostMapping,
+  kind: LockFlags,
+): HostAllocation {
   let unlock: (() => void) | undefined;
   try {
     const { address } = mapping;
@@ -94,23 +184,27 @@ function allocateRegistered(
   }
 }
 
-function mapHostMemory(byteLength: number): AnonymousMapping {
+const outOfMemoryError = (byteLength: number, cause?: SystemError): RangeError =>
+  new RangeError(
+    `the system cannot allocate ${formatBytes(byteLength)} of host memory: close buffers that are no ` +
+      'longer needed, or ask for less',
+    cause && { cause },
+  );
+
+/** Calls `allocate`. @throws RangeError if the system has no memory */
+function outOfMemory<T>(byteLength: number, allocate: () => T): T {
   try {
-    return mapAnonymous(byteLength);
+    return allocate();
   } catch (error) {
     if (!(error instanceof SystemError)) throw error;
-    throw new RangeError(
-      `the system cannot allocate ${formatBytes(byteLength)} of host memory: close buffers that are no ` +
-        'longer needed, or ask for less',
-      { cause: error },
-    );
+    throw outOfMemoryError(byteLength, error);
   }
 }
 
 /** A mapping that was registered with the driver. */
 interface RegisteredMapping {
   readonly context: Context;
-  readonly mapping: AnonymousMapping;
+  readonly mapping: HostMapping;
   /** Stuck: the driver failed to unlock it, so its addresses must never be reused. */
   state: 'locked' | 'unlocked' | 'stuck';
 }
@@ -132,7 +226,7 @@ const unmapWhenUnused = (registered: RegisteredMapping) => (): void => {
 function viewRegisteredMemory(
   context: Context,
   byteLength: number,
-  mapping: AnonymousMapping,
+  mapping: HostMapping,
   unlock: () => void,
 ): ViewedMemory {
   const registered: RegisteredMapping = { context, mapping, state: 'locked' };

@@ -1,10 +1,16 @@
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import type { Details } from '../inspect.ts';
-import { Resource } from '../lifetime.ts';
+import { Resource, runAll } from '../lifetime.ts';
 import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 import { memoryManagerOf } from './buffer.ts';
-import { allocateHost, type HostAllocation, type HostMemoryKind } from './host-allocation.ts';
+import {
+  allocateHost,
+  allocateShareable,
+  type HostAllocation,
+  type HostMemoryKind,
+  openShareable,
+} from './host-allocation.ts';
 import type { HostViews } from './host-views.ts';
 
 /** Options of {@link PinnedBuffer.allocate}. */
@@ -21,6 +27,27 @@ export interface PinnedOptions extends PlaceOptions {
    * slow. Default false.
    */
   readonly writeCombined?: boolean;
+  /**
+   * Whether it can be sent to other processes, with `peer.send` of `cuffi/ipc`. They then have the
+   * same memory. Always portable, never write-combined, and not made by a memory manager. Default
+   * false.
+   */
+  readonly shareable?: boolean;
+}
+
+/** What a buffer is made of. */
+interface PinnedInit {
+  readonly context: Context;
+  readonly byteLength: number;
+  readonly kind: HostMemoryKind;
+  readonly memory: HostAllocation & { readonly fd?: number };
+  readonly onClosed?: OpenedCallbacks;
+}
+
+/** Called when memory of another process is closed. */
+interface OpenedCallbacks {
+  before(): void;
+  after(): void;
 }
 
 /**
@@ -43,19 +70,23 @@ export class PinnedBuffer extends Resource {
   readonly portable: boolean;
   readonly mapped: boolean;
   readonly writeCombined: boolean;
-  readonly #memory: HostAllocation;
+  /** Whether it came from another process. */
+  readonly imported: boolean;
+  readonly #memory: HostAllocation & { readonly fd?: number };
 
-  private constructor(context: Context, byteLength: number, kind: HostMemoryKind) {
-    assertInternal(context, Context, 'PinnedBuffer', 'PinnedBuffer.allocate');
-    const memory =
-      memoryManagerOf(context)?.allocateHost(byteLength, kind) ??
-      allocateHost(context, byteLength, kind);
-    super('PinnedBuffer', { owner: context.resources, release: memory.release });
+  private constructor(init: PinnedInit) {
+    assertInternal(init, Object, 'PinnedBuffer', 'PinnedBuffer.allocate');
+    const { context, byteLength, kind, memory, onClosed } = init;
+    const release = onClosed
+      ? () => runAll([onClosed.before, memory.release, onClosed.after])
+      : memory.release;
+    super('PinnedBuffer', { owner: context.resources, release });
     this.context = context;
     this.byteLength = byteLength;
     this.portable = kind.portable;
     this.mapped = kind.mapped;
     this.writeCombined = kind.writeCombined;
+    this.imported = onClosed !== undefined;
     this.#memory = memory;
   }
 
@@ -68,9 +99,9 @@ export class PinnedBuffer extends Resource {
    */
   static allocate(byteLength: number, options?: PinnedOptions): PinnedBuffer {
     checkInteger(byteLength, 'byteLength', 1);
-    const { portable, mapped, writeCombined, ...place } = checkOptions(
+    const { portable, mapped, writeCombined, shareable, ...place } = checkOptions(
       options,
-      ['context', 'device', 'portable', 'mapped', 'writeCombined'],
+      ['context', 'device', 'portable', 'mapped', 'writeCombined', 'shareable'],
       'PinnedBuffer.allocate',
     );
     const kind = {
@@ -78,7 +109,45 @@ export class PinnedBuffer extends Resource {
       mapped: checkBoolean(mapped, 'mapped', false),
       writeCombined: checkBoolean(writeCombined, 'writeCombined', false),
     };
-    return new PinnedBuffer(Context.resolve(place), byteLength, kind);
+    const isShareable = checkBoolean(shareable, 'shareable', false);
+    if (isShareable && (kind.writeCombined || !kind.portable))
+      throw new TypeError('shareable memory is portable, and cannot be write-combined');
+    const context = Context.resolve(place);
+    const memory = isShareable
+      ? allocateShareable(context, byteLength, kind)
+      : (memoryManagerOf(context)?.allocateHost(byteLength, kind) ??
+        allocateHost(context, byteLength, kind));
+    return new PinnedBuffer({ context, byteLength, kind, memory });
+  }
+
+  /**
+   * @internal Opens the shareable memory of another process.
+   *
+   * @param fd owned from now on, also if it throws
+   * @param onClosed called around the release
+   * @throws RangeError for anything but such memory, NotSupportedError, CudaError
+   */
+  static open(
+    context: Context,
+    fd: number,
+    byteLength: number,
+    onClosed: OpenedCallbacks,
+  ): PinnedBuffer {
+    const mapped = context.device.attribute('canMapHostMemory') !== 0;
+    const kind = { portable: true, mapped, writeCombined: false };
+    const memory = openShareable(context, fd, byteLength, kind);
+    return new PinnedBuffer({ context, byteLength, kind, memory, onClosed });
+  }
+
+  /** Whether it can be sent to other processes. */
+  get shareable(): boolean {
+    return this.#memory.fd !== undefined;
+  }
+
+  /** @internal The descriptor of shareable memory. The buffer owns it. @throws ClosedError */
+  get fd(): number | undefined {
+    this.assertOpen();
+    return this.#memory.fd;
   }
 
   /**
@@ -118,6 +187,7 @@ export class PinnedBuffer extends Resource {
       `${this.byteLength} bytes`,
       this.mapped && 'mapped',
       this.writeCombined && 'write-combined',
+      this.shareable && 'shareable',
     ];
   }
 

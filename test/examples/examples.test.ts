@@ -126,6 +126,14 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^200 \{"brightest":122\}\n400 byteLength must be an integer of at least N, not N$/m,
   ],
   '35-ring.ts': [/^the consumer read 45\nframes filled: 10$/m],
+  '36-timeline.ts': [
+    /^the consumer read \[ 10, 20, 30, 40, 50 \]$/m,
+    /^the producer is at 5 and the consumer at 5$/m,
+  ],
+  '37-shared-frames.ts': [
+    /^frame 1 is full of Set\(1\) \{ 1 \}$/m,
+    /^frame 4 is full of Set\(1\) \{ 4 \}$/m,
+  ],
 };
 
 /** Programs that do their part together, with the path of a file for both. */

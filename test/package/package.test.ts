@@ -286,7 +286,7 @@ describe('the packed package', { skip: unavailable }, () => {
         // Two programs that a user starts together, and a socket that the example itself watches.
         if (/^(29-|20-)/.test(file)) continue;
         const text = readFileSync(join(examples, file), 'utf8');
-        const hasConnections = /\b(spawnPeer|parentPeer|listen|connect)\(/.test(text);
+        const hasConnections = /\b(spawnPeer|parentPeer|listen|connect)[<(]/.test(text);
         const program = join('examples', file);
         const child = spawnSync(runtime, [...args, program], { ...options, cwd: app });
         const said = `${file}\n${child.stdout}${child.stderr}`;

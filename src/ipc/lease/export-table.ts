@@ -6,6 +6,7 @@ import {
   type AddressRange,
   defaultStreamOf,
   keepObject,
+  type ObjectKindName,
   ownerOf,
   rangeOf,
   type Shareable,
@@ -220,7 +221,7 @@ export class Lease {
 export interface LeaseStats {
   /** The process that holds it; 0 for a process of another pid namespace. */
   readonly pid: number;
-  readonly kind: 'memory' | 'pool' | 'event';
+  readonly kind: ObjectKindName;
   /** The size of the memory that is kept alive: the whole buffer, whatever part was sent. */
   readonly byteLength: number;
   /** When it was sent. */
@@ -241,7 +242,7 @@ export interface LeasesStats {
 
 /** The object of a lease, shared by all leases that forwarding derived from one. */
 interface LeasedObject {
-  readonly kind: 'memory' | 'pool' | 'event';
+  readonly kind: ObjectKindName;
   readonly byteLength: number;
   /** The kept object. It may be closed, and even garbage collected. */
   readonly owner: WeakRef<Resource>;

@@ -8,15 +8,15 @@ import type { Stream } from '../../stream.ts';
 import { ResetWatch } from '../reset-watch.ts';
 import type { ImportLease } from '../sharing/imported-object.ts';
 import { bufferOf, isImported, ownerOf, type Shareable } from '../sharing/kinds.ts';
+import type { ConnectionTimeline } from '../timeline/connection-timeline.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
-import type { Timeline } from '../timeline/timeline.ts';
 import type { LeaseRelease } from '../wire/control-block.ts';
 import { leaseRegistry } from './export-table.ts';
 import type { PeerProcess } from './peer-process.ts';
 
 /** The leases that this process has on objects of one peer, by number. */
 export class ImportTable {
-  readonly #timeline: Timeline;
+  readonly #timeline: ConnectionTimeline;
   readonly #owner: LeaseOwner;
   readonly #onChange: () => void;
   readonly #links = new Map<number, number>();
@@ -29,7 +29,7 @@ export class ImportTable {
   #pendingReleases: LeaseRelease[] = [];
 
   /** @param onChange called when there is something to send to the peer */
-  constructor(timeline: Timeline, owner: LeaseOwner, onChange: () => void) {
+  constructor(timeline: ConnectionTimeline, owner: LeaseOwner, onChange: () => void) {
     this.#timeline = timeline;
     this.#owner = owner;
     this.#onChange = onChange;
@@ -77,7 +77,8 @@ export class ImportTable {
     const buffer = bufferOf(object);
     const open = (buffer ?? object) as ImportedResource;
     this.#open.set(id, new WeakRef(open));
-    this.#resets.add(open.context);
+    // Timelines belong to no context.
+    if (open.context) this.#resets.add(open.context);
     // An object of this process that came back has no other owner.
     if (!isImported(object)) return;
     setOwnerConnection(buffer?.root ?? object, {
@@ -253,7 +254,7 @@ const MAX_POINTS_PER_MESSAGE = 1024;
 const none: readonly LeaseRelease[] = [];
 
 /** An imported object that is open in this process. */
-type ImportedResource = Resource & { readonly context: Context };
+type ImportedResource = Resource & { readonly context?: Context };
 
 /** The peer as the owner of the leases of one connection. */
 interface LeaseOwner {

@@ -5,8 +5,8 @@ import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import { pollInBackground, pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import type { ByteWriter } from '../bytes.ts';
-import type { DescriptorFields } from '../descriptor.ts';
-import { decodeFields } from '../descriptor-bytes.ts';
+import type { AnyFields } from '../descriptor.ts';
+import { decodeAnyFields } from '../descriptor-bytes.ts';
 import { ExportTable, type Lease } from '../lease/export-table.ts';
 import {
   ForwardedLease,
@@ -25,8 +25,8 @@ import {
   releaseImportedPoolLater,
   type SharingSession,
 } from '../sharing/marshal.ts';
+import { ConnectionTimeline } from '../timeline/connection-timeline.ts';
 import { latest, type TimelinePoint } from '../timeline/point.ts';
-import { Timeline } from '../timeline/timeline.ts';
 import {
   type ControlBlock,
   emptyControlBlock,
@@ -68,7 +68,7 @@ export class Session implements SharingSession {
   readonly receivedPools = new Map<string, unknown>();
   readonly exports: ExportTable;
   readonly imports: ImportTable;
-  readonly timeline = new Timeline();
+  readonly timeline = new ConnectionTimeline();
   readonly process: PeerProcess;
   readonly #peerName: string;
   readonly #graceMs: number;
@@ -79,7 +79,7 @@ export class Session implements SharingSession {
   /** Whether there may be control entries to send. */
   #isControlPending = false;
   /** Decoded descriptors by their bytes, as the same buffers are sent again and again. */
-  readonly #descriptors = new Map<string, DescriptorFields>();
+  readonly #descriptors = new Map<string, AnyFields>();
   #forwardedCount = 0;
   #stopWatching: (() => void) | undefined;
   #abandonedWaits = 0;
@@ -255,11 +255,11 @@ export class Session implements SharingSession {
    *
    * @throws IpcError for anything but a descriptor
    */
-  decodeDescriptor(bytes: Uint8Array): DescriptorFields {
+  decodeDescriptor(bytes: Uint8Array): AnyFields {
     const text = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString('latin1');
     const known = this.#descriptors.get(text);
     if (known) return known;
-    const descriptor = decodeFields(bytes);
+    const descriptor = decodeAnyFields(bytes);
     if (this.#descriptors.size >= MAX_CACHED_DESCRIPTORS) this.#descriptors.clear();
     this.#descriptors.set(text, descriptor);
     return descriptor;

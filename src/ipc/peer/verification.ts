@@ -1,7 +1,12 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { type ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
 import { formatBytes } from '../../validate.ts';
-import type { DescriptorFields, IpcDescriptor } from '../descriptor.ts';
+import {
+  type AnyFields,
+  type DescriptorFields,
+  type IpcDescriptor,
+  isHostFields,
+} from '../descriptor.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess } from '../identity.ts';
 import { openAlias } from '../sharing/alias.ts';
@@ -98,14 +103,14 @@ export class DescriptorVerifier {
 
   /** Returns why the object of a response is not opened. The peer's claims are not trusted. */
   #mismatchError({ descriptor }: VerificationRequest, answer: ValueMessage): IpcError | undefined {
-    let named: DescriptorFields;
+    let named: AnyFields;
     try {
       named = this.#session.decodeDescriptor(answer.objects.entries[0]?.bytes as Uint8Array);
     } catch {
       // Opening it fails in the same way.
       return undefined;
     }
-    const difference = mismatch(descriptor, named);
+    const difference = isHostFields(named) ? `it is a ${named.kind}` : mismatch(descriptor, named);
     return difference
       ? new IpcError(
           `${this.#peerName} answered with another object than the one that the descriptor names: ` +

@@ -1,16 +1,18 @@
 import { DeviceArray } from '../../array/device-array.ts';
 import type { Dtype } from '../../dtype.ts';
+import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import { checkOptions, formatValue } from '../../validate.ts';
-import type {
-  DescriptorFields,
-  Exported,
-  IpcBufferDescriptor,
-  IpcEventDescriptor,
-  MemoryFields,
+import {
+  type DescriptorFields,
+  type Exported,
+  type IpcBufferDescriptor,
+  type IpcEventDescriptor,
+  isHostFields,
+  type MemoryFields,
 } from '../descriptor.ts';
 import { withChecksum } from '../descriptor-codec.ts';
 import { exportArray } from './array.ts';
@@ -128,6 +130,12 @@ export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
       `exportIpc with a stream takes an array, a buffer or virtual memory, not ${formatValue(object)}`,
     );
   const { descriptor, fds } = exportObject(object);
+  if (isHostFields(descriptor))
+    throw new IpcError(
+      `a ${descriptor.kind} has no descriptor: send it over a connection, with peer.send()`,
+      undefined,
+      'not-supported',
+    );
   published(object, descriptor);
   if (!stream) return { descriptor: withChecksum(descriptor), fds };
   return new ReadyExport(descriptor as MemoryFields, fds, recordReady(stream));

@@ -21,17 +21,17 @@ import {
   teardownOf,
 } from '../../memory/pool-state.ts';
 import { assertInternal } from '../../validate.ts';
-import type { DescriptorFields } from '../descriptor.ts';
-import { type ImportLease, importedBuffer, type OpenRequest } from './imported-object.ts';
-import { type Mapping, MappingTable, mapImported } from './mapping.ts';
-import { POOL_ITSELF } from './pool.ts';
 import {
   acquireSharedMapping,
   acquireSharedUse,
   nameOfMapping,
   releaseSharedHandle,
   releaseSharedUse,
-} from './worker-counts.ts';
+} from '../../worker-counts.ts';
+import type { DescriptorFields } from '../descriptor.ts';
+import { type ImportLease, importedBuffer, type OpenRequest } from './imported-object.ts';
+import { type Mapping, MappingTable, mapImported } from './mapping.ts';
+import { POOL_ITSELF } from './pool.ts';
 
 /**
  * A memory pool of another process: the `resource` of its buffers that arrive here.

@@ -7,10 +7,21 @@ import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import type { Resource } from '../../lifetime.ts';
 import { type Access, DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
+import { PinnedBuffer } from '../../memory/pinned.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { Stream } from '../../stream.ts';
-import type { DescriptorFields, ExportedFields, IpcKind, MemoryFields } from '../descriptor.ts';
+import type {
+  AnyExported,
+  AnyFields,
+  DescriptorFields,
+  ExportedFields,
+  HostFields,
+  HostKind,
+  IpcKind,
+  MemoryFields,
+} from '../descriptor.ts';
+import { Timeline, TimelineSignaler } from '../timeline/timeline.ts';
 import { exportArray } from './array.ts';
 import { exportEvent } from './event.ts';
 import {
@@ -23,7 +34,9 @@ import {
 import { ImportedPool } from './imported-pool.ts';
 import { exportLegacy } from './legacy.ts';
 import { type OpenOptions, openObject } from './open.ts';
+import { exportPinned, openPinned } from './pinned.ts';
 import { exportPool, exportPoolMemory } from './pool.ts';
+import { keepUntilClosed, openTimeline } from './timeline.ts';
 import { exportVirtual } from './virtual.ts';
 import { publish } from './worker-exports.ts';
 
@@ -31,17 +44,23 @@ import { publish } from './worker-exports.ts';
 export type ShareableMemory = DeviceArray | DeviceBuffer | VirtualMemory;
 
 /** What can be shared with another process. */
-export type Shareable = ShareableMemory | CudaEvent | MemoryPool | ImportedPool;
+export type Shareable =
+  | ShareableMemory
+  | CudaEvent
+  | MemoryPool
+  | ImportedPool
+  | Timeline
+  | TimelineSignaler
+  | PinnedBuffer;
+
+/** What kind of object it is, in one word, as `leases.stats()` shows it. */
+export type ObjectKindName = 'memory' | 'pool' | 'event' | 'timeline' | 'pinned';
 
 /** A row of the table: objects of one kind, and how they travel. */
 export interface ShareableKind<T extends object = object> {
-  /** In one word, as `leases.stats()` shows it. */
-  readonly name: 'memory' | 'pool' | 'event';
-  /**
-   * The kinds of descriptors that its objects travel as. The code on the wire is the index of such a
-   * kind in `descriptorKinds` of descriptor.ts.
-   */
-  readonly descriptorKinds: readonly IpcKind[];
+  readonly name: ObjectKindName;
+  /** The kinds of descriptors that its objects travel as. */
+  readonly descriptorKinds: readonly (IpcKind | HostKind)[];
   isInstance(object: object): object is T;
   /** Whether another process made the object. */
   isImported(object: T): boolean;
@@ -49,21 +68,28 @@ export interface ShareableKind<T extends object = object> {
   isConstant?(object: T): boolean;
   /** The buffer that an object is, or lies in. */
   bufferOf?(object: T): DeviceBuffer;
+  /** The context whose streams use an object. Default: that of its buffer. */
+  contextOf?(object: T): Context;
   /** @throws IpcError, ClosedError, RangeError for memory without bytes */
-  export(object: T): ExportedFields;
+  export(object: T): AnyExported;
   /**
    * Opens what another process exported. The caller keeps the file descriptors that are not taken.
    *
    * @throws IpcError
    */
   import(
-    descriptor: DescriptorFields,
+    descriptor: AnyFields,
     fds: ReceivedFds,
     options: Omit<OpenOptions, 'fds'>,
     sender?: Sender,
   ): object;
   /** Closes an imported object that nobody received. */
   discard(object: T): void;
+  /**
+   * Keeps an object for another process. Returns the function that ends the keeping. Default: until
+   * then, nothing that the object owns is released.
+   */
+  keep?(object: T, name: string): () => void;
 }
 
 const memory: ShareableKind<ShareableMemory> = {
@@ -106,15 +132,63 @@ const event: ShareableKind<CudaEvent> = {
   discard: (object) => object.close(),
 };
 
+const timeline: ShareableKind<Timeline> = {
+  name: 'timeline',
+  descriptorKinds: ['timeline'],
+  isInstance: (object) => object instanceof Timeline,
+  // Every process that has it can forward it without asking its owner.
+  isImported: () => false,
+  isConstant: () => true,
+  export: ({ fds }) => ({
+    descriptor: { kind: 'timeline' },
+    fds: [fds.memory, fds.lifeline],
+  }),
+  import: (descriptor, fds, _, sender) =>
+    openTimeline(descriptor as HostFields<'timeline'>, fds, sender),
+  discard: (object) => object.close(),
+  keep: keepUntilClosed,
+};
+
+const signaler: ShareableKind<TimelineSignaler> = {
+  name: 'timeline',
+  descriptorKinds: ['signaler'],
+  isInstance: (object) => object instanceof TimelineSignaler,
+  isImported: () => false,
+  export: ({ fds, last }) => ({ descriptor: { kind: 'signaler', last }, fds }),
+  import: (descriptor, fds, _, sender) =>
+    openTimeline(descriptor as HostFields<'signaler'>, fds, sender),
+  discard: (object) => object.close(),
+  keep(object, name) {
+    const release = object.addKeepalive(name);
+    // It is sent once.
+    object.close();
+    return release;
+  },
+};
+
+const pinned: ShareableKind<PinnedBuffer> = {
+  name: 'pinned',
+  descriptorKinds: ['pinned'],
+  isInstance: (object) => object instanceof PinnedBuffer,
+  isImported: () => false,
+  isConstant: () => true,
+  contextOf: ({ context }) => context,
+  export: exportPinned,
+  import: (descriptor, fds, options, sender) =>
+    openPinned(descriptor as HostFields<'pinned'>, fds, options, sender),
+  discard: (object) => object.close(),
+  keep: keepUntilClosed,
+};
+
 /** The table. Later rooms add their kinds. */
-export const shareableKinds: ShareableKind[] = [memory, pool, event];
+export const shareableKinds: ShareableKind[] = [memory, pool, event, timeline, signaler, pinned];
 
 function rowOf(object: object): ShareableKind | undefined {
   for (const kind of shareableKinds) if (kind.isInstance(object)) return kind;
   return undefined;
 }
 
-const rowOfDescriptor = (kind: IpcKind): ShareableKind =>
+const rowOfDescriptor = (kind: IpcKind | HostKind): ShareableKind =>
   shareableKinds.find((row) => row.descriptorKinds.includes(kind)) as ShareableKind;
 
 // ---- What holds for objects of all kinds ----
@@ -132,7 +206,7 @@ export const bufferOf = (object: object): DeviceBuffer | undefined =>
 export const isImported = (object: object): boolean => rowOf(object)?.isImported(object) ?? false;
 
 /** Exports an object. @throws IpcError, ClosedError, RangeError for memory without bytes */
-export const exportObject = (object: Shareable): ExportedFields =>
+export const exportObject = (object: Shareable): AnyExported =>
   (rowOf(object) as ShareableKind).export(object);
 
 /** Whether the export of an object is the same each time, while it is open. */
@@ -141,7 +215,7 @@ export const isExportConstant = (object: Shareable): boolean =>
 
 /** Opens what another process exported. See {@link ShareableKind.import}. @throws IpcError */
 export const importObject = (
-  descriptor: DescriptorFields,
+  descriptor: AnyFields,
   ...rest: [fds: ReceivedFds, options: Omit<OpenOptions, 'fds'>, sender: Sender]
 ): object => rowOfDescriptor(descriptor.kind).import(descriptor, ...rest);
 
@@ -183,7 +257,10 @@ function rangeIn({ address, byteLength, access }: DeviceBuffer, object: Shareabl
 }
 
 /** The context whose streams use an object; undefined for objects that no stream uses. */
-export const contextOf = (object: object): Context | undefined => bufferOf(object)?.context;
+export function contextOf(object: object): Context | undefined {
+  const row = rowOf(object);
+  return row?.contextOf ? row.contextOf(object) : row?.bufferOf?.(object).context;
+}
 
 /** The stream that uses an object by default. */
 export const defaultStreamOf = (object: object): Stream | undefined =>
@@ -191,7 +268,7 @@ export const defaultStreamOf = (object: object): Stream | undefined =>
 
 /** An object that is kept for another process. */
 export interface KeptObject {
-  readonly kind: ShareableKind['name'];
+  readonly kind: ObjectKindName;
   /** The resource that owns its memory: see {@link ownerOf}. */
   readonly owner: Resource;
   /** How many bytes of memory it keeps allocated. */
@@ -210,16 +287,16 @@ export interface KeptObject {
  * @throws ClosedError
  */
 export function keepObject(object: Shareable, name: string): KeptObject {
-  const { name: kind, bufferOf: find } = rowOf(object) as ShareableKind;
+  const { name: kind, bufferOf: find, keep } = rowOf(object) as ShareableKind;
   const buffer = find?.(object);
   if (!buffer)
     return {
       kind,
       owner: object,
-      byteLength: 0,
-      context: undefined,
+      byteLength: object instanceof PinnedBuffer ? object.byteLength : 0,
+      context: contextOf(object),
       range: undefined,
-      release: object.addKeepalive(name),
+      release: keep ? keep(object, name) : object.addKeepalive(name),
     };
   const owner = buffer.keepalive instanceof VirtualMemory ? buffer.keepalive : buffer.root;
   return {

@@ -7,7 +7,12 @@ import { assertNotCapturing } from '../../graph-capture.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { MemoryPool } from '../../memory/pool.ts';
-import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
+import {
+  type AnyExported,
+  type AnyFields,
+  type DescriptorFields,
+  isHostFields,
+} from '../descriptor.ts';
 import { encodeFields } from '../descriptor-bytes.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
 import { type ImportLease, OwnedFds, type ReceivedFds, type Sender } from './imported-object.ts';
@@ -23,7 +28,7 @@ import {
 } from './kinds.ts';
 
 /** An exported object as a connection sends it. */
-export interface EncodedExport extends ExportedFields {
+export interface EncodedExport extends AnyExported {
   /** The encoded fields: what is put on the wire. */
   readonly bytes: Uint8Array;
 }
@@ -97,6 +102,7 @@ export function prepareForPeer(
   encoded: EncodedExport,
 ): EncodedExport {
   const { descriptor, bytes } = encoded;
+  if (isHostFields(descriptor)) return encoded;
   if (isOwnProcess(session)) publishToThreads(object, descriptor);
   if (descriptor.kind !== 'pool') return encoded;
   if (session.sentPools.has(descriptor.pool)) return { descriptor, bytes, fds: [] };
@@ -130,7 +136,7 @@ function subscribeToPoolClose(object: Shareable, id: string, session: SharingSes
  * @throws IpcError
  */
 export function importFromPeer(
-  descriptor: DescriptorFields,
+  descriptor: AnyFields,
   fds: readonly number[],
   session: SharingSession,
   lease?: ImportLease,
@@ -145,7 +151,7 @@ export function importFromPeer(
       hasLeaseOn: (object) => session.hasLeaseOn(object),
     };
     // Objects of this process never need the pool's file descriptor.
-    if (descriptor.kind !== 'pool' || isFromThisProcess(descriptor))
+    if (isHostFields(descriptor) || descriptor.kind !== 'pool' || isFromThisProcess(descriptor))
       return importObject(descriptor, owned, options, sender);
     const pool = receivePool(descriptor, owned, session);
     try {

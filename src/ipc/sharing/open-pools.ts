@@ -11,10 +11,10 @@ import { IpcError } from '../../errors.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { addDuplicateFd, closeContextFd } from '../../memory/context-fds.ts';
 import { isSharedPool } from '../../memory/pool-state.ts';
+import { openSharedHandle, releaseSharedHandle, retainSharedHandle } from '../../worker-counts.ts';
 import type { DescriptorFields } from '../descriptor.ts';
 import type { OpenRequest, ReceivedFds } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
-import { openSharedHandle, releaseSharedHandle, retainSharedHandle } from './worker-counts.ts';
 
 /** Opens a pool of another process, or memory of it. @throws IpcError */
 export function openPool(request: OpenRequest<'pool'>): DeviceBuffer | ImportedPool {

@@ -10,12 +10,12 @@ import { IpcError } from '../../errors.ts';
 import { releaseOrWarn, runAll } from '../../lifetime.ts';
 import { type DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
 import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
+import { withExportsTable } from '../../worker-counts.ts';
 import type { DescriptorFields, MemoryFields, MemoryKind } from '../descriptor.ts';
 import { ResetWatch } from '../reset-watch.ts';
 import { importedBuffer, type OpenRequest } from './imported-object.ts';
 import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
 import { blockedError, type OpenBlocker } from './support.ts';
-import { withExportsTable } from './worker-counts.ts';
 
 /**
  * A record is six numbers: the export id (0 for a free record), the index of the first piece, the

@@ -1,30 +1,15 @@
-import { OUT0, readHandle } from '../../../ffi/arena.ts';
-import {
-  CU_MEMHOSTREGISTER_DEVICEMAP,
-  CU_MEMHOSTREGISTER_PORTABLE,
-} from '../../../ffi/constants.ts';
-import { cu } from '../../../ffi/driver.ts';
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
-import { closeFd, type Mapping, mapShared, SystemError } from '../../../ffi/linux/libc.ts';
+import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
 import {
   createSealedMemfd,
   isSealedMemfd,
   sealAgainstHolePunching,
 } from '../../../ffi/linux/memfd.ts';
 import type { CUdeviceptr } from '../../../ffi/types.ts';
-import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseOrWarn } from '../../lifetime.ts';
+import { HostPage, PAGE_BYTE_LENGTH } from './host-page.ts';
 import { hasReached, type TimelinePoint } from './point.ts';
-
-const BYTE_LENGTH = 4096;
-const WORD_BYTE_LENGTH = 8;
-
-interface Registration {
-  readonly context: Context;
-  readonly epoch: number;
-}
 
 /**
  * A page of counters that two processes map. The streams of one process write how far they are, and
@@ -34,26 +19,22 @@ interface Registration {
 export class TimelinePage {
   /** The descriptor of a page that was created here, until it is sent. */
   #fd: number | undefined;
-  readonly #mapping: Mapping;
+  readonly #page: HostPage;
   /** The counters as 32-bit halves. The low half of counter `n` is at index `2 * n`. */
   readonly #halves: Uint32Array;
   readonly #words: BigUint64Array;
-  #registration: Registration | undefined;
-  #addresses = new Map<Context, { readonly resets: number; readonly address: CUdeviceptr }>();
   #isMemoryFixed = true;
-  #isClosed = false;
-  #isUnmapped = false;
 
   private constructor(fd: number, isCreatedHere: boolean) {
-    this.#mapping = mapShared(fd, BYTE_LENGTH);
+    this.#page = new HostPage(fd);
     this.#fd = isCreatedHere ? fd : undefined;
-    this.#halves = new Uint32Array(this.#mapping.view());
+    this.#halves = new Uint32Array(this.#page.view());
     this.#words = new BigUint64Array(this.#halves.buffer);
   }
 
   /** Creates a page for another process. @throws SystemError */
   static create(): TimelinePage {
-    const fd = createSealedMemfd('cuffi-points', BYTE_LENGTH);
+    const fd = createSealedMemfd('cuffi-points', PAGE_BYTE_LENGTH);
     try {
       return new TimelinePage(fd, true);
     } catch (error) {
@@ -70,7 +51,7 @@ export class TimelinePage {
    */
   static accept(fd: number): TimelinePage {
     try {
-      if (!isSealedMemfd(fd, BYTE_LENGTH))
+      if (!isSealedMemfd(fd, PAGE_BYTE_LENGTH))
         throw new IpcError('received a timeline page that is not sealed memory of its size');
       return TimelinePage.#acceptSealed(fd);
     } catch (error) {
@@ -112,8 +93,13 @@ export class TimelinePage {
     this.#fd = undefined;
   }
 
+  /** @internal */
+  get hostPage(): HostPage {
+    return this.#page;
+  }
+
   isReached({ index, count }: TimelinePoint): boolean {
-    if (this.#isUnmapped) return true;
+    if (this.#page.isUnmapped) return true;
     return hasReached(Atomics.load(this.#halves, 2 * index), count);
   }
 
@@ -129,7 +115,7 @@ export class TimelinePage {
    * at most 31
    */
   releaseWaits({ index, count }: TimelinePoint, bits: 32 | 64): void {
-    if (this.#isUnmapped) return;
+    if (this.#page.isUnmapped) return;
     const target = BigInt(count);
     const ahead = BigInt.asIntN(64, Atomics.load(this.#words, index) - target);
     const isPast = ahead >= 0n && ahead + target < 1n << BigInt(bits - 1);
@@ -142,10 +128,7 @@ export class TimelinePage {
    * @throws CudaError if the driver does not let devices access the page
    */
   addressIn(context: Context, index: number): CUdeviceptr {
-    const cached = this.#addresses.get(context);
-    const isKnown = cached?.resets === context.epoch && this.#isRegistered;
-    const address = isKnown ? cached.address : this.#mapInto(context);
-    return (address + index * WORD_BYTE_LENGTH) as CUdeviceptr;
+    return this.#page.addressIn(context, index);
   }
 
   /**
@@ -155,59 +138,8 @@ export class TimelinePage {
    * @param onUnmapped called after that
    */
   close(onUnmapped: () => void = () => {}): void {
-    if (this.#isClosed) return;
-    this.#isClosed = true;
     if (this.#fd !== undefined) closeFd(this.#fd);
     this.#fd = undefined;
-    const unmap = (): void => {
-      this.#isUnmapped = true;
-      this.#mapping.unmap();
-      onUnmapped();
-    };
-    if (!this.#isRegistered) {
-      unmap();
-      return;
-    }
-    const { context, epoch } = this.#registration as Registration;
-    for (const visitor of this.#addresses.keys())
-      context.workTracker.addOtherContext(visitor.workTracker);
-    const release = (): void => {
-      // A context reset that comes first also removes the queued releases.
-      if (!context.onReset.delete(release)) return;
-      const status = context.epoch === epoch ? cu.cuMemHostUnregister(this.#mapping.address) : 0;
-      unmap();
-      check(status, 'cuMemHostUnregister');
-    };
-    context.onReset.add(release);
-    // The release fails if the context is lost. The ending connection needs no error for that.
-    context.releases.enqueue(() => releaseOrWarn(release));
-  }
-
-  /** Whether the page is registered. A reset of the registering context ends the registration. */
-  get #isRegistered(): boolean {
-    const registration = this.#registration;
-    return registration !== undefined && registration.context.epoch === registration.epoch;
-  }
-
-  #mapInto(context: Context): CUdeviceptr {
-    const { address: host } = this.#mapping;
-    return context.run(() => {
-      if (!this.#isRegistered) {
-        check(
-          cu.cuMemHostRegister_v2(
-            host,
-            BYTE_LENGTH,
-            CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE,
-          ),
-          'cuMemHostRegister_v2',
-        );
-        this.#registration = { context, epoch: context.epoch };
-        this.#addresses = new Map();
-      }
-      check(cu.cuMemHostGetDevicePointer_v2(OUT0, host, 0), 'cuMemHostGetDevicePointer_v2');
-      const address = readHandle<CUdeviceptr>(OUT0);
-      this.#addresses.set(context, { resets: context.epoch, address });
-      return address;
-    });
+    this.#page.close(onUnmapped);
   }
 }

@@ -99,6 +99,8 @@ describe('console.log of every class', () => {
         `IpcBufferHandle(64 bytes, of process ${pid}, with a ready event)`,
       ],
       [ipc.exportIpc(virtual, { stream }), 'ReadyExport(virtual, 10 bytes, 1 file descriptor)'],
+      [ipc.Timeline.create(), 'Timeline(signals)'],
+      [ipc.Timeline.create().signaler(), 'TimelineSignaler(after 0)'],
       [peers.a, `Peer(process ${pid})`],
       [child, `ChildPeer(process ${child.pid})`],
       [ipc.listen(name), `Listener(${name})`],

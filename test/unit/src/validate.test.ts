@@ -234,7 +234,9 @@ describe('assertInternal', () => {
     const isThere = (call: string): boolean => {
       const [first = '', method] = call.split('.');
       if (method === undefined) return all[first] !== undefined;
-      return first === 'module' || Object.hasOwn(all[first] as object, method);
+      return (
+        first === 'module' || first === 'timeline' || Object.hasOwn(all[first] as object, method)
+      );
     };
     let count = 0;
     for (const [name, type] of Object.entries(all)) {

@@ -10,7 +10,7 @@ import { CUresult } from '../../../../../ffi/results.ts';
 import { ClosedError, Context, CudaError, DeviceBuffer, Stream } from '../../../../../src/index.ts';
 import { ImportTable } from '../../../../../src/ipc/lease/import-table.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
-import { Timeline } from '../../../../../src/ipc/timeline/timeline.ts';
+import { ConnectionTimeline } from '../../../../../src/ipc/timeline/connection-timeline.ts';
 import { broken } from '../../../../support/faults.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { collectUntil } from '../../../../support/process-state.ts';
@@ -28,7 +28,7 @@ const loseBoth = (): void =>
 
 function makeTable(
   needed = new Set<number>(),
-  timeline = new Timeline(),
+  timeline = new ConnectionTimeline(),
 ): { readonly table: ImportTable; released(): number[] } {
   const owner = {
     process: PeerProcess.fromIdentity(0, 0),
@@ -179,7 +179,7 @@ describe('ImportTable', () => {
       [new TypeError('a fault'), { name: 'TypeError', message: 'a fault' }],
     ] as const;
     for (const [error, thrown] of failures) {
-      const timeline = new Timeline();
+      const timeline = new ConnectionTimeline();
       timeline.pointsBehindContext = () => {
         throw error;
       };

@@ -9,7 +9,6 @@ import { leases } from '../../../../../src/ipc/index.ts';
 import type { LeaseStats } from '../../../../../src/ipc/lease/export-table.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
-import { withExportsTable } from '../../../../../src/ipc/sharing/worker-counts.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
 import { type FrameHeader, FrameKind, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
@@ -19,6 +18,7 @@ import {
   ValueMessageReader,
 } from '../../../../../src/ipc/wire/value-message.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { withExportsTable } from '../../../../../src/worker-counts.ts';
 
 // What the first object that goes to a thread of this process leaves for all later ones.
 withExportsTable(() => {});

@@ -57,8 +57,8 @@ import {
   exportForPeer,
   importFromPeer,
 } from '../../../../../src/ipc/sharing/marshal.ts';
+import { ConnectionTimeline } from '../../../../../src/ipc/timeline/connection-timeline.ts';
 import type { TimelinePoint } from '../../../../../src/ipc/timeline/point.ts';
-import { Timeline } from '../../../../../src/ipc/timeline/timeline.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
@@ -654,11 +654,15 @@ describe('openIpcArray', () => {
     using array = deviceArray([2, 2], float32, { stream });
     const asked: unknown[] = [];
     for (const name of ['pointsBehindStream', 'pointsBehindContext'] as const) {
-      const behind = Timeline.prototype[name] as (place: never) => TimelinePoint[];
-      t.mock.method(Timeline.prototype, name, function (this: Timeline, place: never) {
-        asked.push(place);
-        return behind.call(this, place);
-      });
+      const behind = ConnectionTimeline.prototype[name] as (place: never) => TimelinePoint[];
+      t.mock.method(
+        ConnectionTimeline.prototype,
+        name,
+        function (this: ConnectionTimeline, place: never) {
+          asked.push(place);
+          return behind.call(this, place);
+        },
+      );
     }
     using pair = peerPair();
     await pair.a.send([array, array]);

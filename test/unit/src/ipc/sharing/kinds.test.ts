@@ -7,6 +7,7 @@ import {
   float32,
   fromBuffer,
 } from '../../../../../src/index.ts';
+import type { DescriptorFields } from '../../../../../src/ipc/descriptor.ts';
 import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { leases, type Shareable } from '../../../../../src/ipc/index.ts';
 import { exportEvent } from '../../../../../src/ipc/sharing/event.ts';
@@ -45,7 +46,8 @@ const ticketKind: ShareableKind<Ticket> = {
   isInstance: (object) => object instanceof Ticket,
   isImported: ({ event }) => event.imported,
   export: ({ event }) => ({ descriptor: exportEvent(event), fds: [] }),
-  import: (...given) => new Ticket(openObject(...given) as CudaEvent),
+  import: (descriptor, ...given) =>
+    new Ticket(openObject(descriptor as DescriptorFields, ...given) as CudaEvent),
   discard: (ticket) => ticket.close(),
 };
 

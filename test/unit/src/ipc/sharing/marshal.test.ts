@@ -48,13 +48,13 @@ import {
   releaseImportedPoolLater,
   type SharingSession,
 } from '../../../../../src/ipc/sharing/marshal.ts';
+import { ensureKeepaliveAllocation } from '../../../../../src/memory/physical-memory.ts';
 import {
   acquireSharedUse,
   nameOfMapping,
   releaseSharedUse,
   withExportsTable,
-} from '../../../../../src/ipc/sharing/worker-counts.ts';
-import { ensureKeepaliveAllocation } from '../../../../../src/memory/physical-memory.ts';
+} from '../../../../../src/worker-counts.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { withFaults } from '../../../../support/faults.ts';
 import { trials } from '../../../../support/iterations.ts';

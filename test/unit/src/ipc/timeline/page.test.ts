@@ -15,11 +15,12 @@ import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import type { CUstream } from '../../../../../ffi/types.ts';
 import { Context, Stream } from '../../../../../src/index.ts';
+import { ConnectionTimeline } from '../../../../../src/ipc/timeline/connection-timeline.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
 import { COUNTER_COUNT } from '../../../../../src/ipc/timeline/point.ts';
 import { Signaler, StreamCounters } from '../../../../../src/ipc/timeline/signaler.ts';
-import { Timeline } from '../../../../../src/ipc/timeline/timeline.ts';
 import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
+import { withWaitsTable } from '../../../../../src/worker-counts.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -30,6 +31,9 @@ import {
   processState,
 } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
+
+// What the first wait leaves for all later ones.
+withWaitsTable(() => {});
 
 /** The memory of a page, as another process sends it. */
 const pageFd = (): number => createSealedMemfd('points', 4096);
@@ -56,7 +60,7 @@ describe('TimelinePage', () => {
     for (const isSent of [true, false]) {
       using producer = Stream.create({ nonBlocking: true });
       using consumer = Stream.create({ nonBlocking: true });
-      const [ours, theirs] = [new Timeline(), new Timeline()];
+      const [ours, theirs] = [new ConnectionTimeline(), new ConnectionTimeline()];
       using latch = new Latch();
       const { descriptors, mappings } = processState();
       const { size } = context.onReset;
@@ -92,7 +96,7 @@ describe('TimelinePage', () => {
   test('one page is accepted while the connection is open; others are refused and closed', () => {
     emulate();
     const before = openDescriptors();
-    const ordering = new Timeline();
+    const ordering = new ConnectionTimeline();
     ordering.acceptPage(pageFd());
     const second = pageFd();
     const refused = { name: 'IpcError', message: 'received a second timeline page' };
@@ -143,7 +147,7 @@ describe('TimelinePage', () => {
         page = new WeakRef(accepted);
         return accepted;
       };
-      const ordering = new Timeline();
+      const ordering = new ConnectionTimeline();
       ordering.acceptPage(pageFd());
       TimelinePage.accept = accept;
       using stream = Stream.create({ nonBlocking: true });

@@ -1,79 +1,391 @@
-/** Two ends of a timeline in one process, which has two mappings of the page. */
+/** A timeline in one process: its objects are sent over a connection with two ends here. */
 import assert from 'node:assert/strict';
-import { once } from 'node:events';
-import { openSync } from 'node:fs';
 import { describe, test } from 'node:test';
-import { deviceAttributes } from '../../../../../ffi/attributes.ts';
-import { CU_STREAM_WAIT_VALUE_GEQ } from '../../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
-import type { Driver } from '../../../../../ffi/functions.ts';
-import {
-  closeFd,
-  createMemfd,
-  duplicateFd,
-  libc,
-  type Mapping,
-  mapShared,
-} from '../../../../../ffi/linux/libc.ts';
+import { createPipe, duplicateFd, isOpenFd, libc } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
-import { socketPair } from '../../../../../ffi/linux/socket.ts';
-import { withAddress } from '../../../../../ffi/native.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
-import { Context, DeviceBuffer, Stream } from '../../../../../src/index.ts';
-import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
-import { COUNTER_COUNT, hasReached } from '../../../../../src/ipc/timeline/point.ts';
-import { Signaler, StreamCounters } from '../../../../../src/ipc/timeline/signaler.ts';
 import {
-  comparedBits,
-  waitForCounter,
-  writeCounter,
-} from '../../../../../src/ipc/timeline/stream-memory-operations.ts';
-import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
+  Context,
+  Device,
+  NotSupportedError,
+  PeerGoneError,
+  Stream,
+} from '../../../../../src/index.ts';
+import {
+  exportIpc,
+  leases,
+  Timeline,
+  type TimelineSignaler,
+} from '../../../../../src/ipc/index.ts';
+import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
+import { ENDED, SharedCounter } from '../../../../../src/ipc/timeline/shared-counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
-import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
-import { processState } from '../../../../support/process-state.ts';
-import { emulate, runProgram } from '../../emulate.ts';
+import { openDescriptors, processState } from '../../../../support/process-state.ts';
+import { emulate } from '../../emulate.ts';
+import { peerPair } from '../peer/support.ts';
 
-function ends() {
-  const signals = new Signaler(TimelinePage.create());
-  let fd = -1;
-  signals.page.shareFd((its) => {
-    fd = duplicateFd(its);
-  });
-  const page = TimelinePage.accept(fd);
-  return { signals, page, waits: new Waiter(page) };
+/** Returns what arrives at the other end of a connection, as another process would get it. */
+async function sent(object: Timeline | TimelineSignaler): Promise<Timeline> {
+  using pair = peerPair();
+  await pair.a.send(object as unknown);
+  return (await pair.b.receive()) as Timeline;
 }
 
+/** The words of a timeline's page. */
+function wordsOf({ fds }: Timeline): { readonly words: BigUint64Array; unmap(): void } {
+  const { counter } = {
+    counter: SharedCounter.accept({
+      memory: duplicateFd(fds.memory),
+      lifeline: duplicateFd(fds.lifeline),
+    }),
+  };
+  return { words: new BigUint64Array(counter.page.view()), unmap: () => counter.close() };
+}
+
+/** Resolves when the sockets of closed connections are closed. */
+async function settled(): Promise<void> {
+  let before = openDescriptors();
+  for (let same = 0; same < 20; same += 1) {
+    await new Promise((resolve) => setTimeout(resolve, 1));
+    if (openDescriptors() !== before) same = 0;
+    before = openDescriptors();
+  }
+}
+
+const gone = (last: number) => (error: unknown) =>
+  error instanceof PeerGoneError && error.message.includes(`after value ${last}`);
+
 describe('Timeline', () => {
-  test('a stream waits for a stream of the peer, and no host does', async () => {
+  test('a stream waits for a stream of the signaler, and no host does', async () => {
+    emulate();
+    using signaling = Timeline.create();
+    using waiting = await sent(signaling);
+    assert.deepEqual([signaling.isSignaler, waiting.isSignaler], [true, false]);
+    using producer = Stream.create({ nonBlocking: true });
+    using consumer = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(producer);
+    waiting.wait(7, { stream: consumer });
+    const reached = waiting.reached(7);
+    signaling.signal(5, { stream: producer });
+    signaling.signal(7, { stream: producer });
+    assert.deepEqual([signaling.value, waiting.value, consumer.done], [0, 0, false]);
+    latch.open();
+    await Promise.all([reached, consumer.synchronize()]);
+    assert.deepEqual([signaling.value, waiting.value], [7, 7]);
+    // What is reached costs no call.
+    const recorder = recordCalls();
+    waiting.wait(7, { stream: consumer });
+    await waiting.reached(0);
+    recorder.stop();
+    assert.deepEqual(recorder.calls, []);
+  });
+
+  test('values are integers that grow; anything else is a RangeError', () => {
+    emulate();
+    using timeline = Timeline.create();
+    using stream = Stream.create();
+    timeline.signal(3, { stream });
+    for (const value of [3, 2, 0, -1, 1.5, 2 ** 53, Number.NaN])
+      assert.throws(() => timeline.signal(value, { stream }), { name: 'RangeError' });
+    for (const value of [-1, 0.5, 2 ** 53])
+      assert.throws(() => timeline.wait(value, { stream }), { name: 'RangeError' });
+    assert.throws(() => timeline.signal('4' as never), { name: 'TypeError' });
+    assert.throws(() => timeline.wait(1, { stream: {} as never }), { name: 'TypeError' });
+    timeline.signal(Number.MAX_SAFE_INTEGER, { stream });
+    stream.synchronizeSync();
+    assert.equal(timeline.value, Number.MAX_SAFE_INTEGER);
+    assert.throws(() => timeline.signal(Number.MAX_SAFE_INTEGER), { name: 'RangeError' });
+  });
+
+  test('a value above 2^32 is compared as a whole', async () => {
+    emulate();
+    using timeline = Timeline.create();
+    using stream = Stream.create({ nonBlocking: true });
+    using other = Stream.create({ nonBlocking: true });
+    timeline.signal(2 ** 32 - 1, { stream });
+    await stream.synchronize();
+    timeline.wait(2 ** 40, { stream: other });
+    assert.deepEqual([timeline.value, other.done], [2 ** 32 - 1, false]);
+    timeline.signal(2 ** 40, { stream });
+    await other.synchronize();
+    assert.equal(timeline.value, 2 ** 40);
+  });
+
+  test('a value in another stream comes after the last one', async () => {
+    emulate();
+    using timeline = Timeline.create();
+    using held = Stream.create({ nonBlocking: true });
+    using free = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(held);
+    timeline.signal(1, { stream: held });
+    timeline.signal(2, { stream: free });
+    assert.deepEqual([free.done, timeline.value], [false, 0]);
+    latch.open();
+    await free.synchronize();
+    assert.equal(timeline.value, 2);
+    // And with no wait where the last value is reached.
+    const recorder = recordCalls();
+    timeline.signal(3, { stream: held });
+    recorder.stop();
+    assert.deepEqual(
+      recorder.calls.map(({ name }) => name),
+      ['cuStreamWriteValue64_v2'],
+    );
+  });
+
+  test('the signaler is handed over once, and its values come behind those before', async () => {
+    emulate();
+    using first = Timeline.create();
+    using held = Stream.create({ nonBlocking: true });
+    using free = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(held);
+    first.signal(4, { stream: held });
+    using signaler = first.signaler();
+    using second = await sent(signaler);
+    assert.deepEqual([first.isSignaler, second.isSignaler, signaler.closed], [false, true, true]);
+    assert.throws(() => first.signal(5), /does not signal this timeline/);
+    assert.throws(() => first.signaler(), /does not signal this timeline/);
+    using pair = peerPair();
+    await assert.rejects(pair.a.send(signaler as unknown), { name: 'ClosedError' });
+    assert.throws(() => second.signal(4, { stream: free }), /above 4/);
+    second.signal(5, { stream: free });
+    assert.equal(second.value, 0);
+    latch.open();
+    await first.reached(5);
+    assert.equal(first.value, 5);
+    // Its end is that of the timeline.
+    second.close();
+    await assert.rejects(first.reached(6), gone(5));
+  });
+
+  test('a signaler that is closed ends the timeline', async () => {
+    emulate();
+    using timeline = Timeline.create();
+    timeline.signaler().close();
+    await assert.rejects(timeline.reached(1), gone(0));
+  });
+
+  test('after the end, streams continue, and what was not signaled rejects', async () => {
+    emulate();
+    const signaling = Timeline.create();
+    using waiting = await sent(signaling);
+    using third = await sent(waiting);
+    using producer = Stream.create({ nonBlocking: true });
+    using consumer = Stream.create({ nonBlocking: true });
+    signaling.signal(2, { stream: producer });
+    await producer.synchronize();
+    waiting.wait(9, { stream: consumer });
+    const reached = waiting.reached(3);
+    signaling.close();
+    await assert.rejects(reached, (error: PeerGoneError) => {
+      assert.deepEqual(
+        [error.code, error.pid, error.abandonedWaits],
+        ['peer-gone', process.pid, 1],
+      );
+      return gone(2)(error);
+    });
+    await consumer.synchronize();
+    for (const each of [waiting, third]) {
+      await each.reached(2);
+      await assert.rejects(each.reached(3), gone(2));
+      assert.throws(() => each.value, gone(2));
+      each.wait(2, { stream: consumer });
+      assert.throws(() => each.wait(3, { stream: consumer }), gone(2));
+    }
+    assert.equal(consumer.done, true);
+  });
+
+  test('close() of the signaler still signals what is queued', async () => {
+    emulate();
+    const signaling = Timeline.create();
+    using waiting = await sent(signaling);
+    using producer = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(producer);
+    signaling.signal(1, { stream: producer });
+    signaling.close();
+    assert.throws(() => signaling.value, { name: 'ClosedError' });
+    // The end, which comes too early here, would be noticed in one of these turns.
+    for (let turn = 0; turn < 20; turn += 1) await nextLoopIteration();
+    assert.equal(waiting.value, 0);
+    latch.open();
+    await waiting.reached(1);
+    await assert.rejects(waiting.reached(2), gone(1));
+  });
+
+  test('waits of a closed timeline end with the signaler, too', async () => {
+    emulate();
+    const signaling = Timeline.create();
+    const waiting = await sent(signaling);
+    using consumer = Stream.create({ nonBlocking: true });
+    waiting.wait(1, { stream: consumer });
+    const reached = waiting.reached(1);
+    waiting.close();
+    await assert.rejects(reached, { name: 'ClosedError' });
+    assert.equal(consumer.done, false);
+    signaling.close();
+    await consumer.synchronize();
+  });
+
+  test('reached() ends by a signal and by a timeout', async () => {
+    emulate();
+    using timeline = Timeline.create();
+    await assert.rejects(timeline.reached(1, { timeoutMs: 1 }), { name: 'TimeoutError' });
+    const reason = new Error('enough');
+    const controller = new AbortController();
+    const reached = timeline.reached(1, { signal: controller.signal });
+    controller.abort(reason);
+    await assert.rejects(reached, reason);
+    await assert.rejects(timeline.reached(1, { timeout: 1 } as never), { name: 'TypeError' });
+  });
+
+  test('the host signals if a device cannot, and no stream waits there', async () => {
+    const attributes = ['canUse64BitStreamMemOps', 'hostRegisterSupported', 'canMapHostMemory'];
+    for (const name of [...attributes, 'cuMemHostRegister_v2'] as const) {
+      const emulated = emulate();
+      using producer = Stream.create({ nonBlocking: true });
+      using other = Stream.create({ nonBlocking: true });
+      using latch = new Latch();
+      latch.hold(producer);
+      if (name === 'cuMemHostRegister_v2')
+        selectDriver(broken(emulated, name, CUresult.CUDA_ERROR_NOT_SUPPORTED));
+      const { attribute } = Device.prototype;
+      Device.prototype.attribute = function (this: Device, asked) {
+        return asked === name ? 0 : attribute.call(this, asked);
+      };
+      try {
+        assert.equal(Timeline.canWait(), name === 'cuMemHostRegister_v2');
+        using timeline = Timeline.create();
+        assert.throws(
+          () => timeline.wait(1, { stream: other }),
+          (error) =>
+            error instanceof NotSupportedError &&
+            /await timeline\.reached\(1\)/.test(error.message),
+        );
+        timeline.signal(1, { stream: producer });
+        timeline.signal(2, { stream: producer });
+        timeline.signal(3, { stream: other });
+        await assert.rejects(timeline.reached(1, { timeoutMs: 5 }), { name: 'TimeoutError' });
+        assert.equal(timeline.value, 0);
+        latch.open();
+        await timeline.reached(3);
+        assert.equal(timeline.value, 3);
+      } finally {
+        Device.prototype.attribute = attribute;
+        selectDriver(emulated);
+      }
+    }
+  });
+
+  test('the host signals behind a value of another device, which writes by itself', async () => {
+    emulate({ CUFFI_EMULATED_DEVICES: '2' });
+    using producer = Stream.create({ nonBlocking: true });
+    using other = Stream.create({ device: 1, nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(producer);
+    const { attribute } = Device.prototype;
+    Device.prototype.attribute = function (this: Device, asked) {
+      return this.ordinal === 1 && asked === 'hostRegisterSupported'
+        ? 0
+        : attribute.call(this, asked);
+    };
+    try {
+      assert.deepEqual([Timeline.canWait(0), Timeline.canWait(1)], [true, false]);
+      using timeline = Timeline.create();
+      timeline.signal(1, { stream: producer });
+      timeline.signal(2, { stream: other });
+      // Of the first device again: behind what the host stores.
+      using third = Stream.create({ nonBlocking: true });
+      timeline.signal(3, { stream: third });
+      for (let turn = 0; turn < 20; turn += 1) await nextLoopIteration();
+      assert.deepEqual([timeline.value, third.done], [0, false]);
+      latch.open();
+      await timeline.reached(3);
+      await third.synchronize();
+    } finally {
+      Device.prototype.attribute = attribute;
+    }
+  });
+
+  test('a wait that would leave the device no queue throws, and says what to do', async () => {
+    emulate();
+    using timeline = Timeline.create();
+    const streams = Array.from({ length: 7 }, () => Stream.create({ nonBlocking: true }));
+    const last = streams.pop() as Stream;
+    for (const stream of streams) timeline.wait(1, { stream });
+    const remedy =
+      /too many streams of this process wait.*reached\(\).*CUDA_DEVICE_MAX_CONNECTIONS/;
+    assert.throws(() => timeline.wait(1, { stream: last }), {
+      name: 'CuffiError',
+      message: remedy,
+    });
+    assert.equal(last.done, true);
+    // A stream that waits already may wait for more, up to a number that the driver's queue takes.
+    const [first] = streams as [Stream];
+    let queued = 1;
+    assert.throws(
+      () => {
+        for (; queued < 1000; queued += 1) timeline.wait(queued + 1, { stream: first });
+      },
+      { name: 'CuffiError', message: remedy },
+    );
+    assert.equal(queued, 320);
+    timeline.signal(1000, { stream: last });
+    for (const stream of streams) await stream.synchronize();
+    timeline.wait(1001, { stream: last });
+    timeline.signal(1001, { stream: first });
+    await last.synchronize();
+    for (const stream of [...streams, last]) stream.close();
+  });
+
+  test('a reset of the context signals what its streams no longer can', async () => {
+    const emulated = emulate();
+    const context = Context.primary();
+    using timeline = Timeline.create();
+    const stream = Stream.create({ nonBlocking: true });
+    using blocker = Timeline.create();
+    blocker.wait(1, { stream });
+    timeline.signal(6, { stream });
+    // The reset of a lost context does not wait for its work.
+    selectDriver(broken(emulated, 'cuCtxSynchronize', CUresult.CUDA_ERROR_LAUNCH_FAILED));
+    context.resetSync();
+    selectDriver(emulated);
+    await timeline.reached(6);
+  });
+
+  test('closing releases the page, its registration, all descriptors and leases', async () => {
     const { driver, open } = keepingBooks(emulate());
     selectDriver(driver);
     const context = Context.primary();
-    processState();
-    const before = processState().mappings;
-    const { signals, page, waits } = ends();
     {
-      using latch = new Latch();
-      using producer = Stream.create({ nonBlocking: true });
-      using consumer = Stream.create({ nonBlocking: true });
-      assert.deepEqual(signals.pointsBehindStream(producer), []);
-      assert.deepEqual(signals.pointsBehindContext(context), []);
-      latch.hold(producer);
-      const points = signals.pointsBehindStream(producer);
-      assert.equal(points.length, 1);
-      assert.equal(waits.isReached(points), false);
-      assert.equal(waits.enqueueWaits(points, context, consumer), true);
-      assert.equal(consumer.done, false);
-      latch.open();
-      await consumer.synchronize();
-      assert.equal(waits.isReached(points), true);
+      // What the first connection and the first watch open for good.
+      using warm = Timeline.create();
+      (await sent(warm)).close();
     }
-    signals.close();
-    page.close();
     await context.flush();
+    await settled();
+    processState();
+    const [before, fds] = [processState().mappings, openDescriptors()];
+    {
+      using timeline = Timeline.create();
+      using waiting = await sent(timeline);
+      using stream = Stream.create({ nonBlocking: true });
+      waiting.wait(1, { stream });
+      timeline.signal(1, { stream: Stream.legacyDefault() });
+      await stream.synchronize();
+      (await sent(timeline.signaler())).close();
+      await assert.rejects(timeline.reached(2), gone(1));
+    }
+    await context.flush();
+    await leases.drain({ timeoutMs: 5000 });
+    await until(() => openDescriptors() === fds);
     assert.equal(processState().mappings, before);
     assert.deepEqual(
       [...open].filter((what) => what.startsWith('cuMemHostRegister')),
@@ -81,589 +393,89 @@ describe('Timeline', () => {
     );
   });
 
-  test('all known work is waited for: of own, default, borrowed and late streams', async () => {
+  test('a timeline that its maker closed still works for others, and is no longer leased from it', async () => {
     emulate();
-    const context = Context.primary();
-    const { signals, page, waits } = ends();
-    using latch = new Latch();
-    using own = Stream.create({ nonBlocking: true });
-    using borrowed = Stream.create({ nonBlocking: true });
-    using buffer = DeviceBuffer.allocate(64);
-    latch.hold(own);
-    latch.hold(Stream.legacyDefault());
-    latch.hold(Stream.fromHandle(borrowed.handle));
-    latch.hold(Stream.perThreadDefault());
-    buffer.fill(1);
-    const points = signals.pointsBehindContext(context);
-    // The own stream, the borrowed one, the per-thread one, and the one that joins the events.
-    assert.equal(points.length, 4);
-    assert.equal(new Set(points.map(({ index }) => index)).size, 4);
-    for (const stream of [Stream.fromHandle(borrowed.handle), Stream.legacyDefault()])
-      points.push(...signals.pointsBehindStream(stream));
-    assert.equal(
-      points.some((point) => page.isReached(point)),
-      false,
-    );
-    latch.open();
-    await context.synchronize();
-    assert.equal(waits.isReached(points), true);
-    signals.close();
-    page.close();
+    const maker = Timeline.create();
+    using second = await sent(maker.signaler());
+    using third = await sent(maker);
+    maker.close();
+    second.signal(1);
+    await third.reached(1);
+    using fourth = await sent(third);
+    assert.equal(fourth.value, 1);
   });
 
-  test('work of another context on the memory of a context is waited for with it', async () => {
-    emulate({ CUFFI_EMULATED_DEVICES: '2' });
-    const [context, other] = [Context.primary(0), Context.primary(1)];
-    const { signals, page, waits } = ends();
-    using latch = new Latch(other);
-    using visiting = Stream.create({ device: 1, nonBlocking: true });
-    latch.hold(visiting);
-    assert.deepEqual(signals.pointsBehindContext(context), []);
-    context.workTracker.addOtherContext(other.workTracker);
-    const points = signals.pointsBehindContext(context);
-    assert.equal(points.length, 1);
-    for (let turn = 0; turn < 5; turn++) await nextLoopIteration();
-    assert.equal(waits.isReached(points), false);
-    latch.open();
-    await other.synchronize();
-    while (!waits.isReached(points)) await nextLoopIteration();
-    signals.close();
-    page.close();
-  });
-
-  test('the hosts advance the counters if a device refuses: slower, never wrong', async () => {
-    for (const name of ['cuMemHostRegister_v2', 'cuStreamWriteValue64_v2'] as const) {
-      const emulated = emulate();
-      using latch = new Latch();
-      using stream = Stream.create({ nonBlocking: true });
-      latch.hold(stream);
-      selectDriver(broken(emulated, name, CUresult.CUDA_ERROR_NOT_SUPPORTED));
-      const { signals, page, waits } = ends();
-      const context = stream.context;
-      const points = [
-        ...signals.pointsBehindStream(stream),
-        ...signals.pointsBehindContext(context),
-      ];
-      assert.equal(points.length, 2);
-      assert.equal(waits.enqueueWaits(points, context), name === 'cuStreamWriteValue64_v2');
-      await nextLoopIteration();
-      assert.equal(waits.isReached(points), false);
-      signals.close();
-      latch.open();
-      await until(() => waits.isReached(points));
-      page.close();
+  test('it goes over connections only, and never as JSON', () => {
+    emulate();
+    using timeline = Timeline.create();
+    using signaler = timeline.signaler();
+    for (const object of [timeline, signaler]) {
+      assert.throws(() => exportIpc(object), { name: 'IpcError', code: 'not-supported' });
+      assert.throws(() => JSON.stringify(object), { name: 'TypeError' });
     }
+    assert.match(String(timeline), /^Timeline\(waits/);
   });
+});
 
-  test('a survivor releases its streams, and counts the points that were never reached', async () => {
+describe('a timeline from a hostile process', () => {
+  const importing = (fds: readonly number[], kind: 'timeline' | 'signaler') =>
+    importFromPeer(kind === 'timeline' ? { kind } : { kind, last: 0 }, fds, emptySharingSession());
+  const sealed = () => createSealedMemfd('timeline', 4096);
+
+  test('is refused with any other descriptors, and all of them are closed', async () => {
     emulate();
-    const { page, waits } = ends();
-    using stream = Stream.create({ nonBlocking: true });
-    waits.enqueueWaits([{ index: 3, count: 2 }], stream.context, stream);
-    waits.enqueueWaits(
-      [
-        { index: 3, count: 5 },
-        { index: 4, count: 1 },
-      ],
-      stream.context,
-      stream,
-    );
-    assert.equal(stream.done, false);
-    assert.equal(waits.abandon(), 2);
-    await stream.synchronize();
-    assert.equal(waits.abandon(), 0);
-    page.close();
-  });
-
-  test('a survivor releases the stream that waits for the latest point, even if another asked last', async () => {
-    emulate();
-    for (const order of [
-      [5, 2],
-      [2, 5],
-    ]) {
-      const { page, waits } = ends();
-      const streams = order.map((count) => {
-        const stream = Stream.create({ nonBlocking: true });
-        assert.equal(waits.enqueueWaits([{ index: 3, count }], stream.context, stream), true);
-        return stream;
-      });
-      assert.ok(streams.every(({ done }) => !done));
-      // Both are waits for one counter: count 5 includes count 2.
-      assert.equal(waits.abandon(), 1);
-      assert.deepEqual(
-        streams.map(({ done }) => done),
-        [true, true],
-      );
-      for (const stream of streams) stream.close();
-      page.close();
-    }
-  });
-
-  test('a process that exits abandons the waits of its streams, which would block the exit', () => {
-    const ends = new URL('../fixtures/waiting-at-exit.ts', import.meta.url);
-    const { code, stdout, stderr } = runProgram(ends);
-    assert.deepEqual([code, stdout, stderr], [0, 'waits: true\nat exit: false\n', '']);
-  });
-
-  const waitCalls = (calls: readonly { readonly name: string }[]): number =>
-    calls.filter(({ name }) => name.startsWith('cuStreamWaitValue')).length;
-
-  test('a stream waits only once for the same count of a counter', async () => {
-    emulate();
-    const { page, waits } = ends();
-    using stream = Stream.create({ nonBlocking: true });
-    using other = Stream.create({ nonBlocking: true });
-    const { context } = stream;
-    using recorder = recordCalls();
-    const wait = (counts: readonly number[], within: Stream | undefined): number => {
-      const before = waitCalls(recorder.calls);
-      const points = counts.map((count) => ({ index: 9, count }));
-      assert.equal(waits.enqueueWaits(points, context, within), true);
-      return waitCalls(recorder.calls) - before;
+    const unsealed = () => {
+      const fd = sealed();
+      return [fd, ...createPipe()];
     };
-    assert.deepEqual([wait([1, 4, 5, 2], stream), wait([5], stream), wait([3], stream)], [1, 0, 0]);
-    assert.deepEqual([wait([6], stream), wait([6], other)], [1, 1]);
-    // The legacy default stream, under both of its names.
-    assert.deepEqual([wait([6], undefined), wait([6], Stream.legacyDefault())], [1, 0]);
-    page.advanceTo({ index: 9, count: 6 });
-    await context.synchronize();
-    page.close();
-  });
-
-  test('a stream has a bounded number of waits until they have run', async () => {
-    emulate();
-    const { page, waits } = ends();
-    using stream = Stream.create({ nonBlocking: true });
-    const { context } = stream;
-    using recorder = recordCalls();
-    // More at once than the limit: none is queued.
-    const many = Array.from({ length: 500 }, (_, index) => ({ index, count: 1 }));
-    assert.equal(waits.enqueueWaits(many, context, stream), false);
-    assert.equal(waitCalls(recorder.calls), 0);
-    for (let round = 0; round < 3; round++) {
-      using latch = new Latch();
-      latch.hold(stream);
-      const before = waitCalls(recorder.calls);
-      let queued = 0;
-      for (let n = 0; n < 500; n++) {
-        const point = { index: round, count: n + 1 };
-        if (waits.enqueueWaits([point], context, stream)) queued += 1;
-        // The awaited work is done, but other work still blocks the stream.
-        page.advanceTo(point);
-      }
-      assert.ok(queued >= 160 && queued <= 320, `${queued} were queued`);
-      assert.equal(waitCalls(recorder.calls) - before, queued);
-      latch.open();
-      await stream.synchronize();
-    }
-    page.close();
-  });
-
-  test('the streams of a context have a bounded number of waits together', async () => {
-    emulate();
-    const { page, waits } = ends();
-    using first = Stream.create({ nonBlocking: true });
-    using second = Stream.create({ nonBlocking: true });
-    using recorder = recordCalls();
-    const fill = (stream: Stream): void => {
-      for (let index = 0; index < 500; index++)
-        waits.enqueueWaits([{ index, count: 1 }], stream.context, stream);
-    };
-    fill(first);
-    fill(second);
-    assert.equal(waitCalls(recorder.calls), 512);
-    for (let index = 0; index < 500; index++) page.advanceTo({ index, count: 1 });
-    await first.synchronize();
-    await second.synchronize();
-    assert.equal(waits.enqueueWaits([{ index: 0, count: 2 }], second.context, second), true);
-    page.advanceTo({ index: 0, count: 2 });
-    await second.synchronize();
-    page.close();
-  });
-
-  test('the waits of a stream that makes progress are never left to the host', async () => {
-    emulate();
-    const { page, waits } = ends();
-    using stream = Stream.create({ nonBlocking: true });
-    for (let count = 1; count <= 1000; count++) {
-      assert.equal(waits.enqueueWaits([{ index: 0, count }], stream.context, stream), true);
-      page.advanceTo({ index: 0, count });
-      if (count % 100 === 0) await stream.synchronize();
-    }
-    page.close();
-  });
-
-  for (const [connections, most] of [
-    [undefined, 7],
-    ['4', 3],
-    ['1', 1],
-    ['none', 7],
-  ] as const)
-    test(`${most} streams wait at a time if there are ${connections ?? 'the default number of'} queues`, async () => {
-      emulate();
-      const name = 'CUDA_DEVICE_MAX_CONNECTIONS';
-      if (connections) process.env[name] = connections;
-      try {
-        const { page, waits } = ends();
-        const streams = Array.from({ length: 10 }, () => Stream.create({ nonBlocking: true }));
-        const wait = (stream: Stream, at: number): boolean =>
-          waits.enqueueWaits([{ index: at, count: 1 }], stream.context, stream);
-        assert.equal(streams.filter(wait).length, most);
-        // A stream that already waits may wait for more.
-        const [first, ...others] = streams as [Stream, ...Stream[]];
-        assert.equal(wait(first, 11), true);
-        for (const index of [0, 11]) page.advanceTo({ index, count: 1 });
-        assert.equal(
-          others.filter((stream, at) => !stream.done || wait(stream, at + 1)).length,
-          most,
-        );
-        waits.abandon();
-        for (const stream of streams) {
-          await stream.synchronize();
-          stream.close();
-        }
-        page.close();
-      } finally {
-        delete process.env[name];
-      }
-    });
-
-  /** A driver whose streams write and compare only 32 bits. */
-  function narrow(emulated: Driver): Driver {
-    const { canUse64BitStreamMemOps, canUse64BitStreamMemOpsV1 } = deviceAttributes;
-    return {
-      ...emulated,
-      cuDeviceGetAttribute: (value, attribute, device) =>
-        emulated.cuDeviceGetAttribute(
-          value,
-          attribute === canUse64BitStreamMemOps ? canUse64BitStreamMemOpsV1 : attribute,
-          device,
-        ),
-    };
-  }
-
-  test('a stream signals with the widest operation of its device', async () => {
-    for (const bits of [32, 64] as const) {
-      const emulated = emulate();
-      const calls = recordCallsOf(
-        bits === 32 ? narrow(emulated) : emulated,
-        'cuStreamWriteValue32_v2',
-        'cuStreamWriteValue64_v2',
-        'cuStreamWaitValue32_v2',
-        'cuStreamWaitValue64_v2',
-      );
-      const { signals, page, waits } = ends();
-      const [producer, consumer] = [0, 0].map(() => Stream.create({ nonBlocking: true })) as [
-        Stream,
-        Stream,
-      ];
-      {
-        using latch = new Latch();
-        for (let round = 1; round <= 3; round += 1) {
-          latch.word.shut();
-          latch.hold(producer);
-          calls.length = 0;
-          const points = signals.pointsBehindStream(producer);
-          assert.deepEqual(
-            points.map(({ count }) => count),
-            [round],
-          );
-          assert.equal(waits.enqueueWaits(points, consumer.context, consumer), true);
-          assert.deepEqual(
-            calls.map(([name, stream, , count, flags]) => [name, stream, count, flags]),
-            [
-              [`cuStreamWriteValue${bits}_v2`, producer.handle, round, 0],
-              [`cuStreamWaitValue${bits}_v2`, consumer.handle, round, CU_STREAM_WAIT_VALUE_GEQ],
-            ],
-          );
-          assert.equal(consumer.done, false);
-          latch.open();
-          await consumer.synchronize();
-          assert.equal(waits.isReached(points), true);
-        }
-      }
-      producer.close();
-      consumer.close();
-      signals.close();
-      page.close();
-      await Context.primary().flush();
-    }
-  });
-
-  test('a 32-bit operation writes the low half of a count beyond 32 bits, and a 64-bit one all of it', () => {
-    for (const bits of [32, 64] as const) {
-      const emulated = emulate();
-      const calls = recordCallsOf(
-        bits === 32 ? narrow(emulated) : emulated,
-        'cuStreamWriteValue32_v2',
-        'cuStreamWriteValue64_v2',
-        'cuStreamWaitValue32_v2',
-        'cuStreamWaitValue64_v2',
-      );
-      using stream = Stream.create();
-      using memory = DeviceBuffer.allocate(8);
-      const { context, handle } = stream;
-      const count = 2 ** 40 + 5;
-      memory.fill(0);
-      writeCounter(context, handle, memory.address, count);
-      waitForCounter(context, handle, memory.address, count);
-      assert.equal(comparedBits(context), bits);
-      const word = bits === 32 ? 5 : count;
-      assert.deepEqual(calls, [
-        [`cuStreamWriteValue${bits}_v2`, handle, memory.address, word, 0],
-        [`cuStreamWaitValue${bits}_v2`, handle, memory.address, word, CU_STREAM_WAIT_VALUE_GEQ],
-      ]);
-      stream.synchronizeSync();
-      assert.deepEqual(
-        new BigUint64Array(memory.copyToHostSync().buffer),
-        BigUint64Array.of(BigInt(word)),
-      );
-    }
-  });
-
-  test('a survivor releases its streams, whatever is left in the counters', {
-    timeout: 30_000,
-  }, async () => {
-    // The counts that are awaited, each while the counter has another value, and the value that is
-    // left.
-    const left: readonly (readonly [readonly (readonly [bigint, number])[], bigint])[] = [
-      // So far apart that one seems to come before the other.
-      [
-        [
-          [2n ** 31n, 2 ** 31 + 10],
-          [0n, 5],
-        ],
-        0n,
-      ],
-      [
-        [
-          [0n, 5],
-          [2n ** 31n, 2 ** 31 + 10],
-        ],
-        0n,
-      ],
-      // Reached by the low half of the counter alone.
-      [[[0n, 2 ** 32 + 1]], 1n],
-      [[[0n, 5]], 0xffff_ffff_0000_0005n],
-      [
-        [
-          [0n, 1],
-          [0xffff_ffffn, 2 ** 52],
-        ],
-        2n ** 63n - 1n,
-      ],
+    const wrong: (readonly [make: () => number[], kind: 'timeline' | 'signaler'])[] = [
+      [() => [], 'timeline'],
+      [() => [sealed()], 'timeline'],
+      [unsealed, 'timeline'],
+      [() => [createSealedMemfd('timeline', 8192), createPipe()[0]], 'timeline'],
+      [() => [sealed(), sealed()], 'timeline'],
+      [() => [createPipe()[0], createPipe()[0]], 'timeline'],
+      [() => [sealed(), createPipe()[0]], 'signaler'],
+      [() => [sealed(), createPipe()[0], sealed()], 'signaler'],
+      [() => [createPipe()[0], createPipe()[0], createPipe()[1]], 'signaler'],
     ];
-    for (const bits of [32, 64]) {
-      const emulated = emulate();
-      if (bits === 32) selectDriver(narrow(emulated));
-      for (const [asked, word] of left) {
-        const fd = createSealedMemfd('points', 4096);
-        const theirs = mapShared(fd, 4096);
-        const page = TimelinePage.accept(fd);
-        const waits = new Waiter(page);
-        using stream = Stream.create({ nonBlocking: true });
-        using recorder = recordCalls();
-        const words = new BigUint64Array(theirs.view());
-        for (const [before, count] of asked) {
-          words[2] = before;
-          const isDevices = bits === 64 || count < 2 ** 31;
-          assert.equal(
-            waits.enqueueWaits([{ index: 2, count }], stream.context, stream),
-            isDevices,
-          );
-        }
-        const calls = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
-        assert.ok(calls.every(({ name }) => name === `cuStreamWaitValue${bits}_v2`));
-        words[2] = word;
-        waits.abandon();
-        await stream.synchronize();
-        theirs.unmap();
-        page.close();
-      }
+    for (const [make, kind] of wrong) {
+      const fds = make();
+      assert.throws(() => importing(fds, kind), { name: 'IpcError' });
+      await until(() => fds.every((fd) => !isOpenFd(fd)));
     }
   });
 
-  test('more streams than a page has counters still signal, behind their work', async () => {
+  test('cannot make value, reached or close crash or hang, whatever it stores', async () => {
     emulate();
-    const { signals, page, waits } = ends();
-    const context = Context.primary();
-    using latch = new Latch();
-    const streams = Array.from({ length: COUNTER_COUNT + 1 }, () =>
-      Stream.create({ nonBlocking: true }),
-    );
-    for (const stream of streams) latch.hold(stream);
-    const points = streams.flatMap((stream) => signals.pointsBehindStream(stream));
-    assert.equal(points.length, streams.length);
-    // At most as many as a message may have: one for each counter.
-    const all = signals.pointsBehindContext(context);
-    assert.equal(new Set(all.map(({ index }) => index)).size, all.length);
-    points.push(...all);
-    await nextLoopIteration();
-    assert.equal(
-      points.some((point) => page.isReached(point)),
-      false,
-    );
-    latch.open();
-    await context.synchronize();
-    await until(() => waits.isReached(points));
-    for (const stream of streams) stream.close();
-    signals.close();
-    page.close();
-  });
-
-  const F_ADD_SEALS = 1033;
-
-  /** A memfd that can be sealed but is not. */
-  function createSealable(byteLength: number): number {
-    const fd = withAddress(Buffer.from('points\0'), (address) => libc.memfd_create(address, 3));
-    assert.equal(libc.ftruncate(fd, byteLength), 0);
-    return fd;
-  }
-
-  /** A page with one additional seal. */
-  function sealed(seal: number): number {
-    const fd = createSealedMemfd('points', 4096);
-    assert.equal(libc.fcntl(fd, F_ADD_SEALS, seal), 0);
-    return fd;
-  }
-
-  test('a page is accepted only if nobody can take its memory away', () => {
-    const shrinkOnly = createSealable(4096);
-    assert.equal(libc.fcntl(shrinkOnly, F_ADD_SEALS, 2), 0);
-    for (const fd of [
-      createMemfd('points', 4096),
-      createSealedMemfd('points', 8192),
-      shrinkOnly,
-      // No further seals; no writing; no new writable mappings.
-      sealed(1),
-      sealed(8),
-      sealed(16),
-      openSync('/dev/null', 'r+'),
-      ...socketPair(),
-    ])
-      assert.throws(() => TimelinePage.accept(fd), { name: 'IpcError' });
-  });
-
-  test('a received page can no longer be resized by its sender, and still works', async () => {
-    emulate();
-    const mappings = () => processState().mappings;
-    const before = mappings();
-    const fd = createSealedMemfd('points', 4096);
-    const theirs = mapShared(fd, 4096);
-    const page = TimelinePage.accept(duplicateFd(fd));
-    const waits = new Waiter(page);
-    using stream = Stream.create({ nonBlocking: true });
-    assert.equal(waits.enqueueWaits([{ index: 0, count: 1 }], stream.context, stream), true);
-    assert.ok(libc.fallocate(fd, 3, 0, 4096) < 0);
-    assert.ok(libc.madvise(theirs.address, 4096, 9) < 0);
-    assert.ok(libc.ftruncate(fd, 0) < 0);
-    assert.throws(() => mapShared(fd, 4096), { code: 'EPERM' });
-    assert.equal(stream.done, false);
-    new BigUint64Array(theirs.view())[0] = 1n;
-    await stream.synchronize();
-    theirs.unmap();
-    closeFd(fd);
-    page.close();
-    await stream.context.flush();
-    assert.equal(mappings(), before);
-  });
-
-  test("the host waits, and no stream, if the kernel cannot fix a page's memory", () => {
-    emulate();
-    const { fcntl } = libc;
-    const restore = (value: typeof fcntl): void => {
-      Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value });
-    };
-    restore((fd, command, seals) => fcntl(fd, command, seals === 16 ? 1 << 20 : seals));
-    const { page, waits } = ends();
-    restore(fcntl);
-    using stream = Stream.create({ nonBlocking: true });
-    assert.equal(waits.enqueueWaits([{ index: 0, count: 1 }], stream.context, stream), false);
-    assert.equal(stream.done, true);
-    page.close();
-  });
-
-  test('a page that the driver fails to unregister is closed nevertheless, and its connection ends', async () => {
-    const lost = CUresult.CUDA_ERROR_LAUNCH_FAILED;
-    selectDriver(broken(emulate(), 'cuMemHostUnregister', lost));
-    const page = TimelinePage.create();
-    page.addressIn(Context.primary(), 0);
-    const warned = once(process, 'warning');
-    let isUnmapped = false;
-    page.close(() => {
-      isUnmapped = true;
-    });
-    assert.equal(isUnmapped, true);
-    const [{ message }] = await warned;
-    assert.match(message, /cuMemHostUnregister/);
-  });
-
-  test('a page is unregistered behind the work of each context that waits on it', async () => {
-    const { driver, open } = keepingBooks(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
-    selectDriver(driver);
-    const [context, other] = [Context.primary(0), Context.primary(1)];
-    using stream = Stream.create({ device: 1, nonBlocking: true });
-    using latch = new Latch(other);
-    const isRegistered = (): boolean =>
-      [...open].some((what) => what.startsWith('cuMemHostRegister') && !before.has(what));
-    const before = new Set(open);
-    const page = TimelinePage.create();
-    for (const each of [context, other]) page.addressIn(each, 0);
-    latch.hold(stream);
-    let isUnmapped = false;
-    page.close(() => {
-      isUnmapped = true;
-    });
-    await nextLoopIteration();
-    context.releases.drainReady();
-    assert.deepEqual([isUnmapped, isRegistered()], [false, true]);
-    latch.open();
-    await stream.synchronize();
-    await context.flush();
-    assert.deepEqual([isUnmapped, isRegistered()], [true, false]);
-  });
-
-  test('a counter is never set back by the host, only forward', () => {
-    const page = TimelinePage.create();
-    const mappings: Mapping[] = [];
-    page.shareFd((fd) => mappings.push(mapShared(fd, 4096)));
-    const [mapping] = mappings as [Mapping];
-    const theirs = new BigUint64Array(mapping.view());
-    for (const [stands, count, then] of [
-      [7n, 5, 7n],
-      [7n, 7, 7n],
-      [7n, 8, 8n],
-      [0n, 1, 1n],
-      // The high half belongs to the writer.
-      [2n ** 32n + 7n, 5, 2n ** 32n + 7n],
-    ] as const) {
-      theirs[3] = stands;
-      page.advanceTo({ index: 3, count });
-      assert.equal(theirs[3], then, `${stands} to ${count}`);
+    using timeline = Timeline.create();
+    using waiting = await sent(timeline);
+    const { words, unmap } = wordsOf(timeline);
+    for (const word of [2n ** 53n, 2n ** 63n, 2n ** 64n - 1n, ENDED - 1n]) {
+      words[0] = word;
+      assert.throws(() => waiting.value, { name: 'IpcError', message: /not a value/ });
+      await assert.rejects(waiting.reached(1, { timeoutMs: 1 }), { name: 'TimeoutError' });
     }
-    mapping.unmap();
-    page.close();
+    words[0] = 3n;
+    words[1] = 2n ** 64n - 1n;
+    words[3] = 1n;
+    assert.equal(waiting.value, 3);
+    words[0] = ENDED;
+    assert.throws(() => waiting.value, { name: 'PeerGoneError', pid: 0, message: /after value 0/ });
+    unmap();
   });
 
-  test('counters wrap around, and go to other streams when their stream is gone', () => {
-    assert.equal(hasReached(0xffff_fffe, 1), false);
-    assert.equal(hasReached(1, 0xffff_fffe), true);
-    const page = TimelinePage.create();
-    const counters = new StreamCounters(page);
-    let isOver = false;
-    const taken = Array.from({ length: COUNTER_COUNT }, () => counters.allocate(() => isOver));
-    assert.equal(new Set(taken.map((counter) => counter?.index)).size, COUNTER_COUNT);
-    assert.equal(
-      counters.allocate(() => false),
-      undefined,
-    );
-    const point = StreamCounters.next(taken[0] as NonNullable<(typeof taken)[0]>);
-    isOver = true;
-    assert.equal(counters.allocate(() => false)?.index, 1);
-    page.advanceTo(point);
-    const again = counters.allocate(() => false);
-    assert.equal(again?.index, 0);
-    assert.deepEqual(again && StreamCounters.next(again), { index: 0, count: 2 });
-    page.close();
+  test('that writes to the pipe counts as ended, and wakes nobody again', async () => {
+    emulate();
+    const [readEnd, writeEnd] = createPipe();
+    const copy = duplicateFd(writeEnd);
+    using timeline = importing([sealed(), readEnd], 'timeline') as Timeline;
+    const bytes = Buffer.from('data');
+    const { writeSync, closeSync } = await import('node:fs');
+    writeSync(writeEnd, bytes);
+    await assert.rejects(timeline.reached(1), gone(0));
+    closeSync(writeEnd);
+    closeSync(copy);
+    assert.equal(libc.fcntl(writeEnd, 1, 0), -1);
   });
 });

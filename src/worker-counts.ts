@@ -7,11 +7,11 @@
 import { hash } from 'node:crypto';
 import { closeSync, openSync, readdirSync, readlinkSync, readSync } from 'node:fs';
 import { isMainThread } from 'node:worker_threads';
-import { waitForLock, withFileLock } from '../../../ffi/linux/file-lock.ts';
-import { createMemfd, libcSymbol, mapShared } from '../../../ffi/linux/libc.ts';
-import { viewMemory } from '../../../ffi/native.ts';
-import type { Address } from '../../../ffi/types.ts';
-import { IpcError } from '../../errors.ts';
+import { waitForLock, withFileLock } from '../ffi/linux/file-lock.ts';
+import { createMemfd, libcSymbol, mapShared } from '../ffi/linux/libc.ts';
+import { viewMemory } from '../ffi/native.ts';
+import type { Address } from '../ffi/types.ts';
+import { IpcError } from './errors.ts';
 
 /**
  * Adds a use of the named object and runs `begin`. No other worker adds or releases a use
@@ -123,8 +123,8 @@ const USERS = 3;
 /** Unused pages take no memory. */
 const MAX_RECORDS = 1 << 20;
 const COUNTS_BYTE_LENGTH = MAX_RECORDS * RECORD_LENGTH * Float64Array.BYTES_PER_ELEMENT;
-/** The counts, then the table of {@link withExportsTable}. */
-const BYTE_LENGTH = 2 * COUNTS_BYTE_LENGTH;
+/** The counts, then the tables of {@link withExportsTable} and {@link withWaitsTable}. */
+const BYTE_LENGTH = 3 * COUNTS_BYTE_LENGTH;
 
 /** Returns the offset of the record with that name, and adds it if needed. @throws IpcError */
 function findOrAddRecord(table: Float64Array, name: string): number {
@@ -180,6 +180,7 @@ interface SharedTables {
   readonly fd: number;
   readonly countsTable: Float64Array;
   readonly exportsTable: Float64Array;
+  readonly waitsTable: Float64Array;
   readonly words: Int32Array;
 }
 
@@ -194,6 +195,14 @@ const withCounts = <T>(use: (table: Float64Array) => T): T =>
  */
 export const withExportsTable = <T>(use: (table: Float64Array) => T): T =>
   withLock(({ exportsTable }) => use(exportsTable));
+
+/** As {@link withExportsTable}, with a third table. */
+export const withWaitsTable = <T>(use: (table: Float64Array) => T): T =>
+  withLock(({ waitsTable }) => use(waitsTable));
+
+/** Whether other threads of this process may use the tables, as far as this thread has opened them. */
+export const mayHaveOtherUsers = (): boolean =>
+  sharedTables !== undefined && (!isMainThread || Atomics.load(sharedTables.words, WORKERS) > 0);
 
 function withLock<T>(use: (counts: SharedTables) => T): T {
   sharedTables ??= openTables();
@@ -233,8 +242,10 @@ function openTables(): SharedTables {
       const memory = mapOnce(fd);
       const words = new Int32Array(memory, 0, LOCK_WORDS);
       if (!isMainThread) registerWorker(words);
-      const countsTable = new Float64Array(memory, 0, MAX_RECORDS * RECORD_LENGTH);
-      return { fd, countsTable, exportsTable: new Float64Array(memory, COUNTS_BYTE_LENGTH), words };
+      const tableAt = (n: number): Float64Array =>
+        new Float64Array(memory, n * COUNTS_BYTE_LENGTH, MAX_RECORDS * RECORD_LENGTH);
+      const [countsTable, exportsTable, waitsTable] = [tableAt(0), tableAt(1), tableAt(2)];
+      return { fd, countsTable, exportsTable, waitsTable, words };
     });
   } finally {
     closeSync(folder);

@@ -1,0 +1,47 @@
+import { Context, type PlaceOptions } from '../../context.ts';
+import { IpcError } from '../../errors.ts';
+import { PinnedBuffer } from '../../memory/pinned.ts';
+import type { AnyExported, HostFields } from '../descriptor.ts';
+import type { ReceivedFds, Sender } from './imported-object.ts';
+
+/** Exports page-locked memory. @throws IpcError for memory that was not made for it, ClosedError */
+export function exportPinned(buffer: PinnedBuffer): AnyExported {
+  const { fd, byteLength } = buffer;
+  if (fd === undefined)
+    throw new IpcError(
+      'this PinnedBuffer cannot be shared: allocate it with PinnedBuffer.allocate(byteLength, ' +
+        '{ shareable: true })',
+      undefined,
+      'not-supported',
+    );
+  return { descriptor: { kind: 'pinned', byteLength }, fds: [fd] };
+}
+
+/** Opens page-locked memory of another process. @throws IpcError */
+export function openPinned(
+  { byteLength }: HostFields<'pinned'>,
+  fds: ReceivedFds,
+  { context, device }: PlaceOptions,
+  sender: Sender | undefined,
+): PinnedBuffer {
+  if (fds.numbers.length !== 1)
+    throw new IpcError(
+      `page-locked memory needs 1 file descriptor, but ${fds.numbers.length} came with it`,
+      undefined,
+      'no-file-descriptor',
+    );
+  const place = Context.resolve({
+    ...(context && { context }),
+    ...(device !== undefined && { device }),
+  });
+  const lease = sender?.lease;
+  const [fd] = fds.take() as [number];
+  try {
+    return PinnedBuffer.open(place, fd, byteLength, {
+      before: () => lease?.closed(place, undefined),
+      after: () => lease?.released(),
+    });
+  } catch (error) {
+    throw new IpcError('page-locked memory of another process could not be opened', error as Error);
+  }
+}

@@ -1,0 +1,270 @@
+import { closeSync, openSync } from 'node:fs';
+import { isMainThread } from 'node:worker_threads';
+import { discardFd } from '../../../ffi/linux/close-fd.ts';
+import {
+  closeFd,
+  createPipe,
+  duplicateFd,
+  SystemError,
+  statusOfFd,
+} from '../../../ffi/linux/libc.ts';
+import { createSealedMemfd, isSealedMemfd } from '../../../ffi/linux/memfd.ts';
+import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
+import type { CUdeviceptr } from '../../../ffi/types.ts';
+import type { Context } from '../../context.ts';
+import { IpcError } from '../../errors.ts';
+import { localProcess } from '../identity.ts';
+import { HostPage, PAGE_BYTE_LENGTH } from './host-page.ts';
+
+/** What every process that has a counter maps and watches. */
+export interface CounterFds {
+  /** The memory with the words. */
+  readonly memory: number;
+  /** A pipe that nobody writes to. It ends with the process that advances the counter. */
+  readonly lifeline: number;
+}
+
+/**
+ * One 64-bit word in a page of host memory that any number of processes map. One of them advances
+ * it. When that process ends, each of the others stores {@link ENDED}, which ends all waits.
+ *
+ * Every process can write the whole page. A wrong value delays or releases waits too early, but
+ * crashes nothing.
+ */
+export class SharedCounter {
+  readonly fds: CounterFds;
+  readonly page: HostPage;
+  /** The words as 32-bit halves: V8 reads those without allocating. */
+  readonly #halves: Uint32Array;
+  readonly #words: BigUint64Array;
+  #watch: FdWatch | undefined;
+  #isEnded = false;
+
+  private constructor(fds: CounterFds) {
+    this.page = new HostPage(fds.memory);
+    this.fds = fds;
+    this.#halves = new Uint32Array(this.page.view());
+    this.#words = new BigUint64Array(this.#halves.buffer);
+  }
+
+  /** Creates a counter that stands at 0, and the end of the pipe that its writer keeps. @throws SystemError */
+  static create(): { readonly counter: SharedCounter; readonly writeEnd: WriteEnd } {
+    const memory = createSealedMemfd('cuffi-timeline', PAGE_BYTE_LENGTH);
+    let ends: readonly [number, number] | undefined;
+    try {
+      ends = createPipe();
+      const counter = new SharedCounter({ memory, lifeline: ends[0] });
+      return { counter, writeEnd: new WriteEnd(ends[1]) };
+    } catch (error) {
+      closeFd(memory);
+      ends?.forEach(closeFd);
+      throw error;
+    }
+  }
+
+  /**
+   * Maps the counter of another process. It owns the descriptors from now on, also if it throws.
+   *
+   * @throws IpcError for any other descriptors: touching memory that can shrink could crash this
+   * process
+   */
+  static accept(fds: CounterFds): SharedCounter {
+    try {
+      if (!isSealedMemfd(fds.memory, PAGE_BYTE_LENGTH))
+        throw new IpcError('received a timeline that is not sealed memory of its size');
+      if (!isPipe(fds.lifeline)) throw new IpcError('received a timeline without its pipe');
+      return new SharedCounter(fds);
+    } catch (error) {
+      discardFd(fds.memory);
+      discardFd(fds.lifeline);
+      if (!(error instanceof SystemError)) throw error;
+      throw new IpcError('received a timeline that cannot be mapped', error);
+    }
+  }
+
+  /**
+   * Watches for the end of the process that advances the counter. This does not keep the process
+   * alive.
+   *
+   * @throws SystemError
+   */
+  watchWriter(onEnded: () => void): void {
+    this.#watch = watchFd(this.fds.lifeline, { readable: true }, () => {
+      // Also for data: no writer of cuffi writes any, and it would be reported for ever.
+      this.#stopWatching();
+      this.markEnded();
+      onEnded();
+    });
+    this.#watch.unref();
+  }
+
+  /**
+   * The value, from 0. {@link INVALID} if another process has stored what is not a value. After the
+   * end, the last value.
+   */
+  get value(): number {
+    const halves = this.#halves;
+    if (this.#isEnded) return this.#lastValue;
+    for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
+      const high = Atomics.load(halves, 1);
+      const low = Atomics.load(halves, 0);
+      if (Atomics.load(halves, 1) !== high) continue;
+      if (high < HIGH_LIMIT) return high * 2 ** 32 + low;
+      if (high !== HIGH_OF_ENDED || low !== LOW_OF_ENDED) return INVALID;
+      this.#isEnded = true;
+      return this.#lastValue;
+    }
+    return INVALID;
+  }
+
+  /** Whether the process that advanced the counter has ended. */
+  get isEnded(): boolean {
+    // Reading the value notices what another process has stored.
+    if (!this.page.isUnmapped) void this.value;
+    return this.#isEnded;
+  }
+
+  isReached(value: number): boolean {
+    return this.page.isUnmapped || this.value >= value;
+  }
+
+  /** Stores a value from the CPU, unless the counter is already that far. */
+  advanceTo(value: number): void {
+    if (this.page.isUnmapped || this.isReached(value)) return;
+    Atomics.store(this.#words, VALUE, BigInt(value));
+  }
+
+  /**
+   * Stores {@link ENDED}, and beside it the last value. Several processes may do so at a time, and a
+   * device of the ended process may still write: later calls repair that.
+   */
+  markEnded(): void {
+    this.#isEnded = true;
+    if (this.page.isUnmapped) return;
+    for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
+      const word = Atomics.load(this.#words, VALUE);
+      if (word === ENDED) return;
+      if (word < 2n ** 53n) this.#raiseLast(word);
+      if (Atomics.compareExchange(this.#words, VALUE, word, ENDED) === word) return;
+    }
+  }
+
+  /** The process that advances the counter; 0 if it is of another pid namespace. */
+  get writerPid(): number {
+    if (this.page.isUnmapped) return 0;
+    const isHere = Atomics.load(this.#words, PID_NAMESPACE) === ownNamespace();
+    return isHere ? Atomics.load(this.#halves, 2 * PID) : 0;
+  }
+
+  /** Notes that this process advances the counter. */
+  becomeWriter(): void {
+    Atomics.store(this.#words, PID_NAMESPACE, ownNamespace());
+    Atomics.store(this.#halves, 2 * PID, process.pid);
+  }
+
+  /** @throws CudaError if the driver does not let devices access the page */
+  addressIn(context: Context): CUdeviceptr {
+    return this.page.addressIn(context, VALUE);
+  }
+
+  /** Returns copies of the descriptors. @throws SystemError */
+  duplicateFds(): CounterFds {
+    const memory = duplicateFd(this.fds.memory);
+    try {
+      return { memory, lifeline: duplicateFd(this.fds.lifeline) };
+    } catch (error) {
+      closeFd(memory);
+      throw error;
+    }
+  }
+
+  /** Unmaps the page once no stream here can wait for it, and until then watches the writer. */
+  close(onUnmapped: () => void = () => {}): void {
+    closeFd(this.fds.memory);
+    this.page.close(() => {
+      this.#stopWatching();
+      closeFd(this.fds.lifeline);
+      onUnmapped();
+    });
+  }
+
+  get #lastValue(): number {
+    if (this.page.isUnmapped) return 0;
+    const last = Atomics.load(this.#words, LAST);
+    return last < 2n ** 53n ? Number(last) : 0;
+  }
+
+  #raiseLast(value: bigint): void {
+    for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
+      const known = Atomics.load(this.#words, LAST);
+      if (known >= value && known < 2n ** 53n) return;
+      if (Atomics.compareExchange(this.#words, LAST, known, value) === known) return;
+    }
+  }
+
+  #stopWatching(): void {
+    this.#watch?.close();
+    this.#watch = undefined;
+  }
+}
+
+/** What a counter holds after its writer has ended: beyond every value, also in the signed comparison of devices. */
+export const ENDED: bigint = 2n ** 63n - 1n;
+const HIGH_OF_ENDED = 0x7fff_ffff;
+const LOW_OF_ENDED = 0xffff_ffff;
+/** From here on, a value is no safe integer. */
+const HIGH_LIMIT = 2 ** 21;
+/** Below every value. */
+export const INVALID = -1;
+
+/** The words of the page. */
+const VALUE = 0;
+const LAST = 1;
+const PID = 2;
+const PID_NAMESPACE = 3;
+
+/** A hostile process may change a word all the time. */
+const MAX_READS = 1000;
+
+const ownNamespace = (): bigint => BigInt(localProcess().pidNamespace);
+
+const S_IFIFO = 0o010000;
+const isPipe = (fd: number): boolean => statusOfFd(fd)?.type === S_IFIFO;
+
+/**
+ * The end of the pipe that the writer of a counter keeps open. The kernel closes it when the process
+ * ends.
+ */
+export class WriteEnd {
+  readonly fd: number;
+  readonly #close: () => void;
+  #isClosed = false;
+
+  /** @param fd owned from now on */
+  constructor(fd: number) {
+    if (isMainThread) {
+      this.fd = fd;
+      this.#close = () => closeFd(fd);
+      return;
+    }
+    // Node closes only its own descriptors when a worker thread is terminated.
+    const own = openSync(`/proc/self/fd/${fd}`, 'w');
+    closeFd(fd);
+    this.fd = own;
+    this.#close = () => closeSync(own);
+  }
+
+  /** Takes the descriptor that another process has sent. Owned from now on. @throws IpcError */
+  static accept(fd: number): WriteEnd {
+    if (isPipe(fd)) return new WriteEnd(fd);
+    discardFd(fd);
+    throw new IpcError("received a timeline's signaler without its pipe");
+  }
+
+  /** The second call does nothing. */
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    this.#close();
+  }
+}

@@ -1,0 +1,184 @@
+/** Timelines between real processes: the order holds, however either side ends. */
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { describe, test } from 'node:test';
+import { Device, Stream } from '../../src/index.ts';
+import { type ChildPeer, spawnPeer, Timeline } from '../../src/ipc/index.ts';
+import { emulated } from '../support/driver.ts';
+import { iterations } from '../support/iterations.ts';
+import { Latch } from '../support/latch.ts';
+import { killed, programFile } from '../support/program.ts';
+import type { Step } from './fixtures/timelines.ts';
+
+if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
+
+const options = { timeout: 60_000 + iterations(0, 1_200_000) };
+const program = programFile(new URL('./fixtures/timelines.ts', import.meta.url));
+
+/** A child that waits for `timeline`, and signals the one that is returned. */
+class Other implements AsyncDisposable {
+  readonly child: ChildPeer;
+
+  constructor(device = 0) {
+    const args = [String(device)];
+    this.child = spawnPeer(program.path, { args, execArgv: program.execArgv });
+  }
+
+  ask<T>(step: Step): Promise<T> {
+    return this.child.request(step, { timeoutMs: 60_000 }) as Promise<T>;
+  }
+
+  /** Exchanges timelines: sends one, and returns the child's. */
+  take(timeline: Timeline): Promise<Timeline> {
+    return this.ask({ do: 'take', timeline });
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.child.close();
+    await killed(this.child.process);
+  }
+}
+
+/** The devices of the two processes: the same one, and different ones if there are two. */
+const placements = (): (readonly [here: number, there: number])[] =>
+  Device.count > 1
+    ? [
+        [0, 0],
+        [0, 1],
+      ]
+    : [[0, 0]];
+
+describe('a timeline between processes', () => {
+  for (const [here, there] of placements())
+    test(
+      `devices ${here} and ${there}: the order holds while both streams wait`,
+      options,
+      async () => {
+        await using other = new Other(there);
+        using timeline = Timeline.create();
+        using theirs = await other.take(timeline);
+        using producer = Stream.create({ device: here, nonBlocking: true });
+        using consumer = Stream.create({ device: here, nonBlocking: true });
+        for (let value = 1; value <= iterations(20, 1000); value += 1) {
+          using latch = new Latch(producer.context);
+          latch.hold(producer);
+          // All wait before anything was signaled; then the signal is queued behind the latch.
+          await other.ask({ do: 'echo', value });
+          theirs.wait(value, { stream: consumer });
+          timeline.signal(value, { stream: producer });
+          assert.equal(await other.ask({ do: 'isDone' }), false);
+          assert.deepEqual([consumer.done, theirs.value], [false, value - 1]);
+          latch.open();
+          await consumer.synchronize();
+          assert.deepEqual([timeline.value, theirs.value], [value, value]);
+          assert.equal(await other.ask({ do: 'value' }), value);
+        }
+      },
+    );
+
+  test('three processes wait for one, in streams and in hosts', options, async () => {
+    const others = [new Other(), new Other(), new Other()];
+    try {
+      using timeline = Timeline.create();
+      using stream = Stream.create({ nonBlocking: true });
+      for (const other of others) (await other.take(timeline)).close();
+      const reached = others.map((other) => other.ask({ do: 'reached', value: 2 }));
+      for (const other of others) await other.ask({ do: 'wait', value: 2 });
+      timeline.signal(1, { stream });
+      await timeline.reached(1);
+      for (const other of others) assert.equal(await other.ask({ do: 'isDone' }), false);
+      timeline.signal(2, { stream });
+      assert.deepEqual(await Promise.all(reached), ['reached', 'reached', 'reached']);
+      for (const other of others) while (!(await other.ask({ do: 'isDone' })));
+    } finally {
+      for (const other of others) await other[Symbol.asyncDispose]();
+    }
+  });
+
+  test(
+    'the signaler is handed to another process, behind what is queued here',
+    options,
+    async () => {
+      await using other = new Other();
+      using timeline = Timeline.create();
+      using stream = Stream.create({ nonBlocking: true });
+      using latch = new Latch();
+      latch.hold(stream);
+      timeline.signal(1, { stream });
+      const signaler: unknown = timeline.signaler();
+      (await other.ask<Timeline>({ do: 'take', timeline: signaler as Timeline })).close();
+      await other.ask({ do: 'signalGiven', value: 2 });
+      assert.deepEqual([await other.ask({ do: 'isDone' }), timeline.value], [false, 0]);
+      latch.open();
+      await timeline.reached(2);
+      await killed(other.child.process);
+      await assert.rejects(timeline.reached(3), {
+        name: 'PeerGoneError',
+        message: /after value 2/,
+      });
+    },
+  );
+
+  test('a killed signaler frees the streams and hosts that wait for it', options, async () => {
+    for (let round = 0; round < iterations(3, 100); round += 1) {
+      await using other = new Other();
+      await using third = new Other();
+      using timeline = Timeline.create();
+      using theirs = await other.take(timeline);
+      (await third.take(theirs)).close();
+      using stream = Stream.create({ nonBlocking: true });
+      await other.ask({ do: 'signal', value: 1 });
+      await theirs.reached(1);
+      theirs.wait(3, { stream });
+      await third.ask({ do: 'wait', value: 3 });
+      const reached = theirs.reached(2);
+      const thirdReached = third.ask({ do: 'reached', value: 2 });
+      assert.equal(stream.done, false);
+      if (round % 2 === 1) await other.ask({ do: 'hold' });
+      if (round % 2 === 1) await other.ask({ do: 'signal', value: 2 });
+      other.child.process.kill('SIGKILL');
+      await assert.rejects(reached, { name: 'PeerGoneError', message: /after value 1/ });
+      assert.equal(await thirdReached, 'PeerGoneError');
+      await stream.synchronize();
+      while (!(await third.ask({ do: 'isDone' })));
+      assert.throws(() => theirs.value, { name: 'PeerGoneError' });
+    }
+  });
+
+  test('a process that is killed while it waits disturbs no other', options, async () => {
+    for (let round = 0; round < iterations(3, 100); round += 1) {
+      await using other = new Other();
+      await using third = new Other();
+      using timeline = Timeline.create();
+      using stream = Stream.create({ nonBlocking: true });
+      (await other.take(timeline)).close();
+      (await third.take(timeline)).close();
+      await other.ask({ do: 'wait', value: 1 });
+      await third.ask({ do: 'wait', value: 1 });
+      await killed(other.child.process);
+      assert.deepEqual([timeline.value, await third.ask({ do: 'isDone' })], [0, false]);
+      timeline.signal(1, { stream });
+      await timeline.reached(1);
+      while (!(await third.ask({ do: 'isDone' })));
+    }
+  });
+
+  test(
+    'a process whose stream waits exits by itself, and the others wait on',
+    options,
+    async () => {
+      await using other = new Other();
+      using timeline = Timeline.create();
+      using waiting = Stream.create({ nonBlocking: true });
+      (await other.take(timeline)).close();
+      timeline.wait(1, { stream: waiting });
+      const exited = once(other.child.process, 'exit');
+      await other.ask({ do: 'exit', value: 1 }).catch(() => {});
+      assert.deepEqual(await exited, [7, null]);
+      assert.deepEqual([timeline.value, waiting.done], [0, false]);
+      using stream = Stream.create({ nonBlocking: true });
+      timeline.signal(1, { stream });
+      await waiting.synchronize();
+    },
+  );
+});
