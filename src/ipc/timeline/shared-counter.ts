@@ -106,15 +106,21 @@ export class SharedCounter {
     const halves = this.#halves;
     if (this.#isEnded) return this.#lastValue;
     for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
-      const high = Atomics.load(halves, 1);
+      // One atomic read keeps the reads in order. Node 20 calls a function for each.
+      const high = halves[1] as number;
       const low = Atomics.load(halves, 0);
-      if (Atomics.load(halves, 1) !== high) continue;
+      if (halves[1] !== high) continue;
       if (high < HIGH_LIMIT) return high * 2 ** 32 + low;
       if (high !== HIGH_OF_ENDED || low !== LOW_OF_ENDED) return INVALID;
       this.#isEnded = true;
       return this.#lastValue;
     }
     return INVALID;
+  }
+
+  /** Whether the last read of the value, or a watch, found that the process has ended. */
+  get isKnownEnded(): boolean {
+    return this.#isEnded;
   }
 
   /** Whether the process that advanced the counter has ended. */

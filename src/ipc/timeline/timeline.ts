@@ -269,8 +269,7 @@ class TimelineState {
     const { value } = this.counter;
     if (value === INVALID)
       throw new IpcError('a process has stored what is not a value in the page of this timeline');
-    // Read first: reading finds out.
-    if (this.counter.isEnded) throw this.#goneError();
+    if (this.counter.isKnownEnded) throw this.#goneError();
     return value;
   }
 
