@@ -16,7 +16,7 @@ export interface ExpectedEnd {
 /**
  * Arranges that `onWake` is called on the event loop once the end of a wait may have come. Returns a
  * function that cancels this, or undefined if nothing can call it now: then polling goes on, and asks
- * again. Must not throw.
+ * again. What it throws rejects the wait.
  */
 export type ArmWakeUp = (onWake: () => void) => (() => void) | undefined;
 

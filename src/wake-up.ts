@@ -15,6 +15,7 @@ import { CUresult } from '../ffi/results.ts';
 import type { Address, CUevent, CUstream } from '../ffi/types.ts';
 import type { Context } from './context.ts';
 import { isCapturing } from './graph-capture.ts';
+import { countOtherWaitingStreams, waitingStreams } from './waiting-streams.ts';
 
 const { CUDA_SUCCESS } = CUresult;
 
@@ -43,12 +44,20 @@ export const wakeBehindEvent = (
   onWake: () => void,
 ): (() => void) | undefined => wakerOf(event.context)?.arm(event, onWake, () => handle);
 
+/**
+ * While more streams wait for other processes, waits are polled: a stream of cuffi's own takes the place
+ * of one more, and from four on streams that have nothing to do with any of them stood still (H100).
+ */
+const MAX_WAITING_STREAMS = 2;
+
 const wakers = new WeakMap<Context, Waker>();
 
 function wakerOf(context: Context): Waker | undefined {
   // The owner of a borrowed context may destroy it at any time, and the driver crashes when a destroyed
   // context is pushed. During a capture the driver's calls would become a part of the graph.
   if (context.borrowed || context.isLost || isCapturing()) return undefined;
+  if (waitingStreams(context).size + countOtherWaitingStreams(context) > MAX_WAITING_STREAMS)
+    return undefined;
   let waker = wakers.get(context);
   if (!waker || waker.epoch !== context.epoch) {
     waker = new Waker(context);

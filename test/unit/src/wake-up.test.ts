@@ -5,6 +5,7 @@ import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import type { Driver } from '../../../ffi/functions.ts';
 import { fflushAddress } from '../../../ffi/linux/wake-file.ts';
 import { Context, CudaEvent, DeviceBuffer, Graph, Stream } from '../../../src/index.ts';
+import { Timeline } from '../../../src/ipc/index.ts';
 import { wakeBehindEvent, wakeBehindStream } from '../../../src/wake-up.ts';
 import { broken } from '../../support/faults.ts';
 import { until } from '../../support/iterations.ts';
@@ -83,6 +84,26 @@ describe('wake-ups', () => {
     await until(() => calls === 2);
     assert.ok(wakeBehindEvent(event, event.handle, count));
     await until(() => calls === 3);
+  });
+
+  test('while three streams wait for timelines, other waits poll', async () => {
+    emulate();
+    using timeline = Timeline.create();
+    const streams = [makeStream(), makeStream(), makeStream()];
+    using other = makeStream();
+    const arm = (): unknown => wakeBehindStream(other, other.handle, () => {});
+    for (const stream of streams.slice(1)) timeline.wait(1, { stream });
+    assert.ok(arm());
+    await other.synchronize();
+    timeline.wait(2, { stream: streams[0] as Stream });
+    assert.equal(arm(), undefined);
+    timeline.signal(2, { stream: other });
+    await other.synchronize();
+    for (const stream of streams) {
+      await stream.synchronize();
+      stream.close();
+    }
+    await until(() => arm() !== undefined);
   });
 
   test('an aborted wait leaves its function pending, and a later wait is woken by it', async () => {
