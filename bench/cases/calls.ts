@@ -5,7 +5,7 @@
  */
 import { Context, CudaEvent, DeviceBuffer, Stream } from 'cuffi';
 import { cu, writeBytes } from 'cuffi/ffi';
-import { getIpcHandle } from 'cuffi/ipc';
+import { getIpcHandle, Timeline } from 'cuffi/ipc';
 import { inProcess } from '../measure.ts';
 import { type Case, inPeers, PUBLIC, RAW, requireSuccess } from './case.ts';
 
@@ -34,6 +34,31 @@ export const callCases: readonly Case[] = [
           }),
         ],
         close: () => stream.close(),
+      };
+    },
+  },
+  {
+    name: 'timeline.value',
+    what: 'reads the value of a timeline; C: cuStreamQuery of an idle stream',
+    calls: 5000,
+    peers: [{ peer: 'C', batch: 'stream.done', name: 'C, cuStreamQuery' }],
+    open() {
+      const timeline = Timeline.create();
+      const stream = Stream.create({ nonBlocking: true });
+      timeline.signal(3, { stream });
+      stream.synchronizeSync();
+      return {
+        contestants: [
+          inProcess(PUBLIC, (calls) => {
+            let sum = 0;
+            for (let call = 0; call < calls; call += 1) sum += timeline.value;
+            requireSuccess(sum === 3 * calls, 'timeline.value');
+          }),
+        ],
+        close() {
+          timeline.close();
+          stream.close();
+        },
       };
     },
   },

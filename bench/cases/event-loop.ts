@@ -70,7 +70,7 @@ function open({ emulated }: DriverChoice): OpenCase {
 }
 
 /** Nanoseconds by which each timer was late while `work` ran so many times. */
-async function delays(calls: number, work: () => Promise<unknown>): Promise<number[]> {
+export async function delays(calls: number, work: () => Promise<unknown>): Promise<number[]> {
   const periodNs = PERIOD_MS * 1e6;
   const samples: number[] = [];
   let last = process.hrtime.bigint();

@@ -15,7 +15,6 @@ import {
   smallMessageByProcessSend,
   smallMessagesInFlight,
 } from '../ways/messages.ts';
-import { polled } from '../ways/polled.ts';
 import {
   firstPool,
   legacy,
@@ -27,6 +26,7 @@ import {
   processSend,
   virtual,
 } from '../ways/sharing.ts';
+import { polled, queuedAhead } from '../ways/timelines.ts';
 import { openWays, type Way } from '../ways/way.ts';
 import { type Case, inPeers } from './case.ts';
 
@@ -121,17 +121,25 @@ const rows: readonly Row[] = [
 
 const polling: Row = {
   name: 'hand-over.polled',
-  what: 'the stream of one process to that of another and back, by the counters of ready and done points; both CPUs poll',
+  what: 'the stream of one process to that of another and back, by two timelines; the CPU polls for the value',
   calls: 100,
   ways: [polled],
   peers: inPeers('handOver.polled', 'C'),
+};
+
+const queued: Row = {
+  name: 'hand-over.queued',
+  what: 'the same, from stream to stream: 100 rounds are queued in both processes; the time of one',
+  calls: 100,
+  ways: [queuedAhead],
+  peers: inPeers('handOver.queued', 'C'),
 };
 
 /** Mapping a GiB takes milliseconds. */
 const FEW_CALLS = 10;
 
 /** The ways of each row. */
-export const handOverWays = [connection, message, ...rows, polling].map(({ ways }) => ways);
+export const handOverWays = [connection, message, ...rows, polling, queued].map(({ ways }) => ways);
 
 export const handOverCases: readonly Case[] = [
   caseOf(connection),
@@ -148,6 +156,7 @@ export const handOverCases: readonly Case[] = [
     ),
   ),
   caseOf(polling),
+  caseOf(queued),
 ];
 
 function caseOf({ ways, ...row }: Row): Case {

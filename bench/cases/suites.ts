@@ -10,10 +10,12 @@ import { memoryCases } from './memory.ts';
 import { saxpyCases } from './saxpy.ts';
 import { scaleCases } from './scale.ts';
 import { startupCases } from './startup.ts';
+import { waitingCases, waitingEventLoopCases } from './waiting.ts';
 
 /** All cases by suite, in the order in which they run. */
 export const suites: Readonly<Record<string, readonly Case[]>> = {
   calls: callCases,
+  waiting: waitingCases,
   'hand-over': handOverCases,
   memory: memoryCases,
   copies: copyCases,
@@ -21,5 +23,5 @@ export const suites: Readonly<Record<string, readonly Case[]>> = {
   kernels: [...kernelCases, ...saxpyCases, ...compileCases],
   startup: startupCases,
   scale: scaleCases,
-  'event-loop': eventLoopCases,
+  'event-loop': [...eventLoopCases, ...waitingEventLoopCases],
 };

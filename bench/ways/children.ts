@@ -1,9 +1,9 @@
 /** The second processes of hand-overs and copies, seen from the bench. */
 import { once } from 'node:events';
 import type { Duplex } from 'node:stream';
-import { type DeviceBuffer, pin, type Stream } from 'cuffi';
+import { type DeviceBuffer, pin, Stream } from 'cuffi';
 import { closeFd, createMemfd, mapShared } from 'cuffi/ffi';
-import { type ChildPeer, spawnPeer } from 'cuffi/ipc';
+import { type ChildPeer, spawnPeer, Timeline } from 'cuffi/ipc';
 import type { DriverChoice } from '../results.ts';
 
 /** The child's end of a pair of Unix sockets, for node:net. */
@@ -26,6 +26,12 @@ export type Order =
 
 /** What the copying child is sent: read the shared memory, through which of its two mappings. */
 export type Copied = { readonly isPageLocked: boolean };
+
+/** What the answering child is sent: the values to wait for and to signal. */
+export interface Rounds {
+  readonly first: number;
+  readonly count: number;
+}
 
 const START_TIMEOUT_MS = 60_000;
 
@@ -229,6 +235,51 @@ export class CopyingChild {
   }
 }
 
+/** A process whose stream waits for each value of a timeline, and signals it on its own. */
+export class Answering {
+  readonly isEmulated: boolean;
+  readonly stream: Stream;
+  readonly ours: Timeline;
+  readonly theirs: Timeline;
+  readonly #peer: ChildPeer;
+  #last = 0;
+
+  private constructor(
+    driver: DriverChoice,
+    peer: ChildPeer,
+    objects: { readonly stream: Stream; readonly ours: Timeline; readonly theirs: Timeline },
+  ) {
+    this.isEmulated = driver.emulated;
+    this.#peer = peer;
+    this.stream = objects.stream;
+    this.ours = objects.ours;
+    this.theirs = objects.theirs;
+  }
+
+  static async start(driver: DriverChoice): Promise<Answering> {
+    const peer = await start(driver, { program: 'answering-child.ts', args: [] });
+    const stream = Stream.create({ nonBlocking: true });
+    const ours = Timeline.create();
+    await peer.send(ours, { stream });
+    const theirs = (await peer.receive({ stream })) as Timeline;
+    return new Answering(driver, peer, { stream, ours, theirs });
+  }
+
+  /** The child queues so many further rounds. Returns the first value. */
+  async queue(count: number): Promise<number> {
+    const first = this.#last + 1;
+    this.#last += count;
+    await this.#peer.send({ first, count } satisfies Rounds, { stream: this.stream });
+    await this.#peer.receive();
+    return first;
+  }
+
+  async end(): Promise<void> {
+    await end(this.#peer);
+    for (const resource of [this.theirs, this.ours, this.stream]) resource.close();
+  }
+}
+
 /** Memory of both processes, mapped twice here: once pageable, once page-locked. */
 class SharedMemory {
   readonly pageable: Uint8Array;
@@ -252,12 +303,13 @@ class SharedMemory {
 /** Longer than a reply takes, so that neither end sleeps. */
 const BUSY_POLL_US = 200;
 
-/** The children of a pass: one receiver for all cases, which stays warm, and one copying child. */
+/** The children of a pass: a receiver for all cases, which stays warm, a copying and an answering child. */
 export class Children {
   readonly #driver: DriverChoice;
   #receiver: Receiver | undefined;
   #polling: Receiver | undefined;
   #copying: CopyingChild | undefined;
+  #answering: Answering | undefined;
   readonly #known = new Set<object>();
 
   constructor(driver: DriverChoice) {
@@ -273,6 +325,11 @@ export class Children {
   async pollingReceiver(): Promise<Receiver> {
     this.#polling ??= await Receiver.start(this.#driver, BUSY_POLL_US);
     return this.#polling;
+  }
+
+  async answering(): Promise<Answering> {
+    this.#answering ??= await Answering.start(this.#driver);
+    return this.#answering;
   }
 
   /** A new one is started if the size differs. */
@@ -293,9 +350,10 @@ export class Children {
 
   /** Ends all; they are started again when they are needed. */
   async end(): Promise<void> {
-    const ended = [this.#receiver, this.#polling, this.#copying];
+    const ended = [this.#receiver, this.#polling, this.#copying, this.#answering];
     this.#receiver = undefined;
     this.#polling = undefined;
+    this.#answering = undefined;
     this.#known.clear();
     await Promise.all(ended.map((child) => child?.end()));
   }

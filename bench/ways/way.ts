@@ -31,7 +31,7 @@ export interface OpenWay extends Omit<Contestant, 'name'> {
  * V8 compiles it then. On an H200 host a hand-over of a pool took 0.4 ms for 1.5 s, then 0.2 ms.
  */
 const FIRST = { warmUpMs: 1500, warmUpMostMs: 2500 };
-const LATER = { warmUpMs: 100, warmUpMostMs: 200 };
+const LATER = { warmUpMs: 300, warmUpMostMs: 600 };
 
 /** The warm-up of a hand-over; the emulated driver, whose times say nothing, has no warm-up. */
 export const warmUp = (

@@ -65,9 +65,6 @@ const PACKAGES: readonly { readonly name: RegExp; readonly in: RegExp; readonly 
   },
 ];
 
-/** The bench's programs that measure what has no public name: they take all of it from the source. */
-const INTERNAL_BENCH = /^bench\/programs\/polled-[\w-]+-child\.ts$/;
-
 /** It loads the emulated driver, when that is chosen. */
 const EMULATOR_LOADER = 'ffi/driver.ts';
 
@@ -83,8 +80,6 @@ const roomOf = (file: string): number =>
 
 /** Why `file` may not import `specifier`, or nothing if it may. */
 function objection(file: string, specifier: string): string | undefined {
-  if (INTERNAL_BENCH.test(file))
-    return /^cuffi|\/dist\/|^koffi/.test(specifier) ? 'all of it from the source' : undefined;
   const rule = PACKAGES.find(({ name }) => name.test(specifier));
   if (rule) return rule.in.test(file) ? undefined : rule.why;
   if (!specifier.startsWith('.')) return undefined;

@@ -87,6 +87,8 @@ typedef struct {
   row(cuStreamDestroy_v2, (CUstream)) \
   row(cuStreamQuery, (CUstream)) \
   row(cuStreamSynchronize, (CUstream)) \
+  row(cuStreamWaitEvent, (CUstream, CUevent, unsigned int)) \
+  row(cuLaunchHostFunc, (CUstream, void (*)(void *), void *)) \
   row(cuEventCreate, (CUevent *, unsigned int)) \
   row(cuEventDestroy_v2, (CUevent)) \
   row(cuEventRecord, (CUevent, CUstream)) \
@@ -168,7 +170,8 @@ struct batch {
 
 /* Each ends with a batch without a name. */
 extern const struct batch call_batches[], memory_batches[], copy_batches[],
-  gpu_copy_batches[], hand_over_batches[], point_batches[], kernel_batches[], saxpy_batches[];
+  gpu_copy_batches[], hand_over_batches[], point_batches[], kernel_batches[], saxpy_batches[],
+  waiting_batches[];
 /* Free what the batches made. */
 void close_calls(void);
 void close_memory(void);
@@ -179,6 +182,7 @@ void close_saxpy(void);
 void close_gpu_time(void);
 void close_hand_over(void);
 void close_points(void);
+void close_waiting(void);
 /* What the other process of a hand-over does, until its socket is closed. */
 void serve_hand_over(int socket);
 

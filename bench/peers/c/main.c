@@ -57,7 +57,7 @@ static void bind_all(void *library) {
 static const struct batch *find(const char *name) {
   const struct batch *rooms[] = {
     call_batches, memory_batches, copy_batches, gpu_copy_batches,
-    hand_over_batches, point_batches, kernel_batches, saxpy_batches
+    hand_over_batches, point_batches, kernel_batches, saxpy_batches, waiting_batches
   };
   for (size_t room = 0; room < sizeof rooms / sizeof *rooms; room++)
     for (const struct batch *batch = rooms[room]; batch->name; batch++)
@@ -146,6 +146,7 @@ int main(int argc, char **argv) {
   close_copies();
   close_rows();
   close_points();
+  close_waiting();
   close_hand_over();
   close_kernels();
   close_saxpy();

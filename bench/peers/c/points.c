@@ -97,9 +97,25 @@ static long long time_polled(long calls, size_t bytes) {
   return now() - start;
 }
 
+/* The stream here waits for the answers, too: all rounds are queued before. */
+static long long time_queued(long calls, size_t bytes) {
+  (void)bytes;
+  hand_over(&(struct request){ .kind = QUEUE, .point = last + 1, .points = calls }, -1);
+  long long start = now();
+  for (long call = 0; call < calls; call++) {
+    last += 1;
+    write_point(&page, READY, last);
+    wait_for_point(&page, DONE, last);
+  }
+  for (long long looks = 0; cuStreamQuery(stream) != 0; looks++)
+    if (looks > MOST_LOOKS) fail("the rounds are not answered");
+  return now() - start;
+}
+
 const struct batch point_batches[] = {
   { "handOver.mappedPoints", open_mapped_points, .timed = time_mapped_points },
   { "handOver.polled", open_polled, .timed = time_polled },
+  { "handOver.queued", open_polled, .timed = time_queued },
   { NULL, NULL, NULL },
 };
 
