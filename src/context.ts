@@ -15,8 +15,10 @@ import { setLossDetector } from './lost-context.ts';
 import { pollUntil } from './poller.ts';
 import { ReleaseQueue, releaseLimits } from './release-queue.ts';
 import { assertInternal, checkInstance, checkInteger, formatValue } from './validate.ts';
-import { countOtherWaitingStreams } from './waiting-streams.ts';
+import { countOtherWaitingStreams, type WorkCounter } from './waiting-streams.ts';
 import { WorkTracker } from './work-tracker.ts';
+
+const LEGACY = CU_STREAM_LEGACY as CUstream;
 
 /** Free and total memory of a device, in bytes. */
 export interface MemoryInfo {
@@ -47,6 +49,8 @@ export class Context {
   readonly cacheTrimmers = new Set<() => void>();
   /** @internal Functions to call after a reset, which ends all queued work; none may throw. */
   readonly onReset = new Set<() => void>();
+  /** @internal What counts the work of streams that may wait, by their handles. */
+  readonly workCounters = new Map<CUstream, WorkCounter>();
   /** @internal The work that is known to be running in it. */
   readonly workTracker = new WorkTracker(() => this.#handle);
   /** @internal Releases that are queued until the GPU is done. */
@@ -211,8 +215,14 @@ export class Context {
    * waiting: the call is tracked as work.
    */
   enqueue(call: (stream: CUstream) => void): void {
+    this.workCounters.get(LEGACY)?.count();
+    this.enqueueUncounted(call);
+  }
+
+  /** @internal As {@link enqueue}, for calls that must not be refused, or that have limits of their own. */
+  enqueueUncounted(call: (stream: CUstream) => void): void {
     assertNotCapturing('work in the default stream');
-    this.run(() => this.workTracker.track(CU_STREAM_LEGACY as CUstream, () => call(0 as CUstream)));
+    this.run(() => this.workTracker.track(LEGACY, () => call(0 as CUstream)));
   }
 
   /**

@@ -74,6 +74,7 @@ export class Stream extends Resource implements AsyncDisposable {
               () => {
                 if (context.epoch !== epoch) return;
                 streams.delete(handle);
+                context.workCounters.delete(handle);
                 check(cu.cuStreamDestroy_v2(handle), 'cuStreamDestroy_v2');
               },
               { mayBlock: false },
@@ -281,7 +282,7 @@ export class Stream extends Resource implements AsyncDisposable {
   }
 
   #recordInBorrowed(event: CUevent): void {
-    this.enqueue((handle) => check(cu.cuEventRecord(event, handle), 'cuEventRecord'));
+    this.enqueueUncounted((handle) => check(cu.cuEventRecord(event, handle), 'cuEventRecord'));
   }
 
   /**
@@ -292,8 +293,27 @@ export class Stream extends Resource implements AsyncDisposable {
     return this.#isOwn && !this.closed ? this.#handle : undefined;
   }
 
-  /** @internal Makes a call that queues work in this stream, with its context current if needed. */
+  /** @internal As {@link untrackedHandle}; also undefined while the work of this stream is counted. */
+  get launchHandle(): CUstream | undefined {
+    const { workCounters } = this.context;
+    return workCounters.size > 0 && workCounters.has(this.#handle)
+      ? undefined
+      : this.untrackedHandle;
+  }
+
+  /**
+   * @internal Makes a call that queues work in this stream, with its context current if needed.
+   *
+   * @throws CuffiError if so much is queued behind a wait that the driver would block
+   */
   enqueue(call: (handle: CUstream) => void): void {
+    const { workCounters } = this.context;
+    if (workCounters.size > 0) workCounters.get(this.handle)?.count();
+    this.enqueueUncounted(call);
+  }
+
+  /** @internal As {@link enqueue}, for calls that must not be refused, or that have limits of their own. */
+  enqueueUncounted(call: (handle: CUstream) => void): void {
     const handle = this.handle;
     this.#queue(() => call(handle));
   }

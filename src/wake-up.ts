@@ -70,23 +70,15 @@ const isCaptured = (stream: CUstream): boolean =>
   cu.cuStreamIsCapturing(stream, OUT3) !== CUDA_SUCCESS ||
   readUint32(OUT3) !== CU_STREAM_CAPTURE_STATUS_NONE;
 
-/** Whom a pending call of `fflush` wakes. */
-interface PendingWakeUp {
-  readonly awaited: Awaited;
-  readonly listeners: Set<() => void>;
-}
-
 /**
- * The wake-ups of one context, until its reset. It has one stream, in which one function is pending at a
- * time: with eight streams that wait, no other stream of the process runs, and timelines leave only two
- * free. Waits for something else are polled meanwhile.
+ * The wake-ups of one context, until its reset. At most one function is pending for what is waited for,
+ * and all its waits share that. Each pending function has a stream of its own. These streams held no
+ * other stream up, even 16 beside 16 that worked (H100); more waits than that are polled.
  */
 class Waker {
   readonly epoch: number;
   readonly #context: Context;
-  #stream: CUstream | undefined;
-  #event: CUevent | undefined;
-  #pending: PendingWakeUp | undefined;
+  readonly #lanes: Lane[] = [];
   /** Whether the driver refused once. */
   #isRefused = false;
 
@@ -95,64 +87,84 @@ class Waker {
     this.epoch = context.epoch;
   }
 
-  /** @param record returns the event to wait for; undefined if there is none. May record `event` for it */
-  arm(
-    awaited: Awaited,
-    onWake: () => void,
-    record: (event: CUevent) => CUevent | undefined,
-  ): (() => void) | undefined {
-    if (!this.#pending) {
-      const pending = { awaited, listeners: new Set<() => void>() };
-      if (this.#isRefused || !this.#launch(pending, record)) return undefined;
-      this.#pending = pending;
+  arm(awaited: Awaited, onWake: () => void, record: Record): (() => void) | undefined {
+    let lane = this.#lanes.find((pending) => pending.awaited === awaited);
+    if (!lane) {
+      lane = this.#launch(awaited, record);
+      if (!lane) return undefined;
     }
-    const { listeners, awaited: current } = this.#pending;
-    if (current !== awaited) return undefined;
+    const { listeners } = lane;
     listeners.add(onWake);
     return () => listeners.delete(onWake);
   }
 
-  #launch(pending: PendingWakeUp, record: (event: CUevent) => CUevent | undefined): boolean {
-    const file = takeWakeFile(() => {
-      this.#pending = undefined;
-      for (const listener of pending.listeners) listener();
-    });
-    if (!file) {
-      this.#isRefused = true;
-      return false;
-    }
+  #launch(awaited: Awaited, record: Record): Lane | undefined {
+    if (this.#isRefused) return undefined;
+    let lane = this.#lanes.find((idle) => idle.awaited === undefined);
+    if (!lane && this.#lanes.length === MAX_LANES) return undefined;
+    const file = takeWakeFile(() => lane?.wake());
+    if (!file) return undefined;
     // Not `context.run`, which throws: the next poll reports what is wrong.
     let isLaunched = false;
     if (cu.cuCtxPushCurrent_v2(this.#context.handle) === CUDA_SUCCESS) {
-      isLaunched = this.#queue(record, file.address);
+      lane ??= this.#open();
+      isLaunched = lane !== undefined && this.#queue(lane, record, file.address);
       cu.cuCtxPopCurrent_v2(OUT3);
     }
-    if (!isLaunched) file.giveBack();
-    return isLaunched;
+    if (!lane || !isLaunched) {
+      file.giveBack();
+      return undefined;
+    }
+    lane.awaited = awaited;
+    return lane;
   }
 
   /** Queues the call of `fflush`. The context must be current. */
-  #queue(record: (event: CUevent) => CUevent | undefined, file: Address): boolean {
-    if (!this.#open()) return false;
-    const event = record(this.#event as CUevent);
-    if (event === undefined) return false;
-    const stream = this.#stream as CUstream;
-    if (cu.cuStreamWaitEvent(stream, event, 0) !== CUDA_SUCCESS) return false;
+  #queue({ stream, event }: Lane, record: Record, file: Address): boolean {
+    const behind = record(event);
+    if (behind === undefined) return false;
+    if (cu.cuStreamWaitEvent(stream, behind, 0) !== CUDA_SUCCESS) return false;
     this.#isRefused = cu.cuLaunchHostFunc(stream, fflushAddress(), file) !== CUDA_SUCCESS;
     return !this.#isRefused;
   }
 
-  /** Makes the stream and the event, which live until the context is reset. The context must be current. */
-  #open(): boolean {
-    if (this.#event !== undefined) return true;
-    if (this.#stream === undefined) {
-      this.#isRefused =
-        cu.cuStreamCreateWithPriority(OUT3, CU_STREAM_NON_BLOCKING, 0) !== CUDA_SUCCESS;
-      if (this.#isRefused) return false;
-      this.#stream = readHandle<CUstream>(OUT3, cu.cuStreamDestroy_v2);
+  /** Makes a stream and an event, which live until the context is reset. The context must be current. */
+  #open(): Lane | undefined {
+    if (cu.cuEventCreate(OUT3, CU_EVENT_DISABLE_TIMING) !== CUDA_SUCCESS) return undefined;
+    const event = readHandle<CUevent>(OUT3, cu.cuEventDestroy_v2);
+    if (cu.cuStreamCreateWithPriority(OUT3, CU_STREAM_NON_BLOCKING, 0) !== CUDA_SUCCESS) {
+      cu.cuEventDestroy_v2(event);
+      return undefined;
     }
-    this.#isRefused = cu.cuEventCreate(OUT3, CU_EVENT_DISABLE_TIMING) !== CUDA_SUCCESS;
-    if (!this.#isRefused) this.#event = readHandle<CUevent>(OUT3, cu.cuEventDestroy_v2);
-    return !this.#isRefused;
+    const lane = new Lane(readHandle<CUstream>(OUT3, cu.cuStreamDestroy_v2), event);
+    this.#lanes.push(lane);
+    return lane;
+  }
+}
+
+/** The most functions that are pending in a context. */
+const MAX_LANES = 16;
+
+/** Returns the event to wait for, or undefined if there is none. May record `event` for it. */
+type Record = (event: CUevent) => CUevent | undefined;
+
+/** A stream for one pending function, and whom it wakes. */
+class Lane {
+  readonly stream: CUstream;
+  readonly event: CUevent;
+  readonly listeners = new Set<() => void>();
+  /** What the pending function is behind; undefined if none is pending. */
+  awaited: Awaited | undefined;
+
+  constructor(stream: CUstream, event: CUevent) {
+    this.stream = stream;
+    this.event = event;
+  }
+
+  wake(): void {
+    this.awaited = undefined;
+    const listeners = [...this.listeners];
+    this.listeners.clear();
+    for (const listener of listeners) listener();
   }
 }

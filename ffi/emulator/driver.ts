@@ -66,7 +66,7 @@ export function createEmulatedDriver({
   const handles = new Handles();
   // When a context ends, its streams end first, then the memory that they use.
   const contexts = new Contexts(settings, handles);
-  const queues = new StreamQueues(contexts, handles);
+  const queues = new StreamQueues(contexts, handles, settings);
   const events = new Events(contexts, handles);
   const interprocess = new InterprocessEvents(self);
   const memory = new Memory(settings, contexts, host);

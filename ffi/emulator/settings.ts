@@ -11,6 +11,7 @@ import type { CUresult } from '../results.ts';
  *   handle, byte by byte, as with the drivers of some machines.
  * - `CUFFI_EMULATED_TEARDOWN_MS`: how long mappings of a process persist after its end.
  * - `CUFFI_EMULATED_FAULTS`: see {@link parseFaults}.
+ * - `CUDA_DEVICE_MAX_CONNECTIONS`: the number of queues of a device, 1 to 32, as on hardware; 8 by default.
  */
 export interface Settings {
   readonly deviceCount: number;
@@ -22,6 +23,8 @@ export interface Settings {
   readonly reusesHandles: boolean;
   readonly teardownMs: number;
   readonly faults: FaultInjector;
+  /** While so many streams of a context wait for words of memory, no other one runs. */
+  readonly queueCount: number;
 }
 
 /** Reads the settings. @throws RangeError for an invalid value */
@@ -35,6 +38,7 @@ export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
     reusesHandles: setting(env, 'CUFFI_EMULATED_SAME_HANDLES') === '1',
     teardownMs: teardownMs(env),
     faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
+    queueCount: queueCount(env),
   };
 };
 
@@ -54,6 +58,12 @@ function deviceCount(env: NodeJS.ProcessEnv): number {
   return /^\d{1,2}$/.test(value)
     ? Number(value)
     : throwInvalid(name, value, 'a number from 0 to 99');
+}
+
+/** The driver ignores other values. */
+function queueCount(env: NodeJS.ProcessEnv): number {
+  const given = Number(setting(env, 'CUDA_DEVICE_MAX_CONNECTIONS'));
+  return Number.isInteger(given) && given >= 1 && given <= 32 ? given : 8;
 }
 
 function memoryByteLength(env: NodeJS.ProcessEnv): number {

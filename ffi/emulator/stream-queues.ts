@@ -3,6 +3,7 @@ import { CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING, CU_STREAM_PER_THREAD } from '
 import { CUresult } from '../results.ts';
 import type { Context, Contexts } from './context.ts';
 import type { Handles } from './handles.ts';
+import type { Settings } from './settings.ts';
 
 /** Does a piece of work. Returns false, without effect, if it must wait. */
 export type Work = () => boolean;
@@ -18,6 +19,8 @@ interface QueuedWork {
   readonly work: Work;
   /** Whether it counts toward the stream's limit of queued work. */
   readonly isLimited: boolean;
+  /** Whether it waits for a word of memory: while it does, the stream keeps one of the device's queues. */
+  readonly keepsQueue: boolean;
 }
 
 export interface Stream {
@@ -33,6 +36,8 @@ export interface Stream {
   done: number;
   /** The number of unfinished pieces of work that count toward the limit. */
   limitedCount: number;
+  /** Whether it keeps one of the device's queues. */
+  keepsQueue: boolean;
 }
 
 interface DefaultStreams {
@@ -73,6 +78,7 @@ function blockingStreams(stream: Stream): readonly Stream[] {
 export class StreamQueues {
   readonly #contexts: Contexts;
   readonly #handles: Handles;
+  readonly #queueCount: number;
   readonly #streams = new Map<number, Stream>();
   readonly #defaults = new Map<Context, DefaultStreams>();
   /** Streams with unfinished work, including destroyed ones. */
@@ -86,9 +92,10 @@ export class StreamQueues {
   #immediate: NodeJS.Immediate | undefined;
   #timer: NodeJS.Timeout | undefined;
 
-  constructor(contexts: Contexts, handles: Handles) {
+  constructor(contexts: Contexts, handles: Handles, { queueCount }: Settings) {
     this.#contexts = contexts;
     this.#handles = handles;
+    this.#queueCount = queueCount;
     contexts.onEnd((context) => this.#releaseContext(context));
   }
 
@@ -131,7 +138,7 @@ export class StreamQueues {
     const { capture } = stream;
     if (capture)
       capture.add(stream, { handle: this.#handles.make('CUgraphNode'), kind, work: make });
-    else this.#push(stream, make(), LIMITED_KINDS.has(kind));
+    else this.#push(stream, make(), kind);
   }
 
   /** Invalidates the capture of a stream. Returns whether there was one. */
@@ -159,11 +166,17 @@ export class StreamQueues {
     return this.invalidateCaptures((_, { isRelaxed }) => !isRelaxed);
   }
 
-  #push(stream: Stream, work: Work, takesPlace: boolean): void {
+  #push(stream: Stream, work: Work, kind: NodeKind): void {
+    const takesPlace = LIMITED_KINDS.has(kind);
     // One piece of work may be blocked, with MAX_LIMITED_WORK behind it.
     const hasPlace = (): boolean => stream.limitedCount <= MAX_LIMITED_WORK;
     if (takesPlace && !hasPlace()) this.blockUntil(hasPlace, () => [stream]);
-    stream.items.push({ after: this.#dependencies(stream), work, isLimited: takesPlace });
+    stream.items.push({
+      after: this.#dependencies(stream),
+      work,
+      isLimited: takesPlace,
+      keepsQueue: kind === 'value',
+    });
     stream.queued += 1;
     if (takesPlace) stream.limitedCount += 1;
     this.#busy.add(stream);
@@ -211,7 +224,7 @@ export class StreamQueues {
     const after = [...this.#busy]
       .filter((other) => other.context === context)
       .map((other) => ({ stream: other, count: other.queued }));
-    stream.items.push({ after, work: () => true, isLimited: false });
+    stream.items.push({ after, work: () => true, isLimited: false, keepsQueue: false });
     stream.queued += 1;
     this.#busy.add(stream);
     return stream;
@@ -269,11 +282,25 @@ export class StreamQueues {
     return [{ stream: legacy, count: legacy.queued }];
   }
 
+  /** Whether a stream cannot run, because other streams of its context keep all queues. */
+  #lacksQueue(stream: Stream): boolean {
+    if (stream.keepsQueue) return false;
+    let kept = 0;
+    for (const other of this.#busy)
+      if (other.keepsQueue && other.context === stream.context) kept += 1;
+    return kept >= this.#queueCount;
+  }
+
   #advance(stream: Stream): boolean {
+    if (this.#lacksQueue(stream)) return false;
     let moved = false;
+    stream.keepsQueue = false;
     for (let item = stream.items[0]; item?.after.every(isReached); item = stream.items[0]) {
       // After a failure nothing runs.
-      if (stream.context.failure === 0 && !item.work()) break;
+      if (stream.context.failure === 0 && !item.work()) {
+        stream.keepsQueue = item.keepsQueue;
+        break;
+      }
       stream.items.shift();
       stream.done += 1;
       if (item.isLimited) stream.limitedCount -= 1;
@@ -324,7 +351,7 @@ export class StreamQueues {
   }
 
   #make(handle: number, context: Context, flags: number, priority: number): Stream {
-    const counts = { queued: 0, done: 0, limitedCount: 0 };
+    const counts = { queued: 0, done: 0, limitedCount: 0, keepsQueue: false };
     return { handle, context, flags, priority, items: [], capture: undefined, ...counts };
   }
 }

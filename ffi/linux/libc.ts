@@ -19,7 +19,6 @@ const signatures = {
   munmap: [[pointer, size_t], 'int32'],
   madvise: [[pointer, size_t, int], 'int32'],
   getpagesize: [[], 'int32'],
-  _exit: [[int], 'int32'],
   memfd_create: [[pointer, uint], 'int32'],
   ftruncate: [[int, long], 'int32'],
   fallocate: [[int, int, long, long], 'int32'],

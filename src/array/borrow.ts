@@ -134,7 +134,7 @@ export function waitForProducer(producer: Stream, consumer: Stream): void {
   const event = new InternalEvent(producer.context);
   try {
     event.record(producer);
-    consumer.enqueue((handle) => event.makeStreamWait(handle));
+    consumer.enqueueUncounted((handle) => event.makeStreamWait(handle));
   } finally {
     event[Symbol.dispose]();
   }

@@ -224,7 +224,7 @@ export class Graph extends Resource {
     const stream = streamOption(options, 'launch');
     const { handle, context } = this;
     noteMemoryUse(stream?.context ?? context, this.#contexts);
-    const queue = stream?.untrackedHandle;
+    const queue = stream?.launchHandle;
     if (queue === undefined) {
       this.#launchTracked(stream, handle);
       return;

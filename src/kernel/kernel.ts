@@ -123,7 +123,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     buffers.args.write(args);
     const call = this.handle; // throws if a getter of an argument has closed the module
     noteLaunch(this.name);
-    const handle = stream?.untrackedHandle;
+    const handle = stream?.launchHandle;
     if (handle === undefined) {
       this.#launchTracked(buffers, stream, args);
       return;

@@ -201,7 +201,7 @@ export class PoolAllocation implements StreamOrderedRelease {
   #freeInQueue(): void {
     const call = (handle: CUstream): void => this.#call(handle);
     const stream = this.#stream;
-    if (stream && !stream.closed) stream.enqueue(call);
+    if (stream && !stream.closed) stream.enqueueUncounted(call);
     else if (stream?.context.workTracker.streams.has(this.#handle))
       // The stream was closed with work in it, and is destroyed only after that work.
       stream.context.run(() => call(this.#handle));

@@ -235,7 +235,7 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
             `; the pool has ${formatBytes(this.used)} in use${maxSize === Number.POSITIVE_INFINITY ? '' : ` of at most ${formatBytes(maxSize)}`}`,
         },
       );
-    if (stream) stream.enqueue(call);
+    if (stream) stream.enqueueUncounted(call);
     else context.run(() => call(0 as CUstream));
   }
 

@@ -55,6 +55,8 @@ static void wait_by_file(void) {
   CHECK(cuLaunchHostFunc, side, (void (*)(void *))(void *)fflush, file);
   while (epoll_wait(watch, &readable, 1, -1) < 1) {}
   if (read(counter, &one, sizeof one) != sizeof one) fail("the eventfd is empty");
+  /* Whether the work failed. */
+  CHECK(cuStreamQuery, stream);
 }
 
 static void wait_by_spinning(void) {

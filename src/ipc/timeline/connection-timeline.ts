@@ -80,13 +80,8 @@ export class ConnectionTimeline {
     if (this.#isClosed) return;
     this.#isClosed = true;
     this.#signaler?.close();
-    const { page, waits } = this.#peer ?? {};
-    if (!page) onUnused();
-    else
-      page.close(() => {
-        waits?.unregister();
-        onUnused();
-      });
+    if (this.#peer) this.#peer.page.close(onUnused);
+    else onUnused();
   }
 
   get #ownSignaler(): Signaler {

@@ -185,12 +185,11 @@ export class SharedCounter {
   }
 
   /** Unmaps the page once no stream here can wait for it, and until then watches the writer. */
-  close(onUnmapped: () => void = () => {}): void {
+  close(): void {
     closeFd(this.fds.memory);
     this.page.close(() => {
       this.#stopWatching();
       closeFd(this.fds.lifeline);
-      onUnmapped();
     });
   }
 

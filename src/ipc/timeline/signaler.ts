@@ -9,6 +9,7 @@ import { InternalEvent } from '../../internal-event.ts';
 import { internalStream } from '../../memory/internal-stream.ts';
 import { pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
+import { hasRoomForWork } from '../../waiting-streams.ts';
 import { ResetWatch } from '../reset-watch.ts';
 import type { TimelinePage } from './page.ts';
 import { COUNTER_COUNT, latest, type TimelinePoint } from './point.ts';
@@ -85,15 +86,17 @@ export class Signaler {
       ? this.#counters.ofBorrowed(stream)
       : this.#counters.ofHandle(context, handle);
     if (!counter) return this.#signalInJoinStream(context, (event) => event.record(stream));
+    if (!hasRoomForWork(context, handle)) return [this.#hostSignaler.pointBehind(context)];
     const address = this.page.addressIn(context, counter.index);
     const point = StreamCounters.next(counter);
-    stream.enqueue((queue) => writeCounter(context, queue, address, point.count));
+    stream.enqueueUncounted((queue) => writeCounter(context, queue, address, point.count));
     return [point];
   }
 
   #signalInHandle(context: Context, stream: CUstream): TimelinePoint[] {
     const counter = this.#counters.ofHandle(context, stream);
     if (!counter) return this.#signalInJoinStream(context, (event) => event.recordIn(stream));
+    if (!hasRoomForWork(context, stream)) return [this.#hostSignaler.pointBehind(context)];
     const address = this.page.addressIn(context, counter.index);
     const point = StreamCounters.next(counter);
     const write = (): void => writeCounter(context, stream, address, point.count);

@@ -1,5 +1,8 @@
 import { CU_STREAM_LEGACY } from '../../../ffi/constants.ts';
+import type { CUstream } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
+import { CuffiError } from '../../errors.ts';
+import { isCapturing } from '../../graph-capture.ts';
 import { InternalEvent } from '../../internal-event.ts';
 import type { Stream } from '../../stream.ts';
 import {
@@ -9,6 +12,7 @@ import {
   knownWaitingStreams,
   showWait,
   type WaitingStream,
+  type WorkCounter,
   waitingStreams,
 } from '../../waiting-streams.ts';
 import type { HostPage } from './host-page.ts';
@@ -22,11 +26,12 @@ export interface AwaitedPage {
 }
 
 /** The waits that one stream has queued, for the points of all other processes. */
-export class StreamWaits implements WaitingStream {
+export class StreamWaits implements WaitingStream, WorkCounter {
   static readonly #byStream = new WeakMap<Stream, StreamWaits>();
   static readonly #byDefaultStream = new WeakMap<Context, StreamWaits>();
 
   readonly context: Context;
+  readonly #handle: CUstream;
   readonly #number = nextNumber();
   #epoch: number;
   /** For each page, the latest awaited count of each counter. */
@@ -34,20 +39,25 @@ export class StreamWaits implements WaitingStream {
   /** How many waits may not have run yet, and how many of those follow the event. */
   #queued = 0;
   #afterEvent = 0;
+  /** The same for other work of the stream, which is counted while one of the waits may be pending. */
+  #work = 0;
+  #workAfterEvent = 0;
   #event: InternalEvent | undefined;
 
-  private constructor(context: Context) {
+  private constructor(context: Context, handle: CUstream) {
     this.context = context;
+    this.#handle = handle;
     this.#epoch = context.epoch;
   }
 
   /** Returns the waits of a stream, by default of the legacy default stream. @throws ClosedError */
   static of(context: Context, stream: Stream | undefined): StreamWaits {
-    const isDefault = stream === undefined || stream.handle === CU_STREAM_LEGACY;
+    const handle = stream?.handle ?? LEGACY;
+    const isDefault = stream === undefined || handle === LEGACY;
     const within = stream?.context ?? context;
     const waits =
       (isDefault ? StreamWaits.#byDefaultStream.get(within) : StreamWaits.#byStream.get(stream)) ??
-      new StreamWaits(within);
+      new StreamWaits(within, handle);
     if (isDefault) StreamWaits.#byDefaultStream.set(within, waits);
     else StreamWaits.#byStream.set(stream, waits);
     waits.#dropAfterReset();
@@ -64,16 +74,23 @@ export class StreamWaits implements WaitingStream {
   }
 
   /** Whether `count` more waits may be queued. @throws CudaError if the context is lost */
-  hasRoom(count: number, stream: Stream | undefined): boolean {
-    if (this.#queued + count > MAX_WAITS_PER_STREAM) this.#pollEvent();
-    if (this.#queued + count > MAX_WAITS_PER_STREAM) {
-      this.recordEvent(1, stream);
+  hasRoom(count: number): boolean {
+    if (!this.#fitsStream(count)) this.#pollEvent();
+    if (!this.#fitsStream(count)) {
+      this.recordEvent(1);
       return false;
     }
     // Asking the driver takes longer than counting.
     return (
       this.#fitsContextLimit(count, knownWaitingStreams(this.context)) ||
       this.#fitsContextLimit(count, waitingStreams(this.context))
+    );
+  }
+
+  #fitsStream(count: number): boolean {
+    return (
+      this.#queued + count <= MAX_WAITS_PER_STREAM &&
+      this.#queued + this.#work + count <= MAX_WORK_PER_STREAM
     );
   }
 
@@ -101,25 +118,47 @@ export class StreamWaits implements WaitingStream {
     page.hostPage.shownWaits.add(shown);
     awaited.set(index, { count, shown });
     addWaitingStream(this.context, this);
+    this.context.workCounters.set(this.#handle, this);
+  }
+
+  tryCount(): boolean {
+    // Work that is captured is not queued.
+    if (isCapturing()) return true;
+    const isFull = this.#queued + this.#work >= MAX_WORK_PER_STREAM;
+    const isDue = this.#work > 0 && this.#work % WORK_PER_EVENT === 0;
+    if ((isFull || isDue) && !this.isWaiting) return true;
+    if (isFull || isDue) this.recordEvent(0);
+    if (this.#queued + this.#work >= MAX_WORK_PER_STREAM) return false;
+    this.#work += 1;
+    this.#workAfterEvent += 1;
+    return true;
+  }
+
+  count(): void {
+    if (!this.tryCount()) throw tooMuchWork();
   }
 
   /**
-   * Records an event behind the queued waits if there are at least `minimum`. A reached counter
-   * does not prove that the wait has run, because other work may hold the stream up.
+   * Records an event behind the queued waits if there are at least `minimum`, and no event is
+   * pending. A reached counter does not prove that the wait has run, because other work may hold the
+   * stream up.
    *
    * @throws CudaError
    */
-  recordEvent(minimum: number, stream: Stream | undefined): void {
+  recordEvent(minimum: number): void {
     if (this.#event || this.#afterEvent < minimum) return;
-    const event = new InternalEvent(this.context);
+    const { context } = this;
+    const event = new InternalEvent(context);
     try {
-      event.record(stream);
+      // As 0 means the legacy default stream of the current context.
+      context.run(() => event.recordIn(this.#handle === LEGACY ? (0 as CUstream) : this.#handle));
     } catch (error) {
       event[Symbol.dispose]();
       throw error;
     }
     this.#event = event;
     this.#afterEvent = 0;
+    this.#workAfterEvent = 0;
   }
 
   #pollEvent(): void {
@@ -127,6 +166,7 @@ export class StreamWaits implements WaitingStream {
     this.#event[Symbol.dispose]();
     this.#event = undefined;
     this.#queued = this.#afterEvent;
+    this.#work = this.#workAfterEvent;
   }
 
   /** Whether a wait is still not satisfied. */
@@ -134,7 +174,15 @@ export class StreamWaits implements WaitingStream {
     this.#dropAfterReset();
     this.#pollEvent();
     this.#dropReached();
-    return this.#awaited.size > 0;
+    if (this.#awaited.size > 0) return true;
+    this.#stopCounting();
+    return false;
+  }
+
+  #stopCounting(): void {
+    this.context.workCounters.delete(this.#handle);
+    this.#work = 0;
+    this.#workAfterEvent = 0;
   }
 
   /** Drops reached counters, so that the page of an ended connection is not kept alive. */
@@ -158,10 +206,14 @@ export class StreamWaits implements WaitingStream {
     this.#awaited.clear();
     this.#queued = 0;
     this.#afterEvent = 0;
+    this.#work = 0;
+    this.#workAfterEvent = 0;
     this.#event?.[Symbol.dispose]();
     this.#event = undefined;
   }
 }
+
+const LEGACY = CU_STREAM_LEGACY as CUstream;
 
 let streamCount = 0;
 function nextNumber(): number {
@@ -189,6 +241,13 @@ function hide({ hostPage }: AwaitedPage, known: AwaitedCount | undefined): void 
  * the work between the waits.
  */
 const MAX_WAITS_PER_STREAM = 320;
+/**
+ * The most pieces of work that may be queued behind a wait, waits included. Events do not count (H100).
+ * The rest is for what cuffi does not count: what pools queue, and work of other libraries.
+ */
+const MAX_WORK_PER_STREAM = 960;
+/** After so much work an event is recorded, to find out how much of it has run. */
+const WORK_PER_EVENT = 128;
 /** The most waits for all streams of a context, as some of them may share a hardware queue. */
 const MAX_WAITS_PER_CONTEXT = 512;
 /** The number of queued waits after which an event is recorded, to find out how many have run. */
@@ -207,3 +266,9 @@ function maxWaitingStreams(): number {
 
 /** The driver's default. */
 const DEFAULT_QUEUES = 8;
+
+const tooMuchWork = (): CuffiError =>
+  new CuffiError(
+    `${MAX_WORK_PER_STREAM} operations are queued in this stream behind a wait for another process: the driver would ` +
+      'block this process at the next ones. Await stream.synchronize() or timeline.reached() before queueing more',
+  );

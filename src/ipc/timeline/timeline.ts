@@ -1,5 +1,4 @@
-import { isMainThread } from 'node:worker_threads';
-import { closeFd, libc } from '../../../ffi/linux/libc.ts';
+import { closeFd } from '../../../ffi/linux/libc.ts';
 import { Context } from '../../context.ts';
 import { beginWait, type WaitOptions } from '../../deadline.ts';
 import { Device } from '../../device.ts';
@@ -348,7 +347,7 @@ class TimelineState {
       // The others learn of the end after the last value.
       writeEnd?.close();
       this.#resets.stop();
-      this.counter.close(() => waitedFor.delete(this));
+      this.counter.close();
       this.#onReleased?.();
     };
     if (!writeEnd || this.#isLastSignaled) {
@@ -362,11 +361,6 @@ class TimelineState {
     });
   }
 
-  /** Whether a stream here waits. */
-  get isAwaited(): boolean {
-    return this.#awaited.some((value) => !this.isReached({ count: value }));
-  }
-
   /** Whether nothing is left to signal. */
   get #isLastSignaled(): boolean {
     return this.counter.isReached(this.#last) || this.#lastStream?.context.isLost === true;
@@ -377,14 +371,13 @@ class TimelineState {
     const point = { index: 0, count: value };
     if (waits.notAwaited(this, [point]).length === 0) return;
     const address = this.counter.addressIn(context);
-    if (!waits.hasRoom(1, stream)) throw tooManyWaits();
+    if (!waits.hasRoom(1)) throw tooManyWaits();
     const wait = (queue: Parameters<typeof waitForCounter>[1]): void =>
       waitForCounter(context, queue, address, value);
-    if (stream) stream.enqueue(wait);
-    else context.enqueue(wait);
+    if (stream) stream.enqueueUncounted(wait);
+    else context.enqueueUncounted(wait);
     waits.add(this, point);
-    noteWaitedFor(this);
-    waits.recordEvent(WAITS_PER_EVENT, stream);
+    waits.recordEvent(WAITS_PER_EVENT);
     if (this.#awaited.length >= MAX_LISTED_WAITS)
       this.#awaited = this.#awaited.filter((awaited) => !this.counter.isReached(awaited));
     this.#awaited.push(value);
@@ -502,35 +495,4 @@ function progressOf(event: InternalEvent): 'pending' | 'done' | 'lost' {
   } catch {
     return 'lost';
   }
-}
-
-// ---- The exit of the process ----
-
-/** The timelines that streams here have waited for. */
-const waitedFor = new Set<TimelineState>();
-let isExitObserved = false;
-
-function noteWaitedFor(timeline: TimelineState): void {
-  waitedFor.add(timeline);
-  if (isExitObserved) return;
-  isExitObserved = true;
-  process.on('exit', exitAtOnce);
-}
-
-/**
- * At its exit the driver waits for the streams of the process, and one that waits for another process
- * may never end. The counter belongs to others too, so it cannot be used to end the wait. So the process
- * ends without the exit handlers of its libraries: the kernel then ends its streams.
- */
-function exitAtOnce(code: number): void {
-  if (!isMainThread || ![...waitedFor].some(({ isAwaited }) => isAwaited)) return;
-  const listeners = process.listeners('exit');
-  for (const listener of listeners.slice(listeners.indexOf(exitAtOnce) + 1)) {
-    try {
-      listener.call(process, code);
-    } catch (error) {
-      console.error(error);
-    }
-  }
-  libc._exit(Number(process.exitCode ?? code));
 }

@@ -1,3 +1,4 @@
+import type { CUstream } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { CudaError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
@@ -41,12 +42,12 @@ export class Waiter {
       }
       const needed = waits.notAwaited(this.#page, unreached);
       if (needed.length === 0) return true;
-      if (!waits.hasRoom(needed.length, stream)) return false;
+      if (!waits.hasRoom(needed.length)) return false;
       for (const point of needed) {
         this.#enqueueWait(point, context, stream);
         waits.add(this.#page, point);
       }
-      waits.recordEvent(WAITS_PER_EVENT, stream);
+      waits.recordEvent(WAITS_PER_EVENT);
       return true;
     } catch (error) {
       if (!(error instanceof CudaError) || error.sticky) throw error;
@@ -67,31 +68,15 @@ export class Waiter {
     return unreached.length;
   }
 
-  /** Forgets this waiter once the page is unmapped. */
-  unregister(): void {
-    waiters.delete(this);
-  }
-
   #enqueueWait(point: TimelinePoint, context: Context, stream: Stream | undefined): void {
     const { index, count } = point;
     const waitContext = stream?.context ?? context;
     const address = this.#page.addressIn(waitContext, index);
-    waiters.add(this);
     // Recorded before queueing: a wait that is not recorded could block for ever.
     const known = this.#awaited.get(index);
     if (known === undefined || known.count < count) this.#awaited.set(index, point);
-    if (stream) stream.enqueue((queue) => waitForCounter(waitContext, queue, address, count));
-    else context.enqueue((queue) => waitForCounter(waitContext, queue, address, count));
+    const wait = (queue: CUstream): void => waitForCounter(waitContext, queue, address, count);
+    if (stream) stream.enqueueUncounted(wait);
+    else context.enqueueUncounted(wait);
   }
 }
-
-// ---- The exit of the process ----
-
-/** The waiters that have queued at least one wait. */
-const waiters = new Set<Waiter>();
-
-// At process exit the driver waits for its streams. A stream that waits for another process, which
-// may never get there, would hang the exit.
-process.on('exit', () => {
-  for (const waits of waiters) waits.abandon();
-});

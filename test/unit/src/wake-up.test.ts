@@ -60,30 +60,46 @@ describe('wake-ups', () => {
     assert.deepEqual(called, [0, 2]);
   });
 
-  test('a context has one pending function: others poll, and get it afterwards', async () => {
+  test('a context has up to 16 pending functions, one for each stream or event', async () => {
     emulate({ CUFFI_EMULATED_DEVICES: '2' });
-    using stream = makeStream();
-    using other = makeStream();
-    using event = CudaEvent.create();
     using latch = new Latch();
-    latch.hold(stream);
-    latch.hold(other);
-    event.record(other);
-    let calls = 0;
-    const count = (): void => {
-      calls += 1;
-    };
-    assert.ok(wakeBehindStream(stream, stream.handle, count));
-    assert.equal(wakeBehindStream(other, other.handle, count), undefined);
-    assert.equal(wakeBehindEvent(event, event.handle, count), undefined);
+    const streams = Array.from({ length: 17 }, makeStream);
+    using behind = makeStream();
+    const [first, second] = streams as [Stream, Stream];
+    for (const stream of [first, second]) latch.hold(stream);
+    using event = CudaEvent.create();
+    event.record(second);
+    const called: number[] = [];
+    const recorder = recordCalls();
+    assert.ok(wakeBehindStream(first, first.handle, () => called.push(0)));
+    assert.ok(wakeBehindEvent(event, event.handle, () => called.push(1)));
+    assert.ok(wakeBehindStream(behind, behind.handle, () => called.push(2)));
+    await until(() => called.length > 0);
+    assert.deepEqual(called, [2]);
+    // The stream of the function that was called is used again.
+    const streamsMade = () =>
+      recorder.calls.filter(({ name }) => name === 'cuStreamCreateWithPriority').length;
+    assert.equal(streamsMade(), 3);
+    assert.ok(wakeBehindStream(behind, behind.handle, () => called.push(3)));
+    assert.equal(streamsMade(), 3);
+    for (const stream of streams.slice(2, 15)) {
+      stream.wait(event);
+      assert.ok(wakeBehindStream(stream, stream.handle, () => called.push(4)));
+    }
+    const last = streams[16] as Stream;
+    assert.equal(
+      wakeBehindStream(last, last.handle, () => {}),
+      undefined,
+    );
+    recorder.stop();
     const device1 = Context.primary(1);
     using elsewhere = Stream.create({ context: device1, nonBlocking: true });
-    assert.ok(wakeBehindStream(elsewhere, elsewhere.handle, count));
-    await until(() => calls === 1);
+    assert.ok(wakeBehindStream(elsewhere, elsewhere.handle, () => called.push(5)));
     latch.open();
-    await until(() => calls === 2);
-    assert.ok(wakeBehindEvent(event, event.handle, count));
-    await until(() => calls === 3);
+    await until(() => called.length === 18);
+    assert.ok(wakeBehindStream(last, last.handle, () => called.push(6)));
+    await until(() => called.includes(6));
+    for (const stream of streams) stream.close();
   });
 
   test('while three streams wait for timelines, other waits poll', async () => {

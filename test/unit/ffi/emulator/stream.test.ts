@@ -48,6 +48,43 @@ function held(emulated: Emulated, flags = 0): { stream: CUstream; release: () =>
 }
 
 describe('emulated streams', () => {
+  for (const [env, queues] of [
+    [{}, 8],
+    [{ CUDA_DEVICE_MAX_CONNECTIONS: '3' }, 3],
+    [{ CUDA_DEVICE_MAX_CONNECTIONS: '33' }, 8],
+  ] as const)
+    test(`while ${queues} streams of a context wait for words, no other stream of it runs`, () => {
+      const emulated = new Emulated({ ...env, CUFFI_EMULATED_DEVICES: '2' });
+      const { cu } = emulated;
+      const elsewhere = emulated.retain(1);
+      emulated.push(emulated.retain());
+      const host = hostWords(1);
+      emulated.ok(cu.cuMemHostRegister_v2(host.address, 4, 1));
+      const word = host.address as unknown as CUdeviceptr;
+      const target = emulated.allocate(4);
+      const waiting = Array.from({ length: queues }, () => emulated.stream(NON_BLOCKING));
+      const other = emulated.stream(NON_BLOCKING);
+      const wait = (stream: CUstream): void =>
+        emulated.ok(cu.cuStreamWaitValue32_v2(stream, word, 1, GEQ));
+      const fill = (stream: CUstream): number => {
+        emulated.ok(cu.cuMemsetD32Async(target, 7, 1, stream));
+        return cu.cuStreamQuery(stream);
+      };
+      for (const stream of waiting.slice(1)) wait(stream);
+      assert.equal(fill(other), 0);
+      wait(waiting[0] as CUstream);
+      assert.equal(cu.cuStreamQuery(waiting[0] as CUstream), NOT_READY);
+      assert.equal(fill(other), NOT_READY);
+      emulated.push(elsewhere);
+      assert.equal(cu.cuStreamQuery(emulated.stream(NON_BLOCKING)), 0);
+      const there = emulated.stream(NON_BLOCKING);
+      const away = emulated.allocate(4);
+      emulated.ok(cu.cuMemsetD32Async(away, 7, 1, there));
+      assert.equal(cu.cuStreamQuery(there), 0);
+      host.words[0] = 1;
+      for (const stream of [...waiting, other]) assert.equal(cu.cuStreamQuery(stream), 0);
+    });
+
   test('a stream tells its flags, its priority and its context', () => {
     const emulated = Emulated.inContext();
     const { cu } = emulated;
