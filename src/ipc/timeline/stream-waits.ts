@@ -242,8 +242,8 @@ function hide({ hostPage }: AwaitedPage, known: AwaitedCount | undefined): void 
  */
 const MAX_WAITS_PER_STREAM = 320;
 /**
- * The most pieces of work that may be queued behind a wait, waits included. Events do not count (H100).
- * The rest is for what cuffi does not count: what pools queue, and work of other libraries.
+ * The most pieces of work that may be queued behind a wait, waits included. Events, and what pools allocate
+ * and free, do not count (H100). The rest is for what cuffi does not see: work of other libraries.
  */
 const MAX_WORK_PER_STREAM = 960;
 /** After so much work an event is recorded, to find out how much of it has run. */
