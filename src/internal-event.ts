@@ -29,6 +29,18 @@ export class InternalEvent implements Disposable {
     this.#epoch = context.epoch;
   }
 
+  /** Returns an event that is recorded behind the work of a stream. Default: the legacy default stream. */
+  static behind(context: Context, stream: RecordingStream | undefined): InternalEvent {
+    const event = new InternalEvent(context);
+    try {
+      event.record(stream);
+      return event;
+    } catch (error) {
+      event[Symbol.dispose]();
+      throw error;
+    }
+  }
+
   /**
    * Records the event after the work queued in a stream of this context. Default: the legacy
    * default stream.
@@ -51,6 +63,16 @@ export class InternalEvent implements Disposable {
   /** Whether the recorded work is done. True after a reset of the context. */
   get isDone(): boolean {
     return this.#isContextReset || isReady(cu.cuEventQuery(this.#event), 'cuEventQuery');
+  }
+
+  /** What became of the recorded work; lost if the context is. */
+  get progress(): 'pending' | 'done' | 'lost' {
+    if (this.context.isLost) return 'lost';
+    try {
+      return this.isDone ? 'done' : 'pending';
+    } catch {
+      return 'lost';
+    }
   }
 
   /** Wakes a wait for {@link isDone}. */

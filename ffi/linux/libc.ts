@@ -250,6 +250,10 @@ const STATX_BASIC_STATS = 0x7ff;
 const AT_EMPTY_PATH = 0x1000;
 const AT_STATX_DONT_SYNC = 0x4000;
 const S_IFMT = 0o170000;
+const S_IFIFO = 0o010000;
+
+/** Whether a descriptor is an end of a pipe. */
+export const isPipe = (fd: number): boolean => statusOfFd(fd)?.type === S_IFIFO;
 
 /** Whether a descriptor is a file in memory: a memfd, or a file in tmpfs. */
 export const isInMemory = (fd: number): boolean =>

@@ -17,8 +17,7 @@ import {
   descriptorFields,
   descriptorKinds,
   exporterFields,
-  type Field,
-  type FieldType,
+  type HostField,
   type HostFields,
   type HostKind,
   hostFields,
@@ -214,7 +213,7 @@ const handle: Codec<string> = {
   read: (reader) => reader.text('base64', CU_IPC_HANDLE_SIZE),
 };
 
-const codecs: { readonly [T in FieldType]: Codec<never> } = {
+const codecs: { readonly [T in HostField[1]]: Codec<never> } = {
   uint32: number('uint32'),
   positive32: number('positive32'),
   size: number('size'),
@@ -282,7 +281,15 @@ const codecs: { readonly [T in FieldType]: Codec<never> } = {
     },
   },
   uuid,
-} as { readonly [T in FieldType]: Codec<never> };
+  virtual: {
+    write: (writer, value: DescriptorFields<'virtual'>) => writeFields(writer, value),
+    read: (reader) => {
+      const fields = readFieldsOf('virtual', reader);
+      checkConsistency(fields);
+      return fields;
+    },
+  },
+} as { readonly [T in HostField[1]]: Codec<never> };
 
 interface CodedField {
   readonly name: string;
@@ -292,7 +299,7 @@ interface CodedField {
 /**
  * Fields with their codecs. They are looked up once, because most descriptors are read only once.
  */
-const withCodecs = (fields: readonly Field[]): readonly CodedField[] =>
+const withCodecs = (fields: readonly HostField[]): readonly CodedField[] =>
   fields.map(([name, type]) => ({ name, codec: codecs[type] }));
 
 const codedExporter = withCodecs(exporterFields);
@@ -307,4 +314,5 @@ const codedHostFields: Readonly<Record<HostKind, readonly CodedField[]>> = {
   timeline: withCodecs(hostFields.timeline),
   signaler: withCodecs(hostFields.signaler),
   pinned: withCodecs(hostFields.pinned),
+  channel: withCodecs(hostFields.channel),
 };

@@ -135,8 +135,8 @@ type FieldsOf<D> = Omit<D, keyof Checksummed | 'readyEvent'> &
 export type MemoryKind = Exclude<IpcKind, 'event'>;
 
 /**
- * Objects that their file descriptors are all of. They travel over connections only, belong to no
- * device and stay usable without the process that sent them.
+ * Objects of which file descriptors are a part. They travel over connections only, and belong to no
+ * device.
  */
 interface HostObjects {
   /** A timeline that the receiver waits for. */
@@ -148,6 +148,20 @@ interface HostObjects {
   };
   /** Page-locked host memory. */
   readonly pinned: { readonly byteLength: number };
+  /** A channel that the receiver consumes. */
+  readonly channel: {
+    readonly slots: number;
+    /** From the beginning of a slot to that of the next, in bytes. */
+    readonly stride: number;
+    /** The size of a slot. */
+    readonly byteLength: number;
+    /** The layout of messages that have none of their own. */
+    readonly layout?: IpcLayout | undefined;
+    /** A bit for each property: 1 delivers each message to one consumer, 2 lets streams wait. */
+    readonly flags: number;
+    /** The memory of all slots. */
+    readonly memory: DescriptorFields<'virtual'>;
+  };
 }
 
 export type HostKind = keyof HostObjects;
@@ -226,6 +240,8 @@ export type FieldType =
   | 'uuid';
 
 export type Field = readonly [name: string, type: FieldType];
+/** A field of an object that may contain the fields of memory. */
+export type HostField = readonly [name: string, type: FieldType | 'virtual'];
 
 /** The fields of the exporter. */
 export const exporterFields = [
@@ -273,7 +289,15 @@ export const hostFields = {
   timeline: [],
   signaler: [['last', 'size']],
   pinned: [['byteLength', 'positive']],
-} as const satisfies Record<HostKind, readonly Field[]>;
+  channel: [
+    ['slots', 'positive32'],
+    ['stride', 'positive'],
+    ['byteLength', 'positive'],
+    ['layout', 'layout?'],
+    ['flags', 'uint32'],
+    ['memory', 'virtual'],
+  ],
+} as const satisfies Record<HostKind, readonly HostField[]>;
 
 export const isHostFields = (fields: AnyFields): fields is HostFields =>
   Object.hasOwn(hostFields, fields.kind);

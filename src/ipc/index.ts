@@ -32,6 +32,15 @@ export type {
 export { decodeDescriptor, encodeDescriptor } from './descriptor-codec.ts';
 export { ReadyExport } from './sharing/ready.ts';
 export { Timeline, TimelineSignaler } from './timeline/timeline.ts';
+export {
+  type AcquireOptions,
+  Channel,
+  type ChannelOptions,
+  type Delivery,
+  ProducerSlot,
+  type PublishOptions,
+} from './channel/channel.ts';
+export { ChannelConsumer, ConsumerSlot } from './channel/channel-consumer.ts';
 export { leases } from './lease/leases.ts';
 export type { LeaseStats, LeasesStats } from './lease/export-table.ts';
 export { Peer, type ServeOptions, type TransferOptions } from './peer/peer.ts';

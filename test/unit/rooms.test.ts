@@ -18,10 +18,10 @@ const ROOMS = [
   'src/ipc',
   'src/ipc/timeline',
   'src/ipc/wire',
+  'src/ipc/channel',
   'src/ipc/sharing',
   'src/ipc/lease',
   'src/ipc/peer',
-  'src/ipc/channel',
   'src/tensors',
   'src/nccl',
   'src/cli',
@@ -35,7 +35,7 @@ const ENTRIES: Readonly<Record<string, string>> = {
   'ffi/index.ts': 'ffi',
   'ffi/emulator/index.ts': 'ffi/emulator',
   'src/index.ts': 'src/array',
-  'src/ipc/index.ts': 'src/ipc/channel',
+  'src/ipc/index.ts': 'src/ipc/peer',
 };
 
 /** Files that import each other, and why they must. */

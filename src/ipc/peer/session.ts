@@ -171,6 +171,7 @@ export class Session implements SharingSession {
     const forwarded = objects.some(isImported) ? forwardObjects(objects, this.process) : undefined;
     let leases: readonly Lease[] = NONE;
     try {
+      leases = this.exports.add(objects, stream);
       const fds: number[] = [];
       const entries: ObjectEntry[] = [];
       for (let at = 0; at < objects.length; at += 1) {
@@ -186,7 +187,6 @@ export class Session implements SharingSession {
       }
       checkFdCount(fds.length);
       const points = this.#readyPoints(objects, stream);
-      leases = this.exports.add(objects, stream);
       forwarded?.indices.forEach((index, at) => {
         (leases[index] as Lease).onEnd = forwarded.releases[at];
       });

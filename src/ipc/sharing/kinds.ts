@@ -11,6 +11,7 @@ import { PinnedBuffer } from '../../memory/pinned.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { Stream } from '../../stream.ts';
+import { Channel } from '../channel/channel.ts';
 import type {
   AnyExported,
   AnyFields,
@@ -23,6 +24,7 @@ import type {
 } from '../descriptor.ts';
 import { Timeline, TimelineSignaler } from '../timeline/timeline.ts';
 import { exportArray } from './array.ts';
+import { exportChannel, openChannel } from './channel.ts';
 import { exportEvent } from './event.ts';
 import {
   type ImportSource,
@@ -51,10 +53,11 @@ export type Shareable =
   | ImportedPool
   | Timeline
   | TimelineSignaler
-  | PinnedBuffer;
+  | PinnedBuffer
+  | Channel;
 
 /** What kind of object it is, in one word, as `leases.stats()` shows it. */
-export type ObjectKindName = 'memory' | 'pool' | 'event' | 'timeline' | 'pinned';
+export type ObjectKindName = 'memory' | 'pool' | 'event' | 'timeline' | 'pinned' | 'channel';
 
 /** A row of the table: objects of one kind, and how they travel. */
 export interface ShareableKind<T extends object = object> {
@@ -90,6 +93,13 @@ export interface ShareableKind<T extends object = object> {
    * then, nothing that the object owns is released.
    */
   keep?(object: T, name: string): () => void;
+  /** The memory that an object has, if others have it by the object only. */
+  memoryOf?(object: T): VirtualMemory;
+  /**
+   * Returns file descriptors for one process, which are sent before those of the export. Called once
+   * after each {@link keep}. Borrowed until the keeping ends.
+   */
+  fdsForPeer?(object: T): readonly number[];
 }
 
 const memory: ShareableKind<ShareableMemory> = {
@@ -180,8 +190,31 @@ const pinned: ShareableKind<PinnedBuffer> = {
   keep: keepUntilClosed,
 };
 
-/** The table. Later rooms add their kinds. */
-export const shareableKinds: ShareableKind[] = [memory, pool, event, timeline, signaler, pinned];
+const channel: ShareableKind<Channel> = {
+  name: 'channel',
+  descriptorKinds: ['channel'],
+  isInstance: (object) => object instanceof Channel,
+  isImported: () => false,
+  isConstant: () => true,
+  export: exportChannel,
+  import: (descriptor, fds, options, sender) =>
+    openChannel(descriptor as HostFields<'channel'>, fds, options, sender),
+  discard: (object) => object.close(),
+  keep: (object) => object.exported.addSeat(),
+  memoryOf: ({ memory }) => memory,
+  fdsForPeer: ({ exported }) => exported.takeSeatFds(),
+};
+
+/** The table. */
+export const shareableKinds: ShareableKind[] = [
+  memory,
+  pool,
+  event,
+  timeline,
+  signaler,
+  pinned,
+  channel,
+];
 
 function rowOf(object: object): ShareableKind | undefined {
   for (const kind of shareableKinds) if (kind.isInstance(object)) return kind;
@@ -228,7 +261,7 @@ export const discardImported = (object: object): void => rowOf(object)?.discard(
  */
 export function ownerOf(object: Shareable): Resource {
   const buffer = bufferOf(object);
-  if (!buffer) return object;
+  if (!buffer) return rowOf(object)?.memoryOf?.(object) ?? object;
   return buffer.keepalive instanceof VirtualMemory ? buffer.keepalive : buffer.root;
 }
 
@@ -244,6 +277,10 @@ export function rangeOf(object: Shareable): AddressRange | undefined {
   const buffer = bufferOf(object);
   return buffer && rangeIn(buffer, object);
 }
+
+/** The file descriptors of an object for one process. See {@link ShareableKind.fdsForPeer}. */
+export const fdsForPeer = (object: Shareable): readonly number[] =>
+  rowOf(object)?.fdsForPeer?.(object) ?? [];
 
 function rangeIn({ address, byteLength, access }: DeviceBuffer, object: Shareable): AddressRange {
   if (!(object instanceof DeviceArray))
@@ -287,15 +324,17 @@ export interface KeptObject {
  * @throws ClosedError
  */
 export function keepObject(object: Shareable, name: string): KeptObject {
-  const { name: kind, bufferOf: find, keep } = rowOf(object) as ShareableKind;
+  const { name: kind, bufferOf: find, keep, memoryOf } = rowOf(object) as ShareableKind;
   const buffer = find?.(object);
+  const hidden = memoryOf?.(object);
   if (!buffer)
     return {
       kind,
-      owner: object,
-      byteLength: object instanceof PinnedBuffer ? object.byteLength : 0,
+      owner: hidden ?? object,
+      byteLength:
+        hidden?.mappedByteLength ?? (object instanceof PinnedBuffer ? object.byteLength : 0),
       context: contextOf(object),
-      range: undefined,
+      range: hidden && rangeIn(hidden.buffer, object),
       release: keep ? keep(object, name) : object.addKeepalive(name),
     };
   const owner = buffer.keepalive instanceof VirtualMemory ? buffer.keepalive : buffer.root;

@@ -7,6 +7,7 @@ import { assertNotCapturing } from '../../graph-capture.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { MemoryPool } from '../../memory/pool.ts';
+import type { VirtualMemory } from '../../memory/virtual.ts';
 import {
   type AnyExported,
   type AnyFields,
@@ -20,9 +21,11 @@ import { ImportedPool } from './imported-pool.ts';
 import {
   bufferOf,
   exportObject,
+  fdsForPeer,
   importObject,
   isExportConstant,
   isShareable,
+  ownerOf,
   publishToThreads,
   type Shareable,
 } from './kinds.ts';
@@ -102,7 +105,12 @@ export function prepareForPeer(
   encoded: EncodedExport,
 ): EncodedExport {
   const { descriptor, bytes } = encoded;
-  if (isHostFields(descriptor)) return encoded;
+  if (isHostFields(descriptor)) {
+    if (descriptor.kind === 'channel' && isOwnProcess(session))
+      publishToThreads(ownerOf(object) as VirtualMemory, descriptor.memory);
+    const fds = fdsForPeer(object);
+    return fds.length > 0 ? { ...encoded, fds: [...fds, ...encoded.fds] } : encoded;
+  }
   if (isOwnProcess(session)) publishToThreads(object, descriptor);
   if (descriptor.kind !== 'pool') return encoded;
   if (session.sentPools.has(descriptor.pool)) return { descriptor, bytes, fds: [] };

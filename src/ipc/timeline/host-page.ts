@@ -11,7 +11,7 @@ import type { Context } from '../../context.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { hideWait } from '../../waiting-streams.ts';
 
-/** The size of a page of words that processes share. */
+/** The size of a page of words that processes share, if nothing else is said. */
 export const PAGE_BYTE_LENGTH = 4096;
 const WORD_BYTE_LENGTH = 8;
 
@@ -20,12 +20,41 @@ interface Registration {
   readonly epoch: number;
 }
 
+/** What the signed comparison of devices finds beyond every value: it ends all waits for a word. */
+export const ENDED: bigint = 2n ** 63n - 1n;
+const HIGH_OF_ENDED = 0x7fff_ffff;
+const LOW_OF_ENDED = 0xffff_ffff;
+/** From here on, a value is no safe integer. */
+const HIGH_LIMIT = 2 ** 21;
+/** Below every value. */
+export const INVALID = -1;
+/** A hostile process may change a word all the time. */
+export const MAX_READS = 1000;
+
 /**
- * A mapping of a page that several processes share. The first use by a device registers it, once
- * for all contexts of this process.
+ * Reads a 64-bit word. V8 reads 32-bit halves without allocating.
+ *
+ * @returns Infinity for {@link ENDED}, {@link INVALID} for what is not a value
+ */
+export function readWord(halves: Uint32Array, index: number): number {
+  for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
+    // One atomic read keeps the reads in order. Node 20 calls a function for each.
+    const high = halves[2 * index + 1] as number;
+    const low = Atomics.load(halves, 2 * index);
+    if (halves[2 * index + 1] !== high) continue;
+    if (high < HIGH_LIMIT) return high * 2 ** 32 + low;
+    return high === HIGH_OF_ENDED && low === LOW_OF_ENDED ? Number.POSITIVE_INFINITY : INVALID;
+  }
+  return INVALID;
+}
+
+/**
+ * A mapping of memory that several processes share, of one page or more. The first use by a device
+ * registers it, once for all contexts of this process.
  */
 export class HostPage {
   readonly #mapping: Mapping;
+  readonly #byteLength: number;
   /** The waits for words of this page that other threads see: see `showWait`. */
   readonly shownWaits = new Set<number>();
   #registration: Registration | undefined;
@@ -34,8 +63,9 @@ export class HostPage {
   #isUnmapped = false;
 
   /** Maps the memory of a descriptor, which stays open. @throws SystemError */
-  constructor(fd: number) {
-    this.#mapping = mapShared(fd, PAGE_BYTE_LENGTH);
+  constructor(fd: number, byteLength: number = PAGE_BYTE_LENGTH) {
+    this.#mapping = mapShared(fd, byteLength);
+    this.#byteLength = byteLength;
   }
 
   /** The memory. Touching it after it is unmapped kills the process. */
@@ -114,7 +144,7 @@ export class HostPage {
         check(
           cu.cuMemHostRegister_v2(
             host,
-            PAGE_BYTE_LENGTH,
+            this.#byteLength,
             CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE,
           ),
           'cuMemHostRegister_v2',

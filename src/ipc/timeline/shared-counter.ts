@@ -1,20 +1,14 @@
 import { closeSync, openSync } from 'node:fs';
 import { isMainThread } from 'node:worker_threads';
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
-import {
-  closeFd,
-  createPipe,
-  duplicateFd,
-  SystemError,
-  statusOfFd,
-} from '../../../ffi/linux/libc.ts';
+import { closeFd, createPipe, duplicateFd, isPipe, SystemError } from '../../../ffi/linux/libc.ts';
 import { createSealedMemfd, isSealedMemfd } from '../../../ffi/linux/memfd.ts';
 import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { localProcess } from '../identity.ts';
-import { HostPage, PAGE_BYTE_LENGTH } from './host-page.ts';
+import { ENDED, HostPage, MAX_READS, PAGE_BYTE_LENGTH, readWord } from './host-page.ts';
 
 /** What every process that has a counter maps and watches. */
 export interface CounterFds {
@@ -99,23 +93,15 @@ export class SharedCounter {
   }
 
   /**
-   * The value, from 0. {@link INVALID} if another process has stored what is not a value. After the
+   * The value, from 0. `INVALID` if another process has stored what is not a value. After the
    * end, the last value.
    */
   get value(): number {
-    const halves = this.#halves;
     if (this.#isEnded) return this.#lastValue;
-    for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
-      // One atomic read keeps the reads in order. Node 20 calls a function for each.
-      const high = halves[1] as number;
-      const low = Atomics.load(halves, 0);
-      if (halves[1] !== high) continue;
-      if (high < HIGH_LIMIT) return high * 2 ** 32 + low;
-      if (high !== HIGH_OF_ENDED || low !== LOW_OF_ENDED) return INVALID;
-      this.#isEnded = true;
-      return this.#lastValue;
-    }
-    return INVALID;
+    const value = readWord(this.#halves, VALUE);
+    if (value !== Number.POSITIVE_INFINITY) return value;
+    this.#isEnded = true;
+    return this.#lastValue;
   }
 
   /** Whether the last read of the value, or a watch, found that the process has ended. */
@@ -213,28 +199,13 @@ export class SharedCounter {
   }
 }
 
-/** What a counter holds after its writer has ended: beyond every value, also in the signed comparison of devices. */
-export const ENDED: bigint = 2n ** 63n - 1n;
-const HIGH_OF_ENDED = 0x7fff_ffff;
-const LOW_OF_ENDED = 0xffff_ffff;
-/** From here on, a value is no safe integer. */
-const HIGH_LIMIT = 2 ** 21;
-/** Below every value. */
-export const INVALID = -1;
-
 /** The words of the page. */
 const VALUE = 0;
 const LAST = 1;
 const PID = 2;
 const PID_NAMESPACE = 3;
 
-/** A hostile process may change a word all the time. */
-const MAX_READS = 1000;
-
 const ownNamespace = (): bigint => BigInt(localProcess().pidNamespace);
-
-const S_IFIFO = 0o010000;
-const isPipe = (fd: number): boolean => statusOfFd(fd)?.type === S_IFIFO;
 
 /**
  * The end of the pipe that the writer of a counter keeps open. The kernel closes it when the process

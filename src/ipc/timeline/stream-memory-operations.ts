@@ -4,6 +4,7 @@ import { cu } from '../../../ffi/driver.ts';
 import type { CUdeviceptr, CUstream } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
+import type { Device } from '../../device.ts';
 
 /** Queues the store of a counter. @throws CudaError */
 export function writeCounter(
@@ -62,3 +63,20 @@ function has64BitOperations(context: Context): boolean {
 }
 
 const contexts64Bit = new WeakMap<Context, boolean>();
+
+/** Whether the streams of a device can write and wait for 64-bit words of host memory. */
+export function canUseStreams(device: Device): boolean {
+  let cached = streamUse.get(device);
+  if (cached === undefined) {
+    cached = STREAM_ATTRIBUTES.every((name) => device.attribute(name) !== 0);
+    streamUse.set(device, cached);
+  }
+  return cached;
+}
+
+const streamUse = new WeakMap<Device, boolean>();
+const STREAM_ATTRIBUTES = [
+  'canUse64BitStreamMemOps',
+  'hostRegisterSupported',
+  'canMapHostMemory',
+] as const;

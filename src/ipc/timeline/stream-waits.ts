@@ -17,6 +17,7 @@ import {
 } from '../../waiting-streams.ts';
 import type { HostPage } from './host-page.ts';
 import { latest, type TimelinePoint } from './point.ts';
+import { waitForCounter } from './stream-memory-operations.ts';
 
 /** A page of counters that streams wait for. */
 export interface AwaitedPage {
@@ -211,6 +212,31 @@ export class StreamWaits implements WaitingStream, WorkCounter {
     this.#event?.[Symbol.dispose]();
     this.#event = undefined;
   }
+}
+
+/**
+ * Makes later work of a stream wait for a point. By default it is the legacy default stream of the
+ * context.
+ *
+ * @returns 'known' if the stream waits for that already, 'full' if no more waits may be queued
+ * @throws CudaError
+ */
+export function enqueueWait(
+  page: AwaitedPage,
+  point: TimelinePoint,
+  context: Context,
+  stream: Stream | undefined,
+): 'queued' | 'known' | 'full' {
+  const waits = StreamWaits.of(context, stream);
+  if (waits.notAwaited(page, [point]).length === 0) return 'known';
+  const address = page.hostPage.addressIn(context, point.index);
+  if (!waits.hasRoom(1)) return 'full';
+  const wait = (queue: CUstream): void => waitForCounter(context, queue, address, point.count);
+  if (stream) stream.enqueueUncounted(wait);
+  else context.enqueueUncounted(wait);
+  waits.add(page, point);
+  waits.recordEvent(WAITS_PER_EVENT);
+  return 'queued';
 }
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;

@@ -11,10 +11,10 @@ import { pollInBackground, pollUntil } from '../../poller.ts';
 import { type Stream, type StreamOption, streamOption } from '../../stream.ts';
 import { assertInternal, checkInteger } from '../../validate.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import type { HostPage } from './host-page.ts';
-import { type CounterFds, INVALID, SharedCounter, type WriteEnd } from './shared-counter.ts';
-import { waitForCounter, writeCounter } from './stream-memory-operations.ts';
-import { StreamWaits, WAITS_PER_EVENT } from './stream-waits.ts';
+import { type HostPage, INVALID } from './host-page.ts';
+import { type CounterFds, SharedCounter, type WriteEnd } from './shared-counter.ts';
+import { canUseStreams, writeCounter } from './stream-memory-operations.ts';
+import { enqueueWait, StreamWaits } from './stream-waits.ts';
 
 /**
  * A counter that streams and hosts of several processes wait for: order between processes without
@@ -302,7 +302,7 @@ class TimelineState {
     const waits = StreamWaits.of(context, stream);
     const previous = this.#last;
     if (!this.#signalFromDevice(value, context, stream, waits))
-      this.#signalFromHost({ event: eventBehind(context, stream), previous, value });
+      this.#signalFromHost({ event: InternalEvent.behind(context, stream), previous, value });
     this.#resets.add(context);
     this.#last = value;
     this.#lastStream = waits;
@@ -367,17 +367,9 @@ class TimelineState {
   }
 
   #enqueueWait(value: number, context: Context, stream: Stream | undefined): void {
-    const waits = StreamWaits.of(context, stream);
-    const point = { index: 0, count: value };
-    if (waits.notAwaited(this, [point]).length === 0) return;
-    const address = this.counter.addressIn(context);
-    if (!waits.hasRoom(1)) throw tooManyWaits();
-    const wait = (queue: Parameters<typeof waitForCounter>[1]): void =>
-      waitForCounter(context, queue, address, value);
-    if (stream) stream.enqueueUncounted(wait);
-    else context.enqueueUncounted(wait);
-    waits.add(this, point);
-    waits.recordEvent(WAITS_PER_EVENT);
+    const wait = enqueueWait(this, { index: 0, count: value }, context, stream);
+    if (wait === 'full') throw tooManyWaits();
+    if (wait === 'known') return;
     if (this.#awaited.length >= MAX_LISTED_WAITS)
       this.#awaited = this.#awaited.filter((awaited) => !this.counter.isReached(awaited));
     this.#awaited.push(value);
@@ -413,7 +405,7 @@ class TimelineState {
 
   #storeHostSignals(): boolean {
     for (let first = this.#hostSignals[0]; first; first = this.#hostSignals[0]) {
-      const progress = progressOf(first.event);
+      const progress = first.event.progress;
       if (progress === 'pending') return false;
       if (progress === 'done') {
         if (!this.counter.isReached(first.previous)) return false;
@@ -452,47 +444,9 @@ class TimelineState {
 /** Above this number, reached values are removed from the list of awaited ones. */
 const MAX_LISTED_WAITS = 64;
 
-/** Whether the streams of a device can write and wait for 64-bit words of host memory. */
-function canUseStreams(device: Device): boolean {
-  let cached = streamUse.get(device);
-  if (cached === undefined) {
-    cached = STREAM_ATTRIBUTES.every((name) => device.attribute(name) !== 0);
-    streamUse.set(device, cached);
-  }
-  return cached;
-}
-
-const streamUse = new WeakMap<Device, boolean>();
-const STREAM_ATTRIBUTES = [
-  'canUse64BitStreamMemOps',
-  'hostRegisterSupported',
-  'canMapHostMemory',
-] as const;
-
 const tooManyWaits = (): CuffiError =>
   new CuffiError(
     'too many streams of this process wait already, or too much is queued behind waits: with one more, ' +
       'nothing else of the process would run. Use fewer streams, await timeline.reached() before ' +
       'queueing more, or raise CUDA_DEVICE_MAX_CONNECTIONS (at most 32)',
   );
-
-function eventBehind(context: Context, stream: Stream | undefined): InternalEvent {
-  const event = new InternalEvent(context);
-  try {
-    event.record(stream);
-    return event;
-  } catch (error) {
-    event[Symbol.dispose]();
-    throw error;
-  }
-}
-
-/** What became of the work before an event. */
-function progressOf(event: InternalEvent): 'pending' | 'done' | 'lost' {
-  if (event.context.isLost) return 'lost';
-  try {
-    return event.isDone ? 'done' : 'pending';
-  } catch {
-    return 'lost';
-  }
-}

@@ -19,7 +19,8 @@ import {
   type TimelineSignaler,
 } from '../../../../../src/ipc/index.ts';
 import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
-import { ENDED, SharedCounter } from '../../../../../src/ipc/timeline/shared-counter.ts';
+import { ENDED } from '../../../../../src/ipc/timeline/host-page.ts';
+import { SharedCounter } from '../../../../../src/ipc/timeline/shared-counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';

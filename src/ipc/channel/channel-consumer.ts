@@ -1,0 +1,493 @@
+import type { DeviceArray } from '../../array/device-array.ts';
+import type { Shape } from '../../array/shape.ts';
+import type { Context } from '../../context.ts';
+import { beginWait, type Wait, type WaitOptions } from '../../deadline.ts';
+import type { Device } from '../../device.ts';
+import type { Dtype } from '../../dtype.ts';
+import { CuffiError, IpcError, PeerGoneError } from '../../errors.ts';
+import type { Details } from '../../inspect.ts';
+import { Resource, releaseOrWarn } from '../../lifetime.ts';
+import type { DeviceBuffer } from '../../memory/buffer.ts';
+import { pollInBackground } from '../../poller.ts';
+import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
+import { assertInternal, checkInstance, checkInteger } from '../../validate.ts';
+import { storeBehind } from '../timeline/stored-point.ts';
+import { enqueueWait } from '../timeline/stream-waits.ts';
+import {
+  checkAheadStream,
+  type Delivery,
+  MAX_AHEAD,
+  MAX_BUSY_POLL_US,
+  SlotViews,
+} from './channel.ts';
+import { type MessageLayout, type MessageRecord, readRecord } from './message.ts';
+import type { Ring, Seat } from './ring.ts';
+import { Sleepers } from './sleepers.ts';
+import type { WakePipes } from './wake-pipes.ts';
+
+/**
+ * The end of a {@link Channel} in a process that it was sent to.
+ *
+ * A message is received when the work that fills its slot is done, so that it can be used in any
+ * stream. Release each slot: the producer fills it again when all its consumers have.
+ *
+ * @example
+ * using channel = (await peer.receive()) as ChannelConsumer<typeof cuda.float32>;
+ * for await (const slot of channel) {
+ *   kernel.launch([slot.array, result], { stream });
+ *   slot.release({ stream });
+ * }
+ */
+export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
+  readonly #state: Consumer;
+
+  /** @internal */
+  constructor(init: ConsumerInit) {
+    assertInternal(init, Object, 'ChannelConsumer', 'peer.receive');
+    const state = new Consumer(init);
+    super('ChannelConsumer', { owner: state.context.resources, release: () => state.close() });
+    this.#state = state;
+  }
+
+  /** How many messages can be on their way. */
+  get slots(): number {
+    return this.#state.ring.slots;
+  }
+
+  /** The size of a slot in bytes. */
+  get byteLength(): number {
+    return this.#state.byteLength;
+  }
+
+  get shape(): Shape {
+    return this.#state.layout.shape;
+  }
+
+  get dtype(): D {
+    return this.#state.layout.dtype as D;
+  }
+
+  get deliver(): Delivery {
+    return this.#state.deliver;
+  }
+
+  get device(): Device {
+    return this.#state.context.device;
+  }
+
+  /** For how many microseconds a wait at this end polls before it sleeps. */
+  get busyPollUs(): number {
+    return this.#state.sleepers.busyPollUs;
+  }
+
+  set busyPollUs(durationUs: number) {
+    this.#state.sleepers.busyPollUs = checkInteger(durationUs, 'busyPollUs', 0, MAX_BUSY_POLL_US);
+  }
+
+  /**
+   * Waits for the next message; undefined when the producer has closed the channel and all messages
+   * were received.
+   *
+   * @throws PeerGoneError if the producer ended without closing it, after what was complete; IpcError
+   * for an invalid message; ClosedError
+   */
+  async receive(options?: WaitOptions): Promise<ConsumerSlot<D> | undefined> {
+    const wait = beginWait(options, 'waiting for a message of a channel');
+    this.assertOpen();
+    return this.#receive(wait);
+  }
+
+  /** Receives the messages one after the other, until the channel ends. As {@link receive}. */
+  async *[Symbol.asyncIterator](): AsyncGenerator<ConsumerSlot<D>, void, undefined> {
+    yield* this.messages();
+  }
+
+  /** The messages, with limits for each of them. As {@link receive}. */
+  async *messages(options?: WaitOptions): AsyncGenerator<ConsumerSlot<D>, void, undefined> {
+    for (;;) {
+      const slot = await this.receive(options);
+      if (!slot) return;
+      yield slot;
+    }
+  }
+
+  /**
+   * Hands out slots in order before they are filled. The stream waits for each of them, not the
+   * caller: queue the work that reads it in this stream. At most 64 slots are ahead at a time, and as
+   * many as the limits of waiting streams allow.
+   *
+   * The iteration ends when the producer has closed the channel. Slots that were handed out by then
+   * and not published hold nothing: {@link ConsumerSlot.filled} tells.
+   *
+   * @throws TypeError for a channel without `ahead`, or a stream that is not non-blocking; CuffiError
+   * if a slot is needed again that was not released; PeerGoneError, ClosedError
+   */
+  async *ahead(
+    stream: Stream,
+    options?: WaitOptions,
+  ): AsyncGenerator<ConsumerSlot<D>, void, undefined> {
+    const checked = checkInstance(streamOf(stream) as object, Object, 'stream') as Stream;
+    checkAheadStream(checked, this.#state.isAhead);
+    for (;;) {
+      const wait = beginWait(options, 'waiting for room ahead in a channel');
+      this.assertOpen();
+      const message = await this.#state.takeAhead(checked, wait);
+      if (message === undefined) return;
+      yield new ConsumerSlot<D>(this.#state, { message, record: {}, redelivered: false });
+    }
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    const { ring, layout, deliver } = this.#state;
+    return [`${ring.slots} slots of ${layout.dtype.name} [${layout.shape.join(', ')}]`, deliver];
+  }
+
+  async #receive(wait: Wait): Promise<ConsumerSlot<D> | undefined> {
+    const taken = await this.#state.take(wait);
+    return taken && new ConsumerSlot<D>(this.#state, taken);
+  }
+}
+
+/** A message. Release it when the work that uses it is queued. */
+export class ConsumerSlot<out D extends Dtype = Dtype> {
+  readonly #consumer: Consumer;
+  readonly #layout: MessageLayout;
+  /** The number of the message, from 0. */
+  readonly message: number;
+  /** What the producer has published with it; undefined if nothing. */
+  readonly meta: unknown;
+  /** Whether another consumer had the message before, and ended without releasing it. */
+  readonly redelivered: boolean;
+  #isReleased = false;
+
+  /** @internal */
+  constructor(consumer: Consumer, { message, record, redelivered }: Taken) {
+    assertInternal(consumer, Consumer, 'ConsumerSlot', 'channel.receive');
+    this.#consumer = consumer;
+    this.#layout = record.layout ?? consumer.layout;
+    this.message = message;
+    this.meta = record.meta;
+    this.redelivered = redelivered;
+  }
+
+  /** The memory as an array, in the layout of the message. @throws CuffiError after {@link release} */
+  get array(): DeviceArray<D> {
+    this.#assertUsable();
+    return this.#consumer.arrayOf(this.message, this.#layout) as DeviceArray<D>;
+  }
+
+  /** All bytes of the slot. @throws CuffiError after {@link release} */
+  get buffer(): DeviceBuffer {
+    this.#assertUsable();
+    return this.#consumer.bufferOf(this.message);
+  }
+
+  /**
+   * Resolves when the work that fills the slot is done: at once, unless it came from
+   * {@link ChannelConsumer.ahead}.
+   *
+   * @returns false if the producer closed the channel before it published this message
+   * @throws PeerGoneError if the producer ended before
+   */
+  async filled(options?: WaitOptions): Promise<boolean> {
+    const wait = beginWait(options, `waiting for message ${this.message} of a channel`);
+    return this.#consumer.filled(this.message, wait);
+  }
+
+  /**
+   * Gives the slot back when the work that is queued in a stream so far is done. Returns at once. The
+   * second call does nothing.
+   *
+   * @throws CudaError, ClosedError
+   */
+  release(options?: StreamOption): void {
+    const stream = streamOption(options, 'slot.release');
+    if (this.#isReleased) return;
+    this.#consumer.release(this.message, stream);
+    this.#isReleased = true;
+  }
+
+  #assertUsable(): void {
+    if (this.#isReleased) throw new CuffiError('this slot was released already');
+    this.#consumer.assertOpen();
+  }
+}
+
+// ---- The consumer, which outlives its object until its work is done ----
+
+/** @internal What a consumer is made of. */
+export interface ConsumerInit {
+  readonly ring: Ring;
+  readonly seat: Seat;
+  /** The slots, one after the other. */
+  readonly memory: DeviceBuffer;
+  readonly layout: MessageLayout;
+  readonly byteLength: number;
+  readonly stride: number;
+  readonly deliver: Delivery;
+  readonly isAhead: boolean;
+  /** Opens the pipes to the producer. */
+  openPipes(onWake: () => void): WakePipes;
+  /** Called when nothing here can access the slots any more. */
+  onReleased?: (() => void) | undefined;
+}
+
+/** A message that was received. */
+interface Taken {
+  readonly message: number;
+  readonly record: MessageRecord;
+  readonly redelivered: boolean;
+}
+
+/** What a look into the ring found: a message, the end, or nothing yet. */
+type Found = Taken | 'end' | undefined;
+
+/** @internal */
+class Consumer {
+  readonly context: Context;
+  readonly ring: Ring;
+  readonly layout: MessageLayout;
+  readonly byteLength: number;
+  readonly deliver: Delivery;
+  readonly isAhead: boolean;
+  readonly sleepers: Sleepers;
+  readonly #seat: Seat;
+  readonly #memory: DeviceBuffer;
+  readonly #views: SlotViews;
+  readonly #pipes: WakePipes;
+  readonly #onReleased: (() => void) | undefined;
+  /** The next message; with `deliver: 'one'`, how many grants were taken. */
+  #next: number;
+  /** Messages that were received and not released. */
+  readonly #held = new Set<number>();
+  /** Up to here, slots that were taken ahead are filled. */
+  #filledUpTo: number;
+  #isClosed = false;
+  #hasEndedWaits = false;
+
+  constructor(init: ConsumerInit) {
+    const { ring, seat, memory, layout, byteLength, stride, deliver, isAhead } = init;
+    this.context = memory.context;
+    this.ring = ring;
+    this.layout = layout;
+    this.byteLength = byteLength;
+    this.deliver = deliver;
+    this.isAhead = isAhead;
+    this.#seat = seat;
+    this.#memory = memory;
+    this.#views = new SlotViews(memory, stride, byteLength, layout);
+    this.#onReleased = init.onReleased;
+    const { start } = seat;
+    if (!Number.isSafeInteger(start) || start < 0)
+      throw new IpcError('received a channel whose first message has no number');
+    this.#next = deliver === 'one' ? 0 : start;
+    this.#filledUpTo = this.#next;
+    this.sleepers = new Sleepers((isAsleep) => seat.setAsleep(isAsleep));
+    this.#pipes = init.openPipes(() => this.#onWake());
+  }
+
+  assertOpen(): void {
+    if (this.#isClosed) throw new CuffiError('the ChannelConsumer of this slot is closed');
+  }
+
+  arrayOf(message: number, layout: MessageLayout): DeviceArray {
+    return this.#views.array(message % this.ring.slots, layout);
+  }
+
+  bufferOf(message: number): DeviceBuffer {
+    return this.#views.buffer(message % this.ring.slots);
+  }
+
+  // ---- Receiving ----
+
+  /** Returns the next message; undefined at the end. */
+  async take(wait: Wait): Promise<Taken | undefined> {
+    let found: Found;
+    await this.sleepers.wait(() => {
+      this.assertOpen();
+      found = this.#look();
+      return found !== undefined;
+    }, wait);
+    return found === 'end' ? undefined : found;
+  }
+
+  #look(): Found {
+    // Read first: what was stored before the producer ended is then seen.
+    const isProducerGone = this.#pipes.hasEnded;
+    const found = this.deliver === 'one' ? this.#lookForGrant() : this.#lookForNext();
+    if (found === undefined && isProducerGone) throw this.#goneError();
+    return found;
+  }
+
+  #lookForNext(): Found {
+    const { ring } = this;
+    for (;;) {
+      const message = this.#next;
+      const published = this.#publishedCount();
+      if (message >= published) {
+        const { closedAt } = ring;
+        return closedAt !== undefined && message >= closedAt ? 'end' : undefined;
+      }
+      if (!ring.isFilled(message)) return undefined;
+      this.#next += 1;
+      const record = this.#recordOf(message);
+      if (!record.isSkipped) return this.#hold({ message, record, redelivered: false });
+      this.#seat.words.store(this.#seat.released(message));
+    }
+  }
+
+  #lookForGrant(): Found {
+    const { ring } = this;
+    const seat = this.#seat;
+    if (seat.granted > this.#next) {
+      const { message, redelivered } = seat.grantAt(this.#next);
+      if (!Number.isSafeInteger(message) || message < 0 || message >= this.#publishedCount())
+        throw invalidRing('grants a message that was not published');
+      if (!ring.isFilled(message)) return undefined;
+      this.#next += 1;
+      return this.#hold({ message, record: this.#recordOf(message), redelivered });
+    }
+    if (seat.isFinished) return 'end';
+    if (seat.wanted <= this.#next) {
+      seat.setWanted(this.#next + 1);
+      this.#wakeProducer();
+    }
+    return undefined;
+  }
+
+  #publishedCount(): number {
+    const { published } = this.ring;
+    if (!Number.isSafeInteger(published) || published < 0)
+      throw invalidRing('has no number of published messages');
+    return published;
+  }
+
+  #recordOf(message: number): MessageRecord {
+    const record = this.ring.record(message);
+    return record ? readRecord(record, this.byteLength) : {};
+  }
+
+  #hold(taken: Taken): Taken {
+    this.#held.add(taken.message);
+    return taken;
+  }
+
+  #goneError(): PeerGoneError {
+    const pid = this.ring.producerPid;
+    const who =
+      pid === 0 ? 'the producer of this channel' : `process ${pid}, the producer of this channel,`;
+    return new PeerGoneError(
+      `${who} has ended without closing it: messages that were not complete are lost`,
+      { pid, abandonedWaits: 0 },
+    );
+  }
+
+  // ---- Ahead ----
+
+  /** Makes a stream wait for the next message, and returns its number; undefined at the end. */
+  async takeAhead(stream: Stream, wait: Wait): Promise<number | undefined> {
+    let taken: number | undefined;
+    await this.sleepers.wait(() => {
+      this.assertOpen();
+      const { ring } = this;
+      const isProducerGone = this.#pipes.hasEnded;
+      const message = this.#next;
+      const { closedAt } = ring;
+      if (closedAt !== undefined && message >= closedAt) return true;
+      if (isProducerGone && !ring.isFilled(message)) throw this.#goneError();
+      if (this.#held.has(message - ring.slots))
+        throw new CuffiError(
+          `message ${message} needs the slot of message ${message - ring.slots}: release that first`,
+        );
+      if (!this.#hasRoomAhead(message)) return false;
+      if (!ring.isFilled(message)) {
+        const point = ring.filled(message);
+        if (enqueueWait(ring.words, point, this.context, stream) === 'full') return false;
+      }
+      taken = message;
+      this.#held.add(message);
+      this.#next += 1;
+      return true;
+    }, wait);
+    return taken;
+  }
+
+  #hasRoomAhead(message: number): boolean {
+    while (this.#filledUpTo < message && this.ring.isFilled(this.#filledUpTo))
+      this.#filledUpTo += 1;
+    return message - this.#filledUpTo < MAX_AHEAD;
+  }
+
+  /** Whether a message was filled in the end. */
+  async filled(message: number, wait: Wait): Promise<boolean> {
+    let isFilled = false;
+    await this.sleepers.wait(() => {
+      const isProducerGone = this.#pipes.hasEnded;
+      isFilled = !this.#isClosed && this.ring.isFilled(message);
+      if (isFilled) return true;
+      this.assertOpen();
+      const { closedAt } = this.ring;
+      if (closedAt !== undefined && message >= closedAt) return true;
+      if (isProducerGone) throw this.#goneError();
+      return false;
+    }, wait);
+    return isFilled;
+  }
+
+  // ---- Releasing ----
+
+  release(message: number, stream: Stream | undefined): void {
+    this.assertOpen();
+    const seat = this.#seat;
+    storeBehind(seat.words, seat.released(message), this.context, stream, () =>
+      this.#wakeProducer(),
+    );
+    this.#held.delete(message);
+  }
+
+  #wakeProducer(): void {
+    if (this.ring.isProducerAsleep) this.#pipes.wake();
+  }
+
+  #onWake(): void {
+    if (this.#pipes.hasEnded) this.#endWaits();
+    this.sleepers.wake();
+  }
+
+  /** Frees the streams that wait for what the ended producer will not fill. */
+  #endWaits(): void {
+    if (!this.isAhead || this.#hasEndedWaits) return;
+    this.#hasEndedWaits = true;
+    const until = performance.now() + REPAIR_MS;
+    this.ring.endWaits();
+    // A device of the ended process may still write.
+    pollInBackground(() => {
+      if (!this.#isClosed) this.ring.endWaits();
+      return this.#isClosed || performance.now() > until;
+    });
+  }
+
+  /** Ends at the producer when the work that is queued here is done: it then fills the slots again. */
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    this.sleepers.wake();
+    this.context.releases.enqueue(
+      () => {
+        this.#pipes.close();
+        this.ring.words.close();
+        this.#seat.words.close();
+        releaseOrWarn(() => this.#onReleased?.());
+      },
+      { mayBlock: false },
+    );
+    this.#memory.close();
+  }
+}
+
+/** For how long what a device of an ended process still writes is repaired. */
+const REPAIR_MS = 2000;
+
+const invalidRing = (why: string): IpcError =>
+  new IpcError(`a process has stored what is no channel in the memory of this one: it ${why}`);

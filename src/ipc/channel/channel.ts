@@ -1,0 +1,836 @@
+import { closeFd } from '../../../ffi/linux/libc.ts';
+import type { DeviceArray } from '../../array/device-array.ts';
+import { fromBuffer } from '../../array/from-buffer.ts';
+import { type Shape, sizeOf } from '../../array/shape.ts';
+import type { Context, PlaceOptions } from '../../context.ts';
+import { beginWait, type Wait, type WaitOptions } from '../../deadline.ts';
+import type { Device } from '../../device.ts';
+import {
+  type AnyDtypeName,
+  type Dtype,
+  type DtypeOrName,
+  type NamedDtype,
+  uint8,
+} from '../../dtype.ts';
+import { ClosedError, CuffiError } from '../../errors.ts';
+import { assertNotCapturing } from '../../graph-capture.ts';
+import type { Details } from '../../inspect.ts';
+import { releaseOrWarn, ShareableResource } from '../../lifetime.ts';
+import type { DeviceBuffer } from '../../memory/buffer.ts';
+import { VirtualMemory } from '../../memory/virtual.ts';
+import { pollInBackground } from '../../poller.ts';
+import { type Stream, streamOf } from '../../stream.ts';
+import {
+  assertInternal,
+  checkBoolean,
+  checkInteger,
+  checkOptions,
+  formatValue,
+} from '../../validate.ts';
+import { storeBehind } from '../timeline/stored-point.ts';
+import { enqueueWait } from '../timeline/stream-waits.ts';
+import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './message.ts';
+import { MAX_SLOTS, Ring, Seat } from './ring.ts';
+import { Sleepers } from './sleepers.ts';
+import { WakePipes } from './wake-pipes.ts';
+
+/** Whether each consumer gets each message, or each message goes to one consumer. */
+export type Delivery = 'all' | 'one';
+
+/** Options of {@link Channel.create}. */
+export interface ChannelOptions extends PlaceOptions {
+  /** How many messages can be on their way: from 1 to 1024. */
+  readonly slots: number;
+  /** The shape of the array of a slot. Either this or `byteLength` is given. */
+  readonly shape?: number | Shape;
+  /** The dtype of that array. Default float64, as for new arrays; uint8 with `byteLength`. */
+  readonly dtype?: DtypeOrName;
+  /** The size of a slot in bytes. */
+  readonly byteLength?: number;
+  readonly deliver: Delivery;
+  /**
+   * Whether streams may wait for slots: {@link Channel.acquire} with a stream, and
+   * {@link ChannelConsumer.ahead}. Only with `deliver: 'all'`. Messages then have no `meta` and no
+   * layout of their own. Default false.
+   */
+  readonly ahead?: boolean;
+  /** Whether consumers can only read the slots. Default false. */
+  readonly readOnly?: boolean;
+  /** For how many microseconds a wait at this end polls before it sleeps. Default 0. */
+  readonly busyPollUs?: number;
+}
+
+/** Options of {@link Channel.acquire}. */
+export interface AcquireOptions extends WaitOptions {
+  /**
+   * Makes this stream wait until the consumers have released the slot, instead of the caller. It must
+   * be non-blocking. Only for a channel with `ahead`.
+   */
+  readonly stream?: Stream;
+}
+
+/** Options of {@link ProducerSlot.publish}. */
+export interface PublishOptions {
+  /** The stream with the work that fills the slot. Default: the legacy default stream. */
+  readonly stream?: Stream;
+  /** Any value that JSON can hold, of at most 1 KiB as JSON. */
+  readonly meta?: unknown;
+  /** The shape of this message, if it differs from that of the channel. */
+  readonly shape?: number | Shape;
+  /** The dtype of this message, if it differs from that of the channel. */
+  readonly dtype?: DtypeOrName;
+}
+
+/**
+ * A ring of slots in device memory that one process fills and others read, without copying. The
+ * consumers map the slots once; then each message costs a few stores in shared memory.
+ *
+ * It is sent with `peer.send`, and arrives as a {@link ChannelConsumer}. `deliver: 'all'` gives each
+ * consumer each message that is published after the channel was sent to it. `deliver: 'one'` gives each
+ * message to one consumer; if that ends before it has released the slot, to another.
+ *
+ * The shared memory of the ring can be written by every consumer: send a channel only to processes that
+ * you trust. What a killed process held comes back.
+ *
+ * @example
+ * using channel = Channel.create({ slots: 4, shape: [480, 640], dtype: 'float32', deliver: 'all' });
+ * await peer.send(channel);
+ * const slot = await channel.acquire();
+ * slot.array.fill(1, { stream });
+ * slot.publish({ stream, meta: { frame: 1 } });
+ */
+export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
+  readonly #producer: Producer;
+
+  private constructor(producer: Producer) {
+    assertInternal(producer, Producer, 'Channel', 'Channel.create');
+    super('Channel', { owner: producer.context.resources, release: () => producer.close() });
+    this.#producer = producer;
+  }
+
+  /**
+   * Creates a channel, whose producer is this process.
+   *
+   * @throws TypeError, RangeError for invalid options; NotSupportedError if the device has no virtual
+   * memory that processes can share; CudaError, SystemError
+   * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
+   */
+  static create<D extends Dtype>(options: ChannelOptions & { readonly dtype: D }): Channel<D>;
+  static create<N extends AnyDtypeName>(
+    options: ChannelOptions & { readonly dtype: N },
+  ): Channel<NamedDtype<N>>;
+  static create(options: ChannelOptions): Channel;
+  static create(options: ChannelOptions): Channel {
+    return new Channel(Producer.create(options));
+  }
+
+  /** How many messages can be on their way. */
+  get slots(): number {
+    return this.#producer.ring.slots;
+  }
+
+  /** The size of a slot in bytes. */
+  get byteLength(): number {
+    return this.#producer.byteLength;
+  }
+
+  get shape(): Shape {
+    return this.#producer.layout.shape;
+  }
+
+  get dtype(): D {
+    return this.#producer.layout.dtype as D;
+  }
+
+  get deliver(): Delivery {
+    return this.#producer.deliver;
+  }
+
+  get device(): Device {
+    return this.#producer.context.device;
+  }
+
+  /** How many processes consume it now: those that it was sent to and that have not ended it. */
+  get consumers(): number {
+    return this.#producer.consumers;
+  }
+
+  /** How many messages were published. */
+  get published(): number {
+    return this.#producer.published;
+  }
+
+  /** For how many microseconds a wait at this end polls before it sleeps. */
+  get busyPollUs(): number {
+    return this.#producer.sleepers.busyPollUs;
+  }
+
+  set busyPollUs(durationUs: number) {
+    this.#producer.sleepers.busyPollUs = checkInteger(
+      durationUs,
+      'busyPollUs',
+      0,
+      MAX_BUSY_POLL_US,
+    );
+  }
+
+  /**
+   * Waits for a free slot. With `deliver: 'all'`, a slot is free when all consumers have released what
+   * was in it; with none, when the work that filled it is done. Slots are published in the order in
+   * which they were acquired.
+   *
+   * @throws CuffiError if a stream is named and the slot was not published yet; ClosedError
+   */
+  async acquire(options: AcquireOptions = {}): Promise<ProducerSlot<D>> {
+    const { stream, ...limits } = checkOptions(
+      options,
+      ['stream', 'signal', 'timeoutMs'],
+      'channel.acquire',
+    );
+    const wait = beginWait(limits, 'waiting for a free slot');
+    const chosen = streamOf(stream);
+    this.assertOpen();
+    if (!chosen) return this.#slot(await this.#producer.acquire(wait));
+    checkAheadStream(chosen, this.#producer.isAhead);
+    return this.#slot(await this.#producer.acquireAhead(chosen, wait));
+  }
+
+  /** Returns a free slot, or undefined if there is none. @throws ClosedError */
+  tryAcquire(): ProducerSlot<D> | undefined {
+    this.assertOpen();
+    const message = this.#producer.tryAcquire();
+    return message === undefined ? undefined : this.#slot(message);
+  }
+
+  /**
+   * Resolves when all published messages were released by their consumers, or their consumers have
+   * ended. With `deliver: 'one'`, messages that nobody has taken are waited for.
+   *
+   * @throws ClosedError if the channel is closed before; what is published still arrives
+   */
+  async drained(options?: WaitOptions): Promise<void> {
+    this.assertOpen();
+    await this.#producer.drained(beginWait(options, 'waiting for the consumers of a channel'));
+  }
+
+  /** @internal */
+  get memory(): VirtualMemory {
+    return this.#producer.memory;
+  }
+
+  /** @internal What the table of kinds exports. */
+  get exported(): Producer {
+    this.assertOpen();
+    return this.#producer;
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    const { ring, layout, deliver } = this.#producer;
+    return [`${ring.slots} slots of ${layout.dtype.name} [${layout.shape.join(', ')}]`, deliver];
+  }
+
+  #slot(message: number): ProducerSlot<D> {
+    return new ProducerSlot<D>(this.#producer, message);
+  }
+}
+
+/** A slot that this process fills: publish it, or cancel it. */
+export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
+  readonly #producer: Producer;
+  /** The number of the message, from 0. */
+  readonly message: number;
+  #isOver = false;
+
+  /** @internal */
+  constructor(producer: Producer, message: number) {
+    assertInternal(producer, Producer, 'ProducerSlot', 'channel.acquire');
+    this.#producer = producer;
+    this.message = message;
+  }
+
+  /** The memory as an array of the channel's shape and dtype. @throws CuffiError after it was published */
+  get array(): DeviceArray<D> {
+    this.#assertUsable();
+    return this.#producer.arrayOf(this.message) as DeviceArray<D>;
+  }
+
+  /** All bytes of the slot. @throws CuffiError after it was published */
+  get buffer(): DeviceBuffer {
+    this.#assertUsable();
+    return this.#producer.bufferOf(this.message);
+  }
+
+  /**
+   * Publishes the message: consumers get it when the work that is queued in a stream so far is done.
+   * Returns at once. The process stays alive until the work is done.
+   *
+   * @throws TypeError, RangeError for invalid `meta` or a layout that does not fit, or for either in a
+   * channel with `ahead`; CuffiError if it was published or canceled, ClosedError, CudaError; the slot
+   * can then be published again
+   */
+  publish(options: PublishOptions = {}): void {
+    const { stream, meta, shape, dtype } = checkOptions(
+      options,
+      ['stream', 'meta', 'shape', 'dtype'],
+      'slot.publish',
+    );
+    this.#assertUsable();
+    this.#producer.publish(this.message, streamOf(stream), meta, shape, dtype);
+    this.#isOver = true;
+  }
+
+  /**
+   * Gives the slot back without a message. The second call does nothing, nor does one after
+   * {@link publish}.
+   *
+   * @throws CuffiError in a channel with `ahead`, unless it is the last slot that was acquired
+   */
+  cancel(): void {
+    if (this.#isOver) return;
+    this.#producer.cancel(this.message);
+    this.#isOver = true;
+  }
+
+  [Symbol.dispose](): void {
+    this.cancel();
+  }
+
+  #assertUsable(): void {
+    if (this.#isOver) throw new CuffiError('this slot was published or canceled already');
+    this.#producer.assertOpen();
+  }
+}
+
+// ---- What both ends of a channel need ----
+
+/** The longest that an end polls before it sleeps: a second. */
+export const MAX_BUSY_POLL_US = 1_000_000;
+
+/** The most slots that a stream waits for at a time. */
+export const MAX_AHEAD = 64;
+
+/** @throws TypeError unless streams may wait for slots of the channel, and this stream can */
+export function checkAheadStream(stream: Stream, isAhead: boolean): void {
+  if (!isAhead)
+    throw new TypeError(
+      'streams can only wait for slots of a channel that was created with ahead: true',
+    );
+  if (!stream.nonBlocking)
+    throw new TypeError(
+      'the stream must be non-blocking, as of Stream.create({ nonBlocking: true }): while another one ' +
+        'waits, the legacy default stream stands still',
+    );
+}
+
+/** The arrays of the slots, in the layout of the channel; made at their first use. */
+export class SlotViews {
+  readonly #memory: DeviceBuffer;
+  readonly #stride: number;
+  readonly #byteLength: number;
+  readonly #layout: MessageLayout;
+  readonly #buffers: DeviceBuffer[] = [];
+  readonly #arrays: DeviceArray[] = [];
+
+  constructor(memory: DeviceBuffer, stride: number, byteLength: number, layout: MessageLayout) {
+    this.#memory = memory;
+    this.#stride = stride;
+    this.#byteLength = byteLength;
+    this.#layout = layout;
+  }
+
+  buffer(slot: number): DeviceBuffer {
+    const known = this.#buffers[slot];
+    if (known?.closed === false) return known;
+    const begin = slot * this.#stride;
+    const buffer = this.#memory.subarray(begin, begin + this.#byteLength);
+    this.#buffers[slot] = buffer;
+    return buffer;
+  }
+
+  array(slot: number, layout: MessageLayout = this.#layout): DeviceArray {
+    const known = layout === this.#layout ? this.#arrays[slot] : undefined;
+    if (known?.closed === false && !known.buffer.closed) return known;
+    const array = fromBuffer(this.buffer(slot), layout.shape, layout.dtype as Dtype);
+    if (layout === this.#layout) this.#arrays[slot] = array;
+    return array;
+  }
+}
+
+/** Slots begin at whole multiples of this: what copies and kernels are fastest at. */
+const SLOT_ALIGNMENT = 256;
+
+// ---- The producer, which outlives its channel until all is delivered ----
+
+/** @internal */
+export class Producer {
+  readonly context: Context;
+  readonly ring: Ring;
+  readonly memory: VirtualMemory;
+  readonly layout: MessageLayout;
+  readonly byteLength: number;
+  readonly stride: number;
+  readonly deliver: Delivery;
+  readonly isAhead: boolean;
+  readonly isReadOnly: boolean;
+  readonly sleepers: Sleepers;
+  readonly #views: SlotViews;
+  readonly #seats = new Set<ProducerSeat>();
+  /** Seats whose descriptors were not exported yet. */
+  readonly #unsent: ProducerSeat[] = [];
+  #acquired = 0;
+  #published = 0;
+  /** Messages that were acquired after one that is not published yet, and are over. */
+  readonly #waitingForEarlier = new Set<number>();
+  readonly #skipped = new Set<number>();
+  /** With `deliver: 'one'`: messages that no consumer has, in order, and the holders of the others. */
+  readonly #ungranted: number[] = [];
+  readonly #redelivered = new Set<number>();
+  readonly #holders = new Map<number, ProducerSeat>();
+  #isClosed = false;
+  #failure: unknown;
+
+  private constructor(init: {
+    readonly ring: Ring;
+    readonly memory: VirtualMemory;
+    readonly layout: MessageLayout;
+    readonly byteLength: number;
+    readonly stride: number;
+    readonly deliver: Delivery;
+    readonly isAhead: boolean;
+    readonly isReadOnly: boolean;
+  }) {
+    const { ring, memory, layout, byteLength, stride } = init;
+    this.context = memory.context;
+    this.ring = ring;
+    this.memory = memory;
+    this.layout = layout;
+    this.byteLength = byteLength;
+    this.stride = stride;
+    this.deliver = init.deliver;
+    this.isAhead = init.isAhead;
+    this.isReadOnly = init.isReadOnly;
+    this.#views = new SlotViews(memory.buffer, stride, byteLength, layout);
+    // Grants are asked for at any time.
+    const isAlwaysAsleep = this.deliver === 'one';
+    this.sleepers = new Sleepers((isAsleep) => ring.setProducerAsleep(isAsleep || isAlwaysAsleep));
+    ring.setProducerAsleep(isAlwaysAsleep);
+  }
+
+  static create(options: ChannelOptions): Producer {
+    const { slots, shape, dtype, byteLength, deliver, ahead, readOnly, busyPollUs, ...place } =
+      checkOptions(
+        options,
+        [
+          'slots',
+          'shape',
+          'dtype',
+          'byteLength',
+          'deliver',
+          'ahead',
+          'readOnly',
+          'busyPollUs',
+          'context',
+          'device',
+        ],
+        'Channel.create',
+      );
+    const count = checkInteger(slots, 'slots', 1, MAX_SLOTS);
+    if (deliver !== 'all' && deliver !== 'one')
+      throw new TypeError(`deliver must be 'all' or 'one', not ${formatValue(deliver)}`);
+    const isAhead = checkBoolean(ahead, 'ahead', false);
+    if (isAhead && deliver === 'one')
+      throw new TypeError("ahead needs deliver: 'all': whom a message goes to is known only later");
+    const isReadOnly = checkBoolean(readOnly, 'readOnly', false);
+    if (busyPollUs !== undefined) checkInteger(busyPollUs, 'busyPollUs', 0, MAX_BUSY_POLL_US);
+    const layout = layoutOf(shape, dtype, byteLength);
+    const size = byteLength ?? sizeOf(layout.shape) * layout.dtype.itemsize;
+    const stride = Math.ceil(size / SLOT_ALIGNMENT) * SLOT_ALIGNMENT;
+    const total = checkInteger(stride * count, 'the size of all slots', 1);
+    assertNotCapturing('creating a channel');
+    const memory = VirtualMemory.reserve(total, { ...place, shareable: true });
+    try {
+      memory.grow(total);
+      const ring = Ring.create({ slots: count, hasRecords: !isAhead });
+      const init = { ring, memory, layout, byteLength: size, stride, deliver, isAhead, isReadOnly };
+      const producer = new Producer(init);
+      producer.sleepers.busyPollUs = busyPollUs ?? 0;
+      return producer;
+    } catch (error) {
+      memory.close();
+      throw error;
+    }
+  }
+
+  get consumers(): number {
+    let count = 0;
+    for (const seat of this.#seats) if (!seat.isGone) count += 1;
+    return count;
+  }
+
+  get published(): number {
+    return this.#published;
+  }
+
+  assertOpen(): void {
+    if (this.#failure !== undefined)
+      throw new CuffiError('the context of this channel was lost with work of a message', {
+        cause: this.#failure,
+      });
+    if (this.#isClosed) throw new ClosedError('this Channel is closed');
+  }
+
+  arrayOf(message: number): DeviceArray {
+    return this.#views.array(message % this.ring.slots);
+  }
+
+  bufferOf(message: number): DeviceBuffer {
+    return this.#views.buffer(message % this.ring.slots);
+  }
+
+  // ---- Acquiring ----
+
+  tryAcquire(): number | undefined {
+    this.assertOpen();
+    const previous = this.#acquired - this.ring.slots;
+    if (!this.#isFree(previous)) return undefined;
+    this.#skipped.delete(previous);
+    this.#holders.delete(previous);
+    this.#acquired += 1;
+    return this.#acquired - 1;
+  }
+
+  async acquire(wait: Wait): Promise<number> {
+    let message: number | undefined;
+    const poll = (): boolean => {
+      message = this.tryAcquire();
+      return message !== undefined;
+    };
+    await this.sleepers.wait(poll, wait);
+    return message as number;
+  }
+
+  /** Acquires a slot that a stream waits for. */
+  async acquireAhead(stream: Stream, wait: Wait): Promise<number> {
+    let message: number | undefined;
+    const poll = (): boolean => {
+      this.assertOpen();
+      const previous = this.#acquired - this.ring.slots;
+      if (previous >= this.#published)
+        throw new CuffiError(`the slot of message ${previous} was not published: publish it first`);
+      if (previous >= 0 && !this.#enqueueWaits(previous, stream)) return false;
+      message = this.#acquired;
+      this.#acquired += 1;
+      return true;
+    };
+    await this.sleepers.wait(poll, wait);
+    return message as number;
+  }
+
+  /** Returns false if there is no room for the waits now. */
+  #enqueueWaits(message: number, stream: Stream): boolean {
+    const { ring } = this;
+    if (!ring.isFilled(message)) {
+      const wait = enqueueWait(ring.words, ring.filled(message), this.context, stream);
+      if (wait === 'full') return false;
+    }
+    for (const { seat, isGone } of this.#seats) {
+      if (isGone || seat.start > message || seat.isReleased(message)) continue;
+      const wait = enqueueWait(seat.words, seat.released(message), this.context, stream);
+      if (wait === 'full') return false;
+    }
+    return true;
+  }
+
+  /** Whether nobody uses a message any more. */
+  #isFree(message: number): boolean {
+    if (message < 0) return true;
+    if (message >= this.#published) return false;
+    if (this.deliver === 'one') {
+      this.#grantPending();
+      return this.#isOver(message);
+    }
+    if (!this.ring.isFilled(message)) return false;
+    for (const { seat, isGone } of this.#seats)
+      if (!isGone && seat.start <= message && !seat.isReleased(message)) return false;
+    return true;
+  }
+
+  // ---- Publishing ----
+
+  publish(
+    message: number,
+    stream: Stream | undefined,
+    meta: unknown,
+    shape: number | Shape | undefined,
+    dtype: DtypeOrName | undefined,
+  ): void {
+    const encoded = encodeMeta(meta);
+    const hasLayout = shape !== undefined || dtype !== undefined;
+    if (this.isAhead && (hasLayout || meta !== undefined))
+      throw new TypeError(
+        'messages of a channel with ahead have no meta, shape or dtype of their own',
+      );
+    const layout = hasLayout
+      ? checkLayout(
+          { shape: shape ?? this.layout.shape, dtype: dtype ?? this.layout.dtype },
+          this.byteLength,
+        )
+      : undefined;
+    const record = this.ring.record(message);
+    if (record) writeRecord(record, { layout }, encoded);
+    storeBehind(this.ring.words, this.ring.filled(message), this.context, stream, (error) => {
+      if (error !== undefined) this.#fail(error);
+      else this.#wakeConsumers();
+    });
+    this.#end(message);
+  }
+
+  cancel(message: number): void {
+    if (this.#isClosed) return;
+    if (message === this.#acquired - 1) {
+      this.#acquired = message;
+      return;
+    }
+    const record = this.ring.record(message);
+    if (!record)
+      throw new CuffiError(
+        'a slot of a channel with ahead can only be canceled if it is the last one',
+      );
+    this.#skip(message, record);
+  }
+
+  #skip(message: number, record: Uint8Array): void {
+    writeRecord(record, { isSkipped: true });
+    this.#skipped.add(message);
+    this.ring.words.store(this.ring.filled(message));
+    this.#end(message);
+  }
+
+  /** Shows consumers the messages that are over, in order. */
+  #end(message: number): void {
+    this.#waitingForEarlier.add(message);
+    while (this.#waitingForEarlier.delete(this.#published)) {
+      const isSkipped = this.#skipped.has(this.#published);
+      if (this.deliver === 'one' && !isSkipped) this.#ungranted.push(this.#published);
+      this.#published += 1;
+    }
+    this.ring.publish(this.#published);
+    this.#grantPending();
+    this.#wakeConsumers();
+  }
+
+  #wakeConsumers(): void {
+    for (const seat of this.#seats) seat.wakeIfAsleep();
+  }
+
+  // ---- Granting, with deliver: 'one' ----
+
+  /** Whether a message was released by the consumer that it was granted to. */
+  #isOver(message: number): boolean {
+    return (
+      this.#skipped.has(message) || this.#holders.get(message)?.seat.isReleased(message) === true
+    );
+  }
+
+  #grantPending(): void {
+    for (const seat of this.#seats) {
+      if (this.#ungranted.length === 0) return;
+      if (seat.isGone || seat.seat.wanted <= seat.seat.granted) continue;
+      const message = this.#ungranted.shift() as number;
+      this.#holders.set(message, seat);
+      seat.seat.grant({ message, redelivered: this.#redelivered.delete(message) });
+      seat.wakeIfAsleep();
+      // The next message goes to the next consumer that wants one.
+      this.#seats.delete(seat);
+      this.#seats.add(seat);
+    }
+  }
+
+  #redeliver(gone: ProducerSeat): void {
+    const lost: number[] = [];
+    for (const [message, holder] of this.#holders) {
+      if (holder !== gone || gone.seat.isReleased(message)) continue;
+      this.#holders.delete(message);
+      this.#redelivered.add(message);
+      lost.push(message);
+    }
+    this.#ungranted.unshift(...lost.sort((a, b) => a - b));
+  }
+
+  // ---- Consumers ----
+
+  /** Adds a consumer, which gets what is published from now on. @throws SystemError */
+  addSeat(): () => void {
+    this.assertOpen();
+    const seat = ProducerSeat.create(this.ring.slots, this.#published, () => this.#onWake());
+    this.#seats.add(seat);
+    this.#unsent.push(seat);
+    return () => {
+      const at = this.#unsent.indexOf(seat);
+      if (at >= 0) this.#unsent.splice(at, 1);
+      seat.closeSentEnds();
+    };
+  }
+
+  /** The descriptors of the seat that was added first and not taken yet. */
+  takeSeatFds(): readonly number[] {
+    const seat = this.#unsent.shift() as ProducerSeat;
+    const { readEnd, writeEnd } = seat.sent;
+    return [this.ring.words.fd, seat.seat.words.fd, readEnd, writeEnd];
+  }
+
+  #onWake(): void {
+    for (const seat of [...this.#seats]) {
+      if (!seat.isGone) continue;
+      this.#redeliver(seat);
+      this.#seats.delete(seat);
+      seat.close();
+    }
+    this.#grantPending();
+    this.sleepers.wake();
+  }
+
+  // ---- The end ----
+
+  async drained(wait: Wait): Promise<void> {
+    await this.sleepers.wait(() => {
+      if (this.#failure !== undefined) this.assertOpen();
+      return this.#isDrained;
+    }, wait);
+  }
+
+  get #isDrained(): boolean {
+    const first = Math.max(0, this.#acquired - this.ring.slots);
+    for (let message = first; message < this.#published; message += 1)
+      if (!this.#isFree(message)) return false;
+    return true;
+  }
+
+  /** The work of a message failed: it will not come. */
+  #fail(error: unknown): void {
+    this.#failure ??= error;
+    for (const seat of this.#seats) seat.close();
+    this.#seats.clear();
+    this.sleepers.wake();
+  }
+
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    // What was acquired and not published is no message.
+    for (let message = this.#published; message < this.#acquired; message += 1) {
+      const record = this.ring.record(message);
+      if (record && !this.#waitingForEarlier.has(message)) this.#skip(message, record);
+    }
+    this.ring.closeAt(this.#published);
+    this.#wakeConsumers();
+    this.memory.close();
+    this.sleepers.wake();
+    const isDelivered = (): boolean => {
+      if (this.#failure === undefined && !this.#isDelivered) return false;
+      releaseOrWarn(() => this.#release());
+      return true;
+    };
+    if (!isDelivered()) pollInBackground(isDelivered);
+  }
+
+  /** Whether the consumers no longer need this process. */
+  get #isDelivered(): boolean {
+    const { context, ring } = this;
+    const first = Math.max(0, this.#published - ring.slots);
+    for (let message = first; message < this.#published; message += 1)
+      if (!ring.isFilled(message)) return context.isLost;
+    if (this.deliver === 'all') return true;
+    this.#grantPending();
+    for (const seat of this.#seats) this.#finish(seat);
+    return this.#isDrained;
+  }
+
+  /** Tells a consumer if no message will come to it: the others have released all that they were granted. */
+  #finish(seat: ProducerSeat): void {
+    if (this.#ungranted.length > 0 || seat.seat.isFinished) return;
+    for (const [message, holder] of this.#holders)
+      if (holder !== seat && !holder.seat.isReleased(message)) return;
+    seat.seat.finish();
+    seat.wakeIfAsleep();
+  }
+
+  #release(): void {
+    if (this.isAhead) this.ring.endWaits();
+    for (const seat of this.#seats) {
+      if (this.deliver === 'one') this.#finish(seat);
+      seat.close();
+    }
+    this.#seats.clear();
+    this.ring.words.close();
+  }
+}
+
+function layoutOf(
+  shape: number | Shape | undefined,
+  dtype: DtypeOrName | undefined,
+  byteLength: number | undefined,
+): MessageLayout {
+  if ((shape === undefined) === (byteLength === undefined))
+    throw new TypeError('give either a shape or a byteLength');
+  if (byteLength === undefined)
+    return checkLayout(
+      { shape: shape as Shape, dtype: dtype ?? 'float64' },
+      Number.MAX_SAFE_INTEGER,
+    );
+  checkInteger(byteLength, 'byteLength', 1);
+  if (dtype !== undefined) throw new TypeError('a dtype needs a shape, not a byteLength');
+  return { shape: Object.freeze([byteLength]), dtype: uint8 };
+}
+
+/** One consumer, as the producer sees it. */
+class ProducerSeat {
+  readonly seat: Seat;
+  readonly sent: { readonly readEnd: number; readonly writeEnd: number };
+  readonly #pipes: WakePipes;
+  #areSentEndsOpen = true;
+  #isClosed = false;
+
+  private constructor(seat: Seat, pipes: WakePipes, sent: ProducerSeat['sent']) {
+    this.seat = seat;
+    this.#pipes = pipes;
+    this.sent = sent;
+  }
+
+  static create(slots: number, start: number, onWake: () => void): ProducerSeat {
+    const seat = Seat.create(slots, start);
+    try {
+      const { pipes, sent } = WakePipes.create(onWake);
+      return new ProducerSeat(seat, pipes, sent);
+    } catch (error) {
+      seat.words.close();
+      throw error;
+    }
+  }
+
+  /** Whether the consumer has ended or closed the channel. */
+  get isGone(): boolean {
+    return this.#pipes.hasEnded || this.#isClosed;
+  }
+
+  wakeIfAsleep(): void {
+    if (this.seat.isAsleep) this.#pipes.wake();
+  }
+
+  /** The consumer has its descriptors, or will never have them. */
+  closeSentEnds(): void {
+    if (!this.#areSentEndsOpen) return;
+    this.#areSentEndsOpen = false;
+    closeFd(this.sent.readEnd);
+    closeFd(this.sent.writeEnd);
+  }
+
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    this.#pipes.close();
+    this.seat.endWaits();
+    this.seat.words.close();
+  }
+}

@@ -1,0 +1,132 @@
+/** What a message is besides the bytes of its slot: the layout of its items, and data of the user. */
+import { checkShape, MAX_NDIM, type Shape, sizeOf } from '../../array/shape.ts';
+import { type Dtype, dtype as dtypeNamed } from '../../dtype.ts';
+import { IpcError } from '../../errors.ts';
+import { formatBytes, formatValue } from '../../validate.ts';
+import { RECORD_BYTE_LENGTH } from './ring.ts';
+
+/** How the items of a message lie in its slot, in C order from its first byte. */
+export interface MessageLayout<D extends Dtype = Dtype> {
+  readonly shape: Shape;
+  readonly dtype: D;
+}
+
+/** A message as its record has it. */
+export interface MessageRecord {
+  /** Undefined for the layout of the channel. */
+  readonly layout?: MessageLayout | undefined;
+  readonly meta?: unknown;
+  /** Whether the producer gave the slot back without a message. */
+  readonly isSkipped?: boolean;
+}
+
+/** The most bytes that `meta` takes as JSON. */
+export const MAX_META_BYTE_LENGTH = 1024;
+
+/**
+ * Returns `meta` as JSON.
+ *
+ * @throws TypeError for what JSON cannot hold, RangeError for more than 1 KiB
+ */
+export function encodeMeta(meta: unknown): Uint8Array {
+  if (meta === undefined) return NOTHING;
+  let text: string | undefined;
+  try {
+    text = JSON.stringify(meta);
+  } catch (error) {
+    throw new TypeError(`meta cannot be written as JSON: ${(error as Error).message}`, {
+      cause: error,
+    });
+  }
+  if (text === undefined)
+    throw new TypeError(`meta must be a value that JSON can hold, not ${formatValue(meta)}`);
+  const bytes = Buffer.from(text);
+  if (bytes.byteLength > MAX_META_BYTE_LENGTH)
+    throw new RangeError(
+      `meta has ${formatBytes(bytes.byteLength)} as JSON, of at most ${formatBytes(MAX_META_BYTE_LENGTH)}`,
+    );
+  return bytes;
+}
+
+/** Returns a checked layout. @throws TypeError, RangeError if it does not fit into a slot */
+export function checkLayout(
+  { shape, dtype }: MessageLayout | { shape: number | Shape; dtype: Dtype | string },
+  byteLength: number,
+): MessageLayout {
+  const checked = Object.freeze(checkShape(typeof shape === 'number' ? [shape] : shape));
+  const type = dtypeNamed(dtype);
+  const needed = sizeOf(checked) * type.itemsize;
+  if (needed > byteLength)
+    throw new RangeError(
+      `an array of ${formatBytes(needed)} does not fit into a slot of ${formatBytes(byteLength)}`,
+    );
+  return { shape: checked, dtype: type };
+}
+
+// ---- The record in the ring ----
+
+const IS_SKIPPED = 1;
+const HAS_LAYOUT = 2;
+/** Byte offsets in a record. */
+const FLAGS = 0;
+const META_LENGTH = 4;
+const NDIM = 8;
+const DTYPE = 16;
+const DTYPE_LENGTH = 16;
+const SHAPE = 32;
+const META = SHAPE + 8 * MAX_NDIM;
+
+const NOTHING = new Uint8Array(0);
+
+/** Writes a record. @param meta as {@link encodeMeta} returns it */
+export function writeRecord(
+  record: Uint8Array,
+  { layout, isSkipped }: MessageRecord,
+  meta: Uint8Array = NOTHING,
+): void {
+  const view = new DataView(record.buffer, record.byteOffset, RECORD_BYTE_LENGTH);
+  view.setUint32(FLAGS, (isSkipped ? IS_SKIPPED : 0) | (layout ? HAS_LAYOUT : 0), true);
+  view.setUint32(META_LENGTH, meta.byteLength, true);
+  record.set(meta, META);
+  if (!layout) return;
+  view.setUint32(NDIM, layout.shape.length, true);
+  record.fill(0, DTYPE, DTYPE + DTYPE_LENGTH);
+  record.set(Buffer.from(layout.dtype.name, 'latin1'), DTYPE);
+  for (const [axis, length] of layout.shape.entries())
+    view.setBigInt64(SHAPE + 8 * axis, BigInt(length), true);
+}
+
+/** Reads a record. @param byteLength that of a slot @throws IpcError for anything invalid */
+export function readRecord(record: Uint8Array, byteLength: number): MessageRecord {
+  // Once, as another process may change it meanwhile.
+  const bytes = record.slice();
+  const view = new DataView(bytes.buffer, bytes.byteOffset, RECORD_BYTE_LENGTH);
+  const flags = view.getUint32(FLAGS, true);
+  if ((flags & IS_SKIPPED) !== 0) return { isSkipped: true };
+  try {
+    return {
+      layout: (flags & HAS_LAYOUT) === 0 ? undefined : readLayout(view, bytes, byteLength),
+      meta: readMeta(view, bytes),
+    };
+  } catch (error) {
+    throw new IpcError('received a message whose record is invalid', error as Error);
+  }
+}
+
+function readLayout(view: DataView, bytes: Uint8Array, byteLength: number): MessageLayout {
+  const ndim = view.getUint32(NDIM, true);
+  if (ndim > MAX_NDIM) throw new RangeError(`${ndim} axes are more than ${MAX_NDIM}`);
+  const shape = Array.from({ length: ndim }, (_, axis) =>
+    Number(view.getBigInt64(SHAPE + 8 * axis, true)),
+  );
+  const name = Buffer.from(bytes.subarray(DTYPE, DTYPE + DTYPE_LENGTH)).toString('latin1');
+  return checkLayout({ shape, dtype: name.replace(/\0+$/, '') }, byteLength);
+}
+
+function readMeta(view: DataView, bytes: Uint8Array): unknown {
+  const length = view.getUint32(META_LENGTH, true);
+  if (length === 0) return undefined;
+  if (length > MAX_META_BYTE_LENGTH)
+    throw new RangeError(`meta of ${length} bytes is longer than ${MAX_META_BYTE_LENGTH}`);
+  return JSON.parse(Buffer.from(bytes.subarray(META, META + length)).toString());
+}

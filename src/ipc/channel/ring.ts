@@ -1,0 +1,339 @@
+/** The memory of a channel besides its slots: a ring that the producer writes, and a seat for each consumer. */
+import { discardFd } from '../../../ffi/linux/close-fd.ts';
+import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
+import { createSealedMemfd, isSealedMemfd } from '../../../ffi/linux/memfd.ts';
+import { IpcError } from '../../errors.ts';
+import { localProcess } from '../identity.ts';
+import { ENDED, HostPage, readWord } from '../timeline/host-page.ts';
+import type { TimelinePoint } from '../timeline/point.ts';
+import type { StoredPage } from '../timeline/stored-point.ts';
+
+/** The most slots of a channel. */
+export const MAX_SLOTS = 1024;
+/** The most bytes of a message besides its slot. */
+export const RECORD_BYTE_LENGTH = 1600;
+
+const WORD_BYTE_LENGTH = 8;
+const PAGE_BYTE_LENGTH = 4096;
+const wholePages = (byteLength: number): number =>
+  Math.ceil(byteLength / PAGE_BYTE_LENGTH) * PAGE_BYTE_LENGTH;
+
+/** 64-bit words that two or more processes map. Each word is written by one of them. */
+class SharedWords implements StoredPage, Disposable {
+  readonly hostPage: HostPage;
+  /** All of the memory. Touching it after it is unmapped kills the process. */
+  readonly bytes: Uint8Array;
+  readonly #fd: number;
+  readonly #halves: Uint32Array;
+  readonly #words: BigUint64Array;
+  /** Whether waits for the words have been ended: those that are not reached never will be. */
+  #isOver = false;
+  #isClosed = false;
+
+  /** @param fd owned from now on, also if it throws */
+  private constructor(fd: number, byteLength: number) {
+    try {
+      this.hostPage = new HostPage(fd, byteLength);
+    } catch (error) {
+      discardFd(fd);
+      throw error;
+    }
+    this.#fd = fd;
+    const memory = this.hostPage.view();
+    this.bytes = new Uint8Array(memory);
+    this.#halves = new Uint32Array(memory);
+    this.#words = new BigUint64Array(memory);
+  }
+
+  /** @throws SystemError */
+  static create(name: string, byteLength: number): SharedWords {
+    return new SharedWords(createSealedMemfd(name, byteLength), byteLength);
+  }
+
+  /**
+   * Maps the memory of another process.
+   *
+   * @param fd owned from now on, also if it throws
+   * @throws IpcError for anything but sealed memory of that size: touching other memory could crash
+   * this process
+   */
+  static accept(fd: number, byteLength: number): SharedWords {
+    if (!isSealedMemfd(fd, byteLength)) {
+      discardFd(fd);
+      throw new IpcError('received a channel whose memory is not sealed memory of its size');
+    }
+    try {
+      return new SharedWords(fd, byteLength);
+    } catch (error) {
+      if (!(error instanceof SystemError)) throw error;
+      throw new IpcError('received a channel whose memory cannot be mapped', error);
+    }
+  }
+
+  get fd(): number {
+    return this.#fd;
+  }
+
+  /** The value of a word; Infinity if its waits were ended, -1 if it holds no value. */
+  read(index: number): number {
+    return this.hostPage.isUnmapped ? Number.POSITIVE_INFINITY : readWord(this.#halves, index);
+  }
+
+  write(index: number, value: number): void {
+    if (!this.hostPage.isUnmapped) Atomics.store(this.#words, index, BigInt(value));
+  }
+
+  store({ index, count }: TimelinePoint): void {
+    this.write(index, count);
+  }
+
+  isReached({ index, count }: TimelinePoint): boolean {
+    return this.#isOver || this.read(index) >= count;
+  }
+
+  /** Ends all waits of streams for the words from `begin` up to `end`. */
+  endWaits(begin: number, end: number): void {
+    this.#isOver = true;
+    if (this.hostPage.isUnmapped) return;
+    for (let index = begin; index < end; index += 1) Atomics.store(this.#words, index, ENDED);
+  }
+
+  /** Unmaps the memory once no work here can access it. */
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    closeFd(this.#fd);
+    this.hostPage.close(() => {});
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+}
+
+// ---- The ring ----
+
+/** What decides the size of a ring. */
+export interface RingSize {
+  readonly slots: number;
+  /** Whether messages have a record: those that are taken ahead have none. */
+  readonly hasRecords: boolean;
+}
+
+/** The words of a ring. Then follow, for each slot, how far it is filled, and the same at the end. */
+const PUBLISHED = 0;
+const CLOSED_AT = 1;
+const PRODUCER_SLEEPS = 2;
+const PRODUCER_PID = 3;
+const PRODUCER_NAMESPACE = 4;
+const FILLED = 8;
+
+const recordsAt = (slots: number): number => (FILLED + 2 * slots) * WORD_BYTE_LENGTH;
+const ringByteLength = ({ slots, hasRecords }: RingSize): number =>
+  wholePages(recordsAt(slots) + (hasRecords ? slots * RECORD_BYTE_LENGTH : 0));
+
+/**
+ * The words and records that the producer of a channel writes, and all consumers read. Message `n` is
+ * in slot `n % slots`. A consumer can write here, too: send a channel only to processes that you trust.
+ */
+export class Ring {
+  readonly words: SharedWords;
+  readonly slots: number;
+  readonly hasRecords: boolean;
+
+  private constructor(words: SharedWords, { slots, hasRecords }: RingSize) {
+    this.words = words;
+    this.slots = slots;
+    this.hasRecords = hasRecords;
+  }
+
+  /** @throws SystemError */
+  static create(size: RingSize): Ring {
+    const ring = new Ring(SharedWords.create('cuffi-channel', ringByteLength(size)), size);
+    ring.words.write(PRODUCER_NAMESPACE, localProcess().pidNamespace);
+    ring.words.write(PRODUCER_PID, process.pid);
+    return ring;
+  }
+
+  /** @param fd owned from now on, also if it throws @throws IpcError */
+  static accept(fd: number, size: RingSize): Ring {
+    return new Ring(SharedWords.accept(fd, ringByteLength(size)), size);
+  }
+
+  /** How many messages were published, whether or not the work before them is done. */
+  get published(): number {
+    return this.words.read(PUBLISHED);
+  }
+
+  publish(count: number): void {
+    this.words.write(PUBLISHED, count);
+  }
+
+  /** How many messages there are in all; undefined while the channel is open. */
+  get closedAt(): number | undefined {
+    const value = this.words.read(CLOSED_AT);
+    return value > 0 && Number.isFinite(value) ? value - 1 : undefined;
+  }
+
+  closeAt(count: number): void {
+    this.words.write(CLOSED_AT, count + 1);
+  }
+
+  /** Whether the producer wants to be woken up. */
+  get isProducerAsleep(): boolean {
+    return this.words.read(PRODUCER_SLEEPS) === 1;
+  }
+
+  setProducerAsleep(isAsleep: boolean): void {
+    this.words.write(PRODUCER_SLEEPS, isAsleep ? 1 : 0);
+  }
+
+  /** The producer; 0 if it is of another pid namespace. */
+  get producerPid(): number {
+    const isHere = this.words.read(PRODUCER_NAMESPACE) === localProcess().pidNamespace;
+    const pid = isHere ? this.words.read(PRODUCER_PID) : 0;
+    return Number.isInteger(pid) && pid > 0 ? pid : 0;
+  }
+
+  /** The point that is reached when the work before a message is done. */
+  filled(message: number): TimelinePoint {
+    return { index: FILLED + (message % this.slots), count: message + 1 };
+  }
+
+  /** Whether the work before a message is done. */
+  isFilled(message: number): boolean {
+    const { index, count } = this.filled(message);
+    const value = this.words.read(index);
+    // After the end of the producer the last value stands beside it.
+    const last = value === Number.POSITIVE_INFINITY ? this.words.read(index + this.slots) : value;
+    return Number.isFinite(last) && last >= count;
+  }
+
+  /**
+   * Ends the waits of streams for messages that will not come. May be called again, also by several
+   * processes: a device of the ended producer may still have written.
+   */
+  endWaits(): void {
+    const { slots, words } = this;
+    for (let index = FILLED; index < FILLED + slots; index += 1) {
+      const value = words.read(index);
+      if (Number.isFinite(value)) words.write(index + slots, Math.max(value, 0));
+    }
+    words.endWaits(FILLED, FILLED + slots);
+  }
+
+  /** The record of a message; undefined if messages have none. */
+  record(message: number): Uint8Array | undefined {
+    if (!this.hasRecords || this.words.hostPage.isUnmapped) return undefined;
+    const begin = recordsAt(this.slots) + (message % this.slots) * RECORD_BYTE_LENGTH;
+    return this.words.bytes.subarray(begin, begin + RECORD_BYTE_LENGTH);
+  }
+}
+
+// ---- The seats ----
+
+/** The words of a seat. The consumer writes the first ones, and for each slot what it has released. */
+const ASLEEP = 0;
+const WANTED = 1;
+const START = 4;
+const GRANTED = 5;
+const IS_FINISHED = 6;
+const RELEASED = 8;
+
+const seatByteLength = (slots: number): number =>
+  wholePages((RELEASED + 3 * slots) * WORD_BYTE_LENGTH);
+
+/** A message that is granted to one consumer. */
+export interface Grant {
+  readonly message: number;
+  /** Whether another consumer had it before, and ended. */
+  readonly redelivered: boolean;
+}
+
+/** The words that the producer and one consumer share. */
+export class Seat {
+  readonly words: SharedWords;
+  readonly slots: number;
+
+  private constructor(words: SharedWords, slots: number) {
+    this.words = words;
+    this.slots = slots;
+  }
+
+  /** @param start the first message for this consumer @throws SystemError */
+  static create(slots: number, start: number): Seat {
+    const seat = new Seat(SharedWords.create('cuffi-seat', seatByteLength(slots)), slots);
+    seat.words.write(START, start);
+    return seat;
+  }
+
+  /** @param fd owned from now on, also if it throws @throws IpcError */
+  static accept(fd: number, slots: number): Seat {
+    return new Seat(SharedWords.accept(fd, seatByteLength(slots)), slots);
+  }
+
+  /** The first message for this consumer. */
+  get start(): number {
+    return this.words.read(START);
+  }
+
+  /** Whether the consumer wants to be woken up. */
+  get isAsleep(): boolean {
+    return this.words.read(ASLEEP) === 1;
+  }
+
+  setAsleep(isAsleep: boolean): void {
+    this.words.write(ASLEEP, isAsleep ? 1 : 0);
+  }
+
+  /** How many grants the consumer can take, from the beginning. */
+  get wanted(): number {
+    return this.words.read(WANTED);
+  }
+
+  setWanted(count: number): void {
+    this.words.write(WANTED, count);
+  }
+
+  /** How many messages were granted, from the beginning. */
+  get granted(): number {
+    return this.words.read(GRANTED);
+  }
+
+  /** Grants a message. */
+  grant({ message, redelivered }: Grant): void {
+    const { granted, slots, words } = this;
+    const index = RELEASED + slots + 2 * (granted % slots);
+    words.write(index, message);
+    words.write(index + 1, redelivered ? 1 : 0);
+    words.write(GRANTED, granted + 1);
+  }
+
+  grantAt(count: number): Grant {
+    const index = RELEASED + this.slots + 2 * (count % this.slots);
+    return { message: this.words.read(index), redelivered: this.words.read(index + 1) === 1 };
+  }
+
+  /** Whether no message will be granted any more. */
+  get isFinished(): boolean {
+    return this.words.read(IS_FINISHED) === 1;
+  }
+
+  finish(): void {
+    this.words.write(IS_FINISHED, 1);
+  }
+
+  /** The point that is reached when the consumer has released a message. */
+  released(message: number): TimelinePoint {
+    return { index: RELEASED + (message % this.slots), count: message + 1 };
+  }
+
+  isReleased(message: number): boolean {
+    return this.words.isReached(this.released(message));
+  }
+
+  /** Ends the waits of streams for what the consumer will not release. */
+  endWaits(): void {
+    this.words.endWaits(RELEASED, RELEASED + this.slots);
+  }
+}
