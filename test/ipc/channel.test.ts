@@ -1,17 +1,18 @@
 /** Channels between real processes: every message arrives, in order, however either side ends. */
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { Device, Stream } from '../../src/index.ts';
+import { Device, DeviceBuffer, Stream } from '../../src/index.ts';
 import {
   Channel,
   type ChannelConsumer,
-  type ChannelOptions,
   type ChildPeer,
+  type ConsumerSlot,
   spawnPeer,
 } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
-import { iterations } from '../support/iterations.ts';
+import { iterations, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
+import { processState } from '../support/process-state.ts';
 import { killed, programFile } from '../support/program.ts';
 import type { Seen, Step } from './fixtures/channels.ts';
 
@@ -58,27 +59,343 @@ const range = (begin: number, end: number): number[] =>
 
 describe('a channel between processes', () => {
   for (const busyPollUs of [0, 200])
-    test(`to all, busyPollUs ${busyPollUs}: three consumers see each message`, options, async () => {
-      const others = [new Other(), new Other(), new Other()];
-      using channel = Channel.create({ ...small, busyPollUs });
+    test(
+      `to all, busyPollUs ${busyPollUs}: three consumers see each message`,
+      options,
+      async () => {
+        const others = [new Other(), new Other(), new Other()];
+        using channel = Channel.create({ ...small, busyPollUs });
+        using stream = Stream.create({ nonBlocking: true });
+        try {
+          for (const other of others) await other.ask({ do: 'take', channel, busyPollUs });
+          assert.equal(channel.consumers, 3);
+          const seen = others.map((other) => other.consume());
+          const count = iterations(200, 100_000);
+          await produce(channel, stream, count);
+          await channel.drained();
+          channel.close();
+          for (const each of await Promise.all(seen))
+            assert.deepEqual(each, {
+              messages: range(0, count),
+              wrong: [],
+              redelivered: [],
+              end: 'end',
+            });
+        } finally {
+          for (const other of others) await other[Symbol.asyncDispose]();
+        }
+      },
+    );
+
+  test(
+    'a late consumer starts at the next message, and holds up the producer from then on',
+    options,
+    async () => {
+      await using other = new Other();
+      using channel = Channel.create(small);
       using stream = Stream.create({ nonBlocking: true });
-      try {
-        for (const other of others) await other.ask({ do: 'take', channel, busyPollUs });
-        assert.equal(channel.consumers, 3);
-        const seen = others.map((other) => other.consume());
-        const count = iterations(200, 100_000);
-        await produce(channel, stream, count);
-        await channel.drained();
+      await produce(channel, stream, 10);
+      assert.deepEqual([channel.consumers, channel.published], [0, 10]);
+      await other.ask({ do: 'take', channel });
+      await produce(channel, stream, 4);
+      await stream.synchronize();
+      assert.equal(channel.tryAcquire(), undefined);
+      await assert.rejects(channel.acquire({ timeoutMs: 20 }), { name: 'TimeoutError' });
+      assert.deepEqual((await other.consume(2)).messages, [10, 11]);
+      await produce(channel, stream, 2);
+      channel.close();
+      assert.deepEqual(await other.consume(), {
+        messages: range(12, 16),
+        wrong: [],
+        redelivered: [],
+        end: 'end',
+      });
+    },
+  );
+
+  test(
+    'a message arrives when its work is done, and its slot returns when the work that uses it is',
+    options,
+    async () => {
+      await using other = new Other();
+      using channel = Channel.create({ ...small, slots: 1 });
+      using stream = Stream.create({ nonBlocking: true });
+      await other.ask({ do: 'take', channel });
+      using latch = new Latch(stream.context);
+      latch.hold(stream);
+      await produce(channel, stream, 1);
+      await other.ask({ do: 'begin', count: 1 });
+      const seen = other.ask<Seen>({ do: 'seen' });
+      assert.equal(await Promise.race([seen, sleep(50)]), 'slept');
+      latch.open();
+      assert.deepEqual((await seen).messages, [0]);
+      await produce(channel, stream, 1);
+      await other.ask({ do: 'keep', count: 1 });
+      await other.ask({ do: 'hold' });
+      await other.ask({ do: 'release' });
+      assert.equal(channel.tryAcquire(), undefined);
+      await other.ask({ do: 'open' });
+      (await channel.acquire({ timeoutMs: 10_000 })).cancel();
+    },
+  );
+
+  test(
+    'to one: each message goes to one consumer; those of a killed one go to another',
+    options,
+    async () => {
+      for (let round = 0; round < iterations(2, 100); round += 1) {
+        await using first = new Other();
+        await using second = new Other();
+        using channel = Channel.create({ ...small, deliver: 'one' });
+        using stream = Stream.create({ nonBlocking: true });
+        for (const other of [first, second]) await other.ask({ do: 'take', channel });
+        await produce(channel, stream, 2);
+        assert.deepEqual((await first.consume(1)).messages, [0]);
+        assert.deepEqual((await first.ask<Seen>({ do: 'keep', count: 1 })).messages, [1]);
+        await produce(channel, stream, 3);
+        const seen = second.consume();
+        const killing = sleep(round % 5).then(() => first.child.process.kill('SIGKILL'));
+        await produce(channel, stream, 50);
+        await killing;
         channel.close();
-        for (const each of await Promise.all(seen))
-          assert.deepEqual(each, {
-            messages: range(0, count),
-            wrong: [],
-            redelivered: [],
-            end: 'end',
-          });
-      } finally {
-        for (const other of others) await other[Symbol.asyncDispose]();
+        const { messages, wrong, redelivered, end } = await seen;
+        assert.deepEqual(
+          [[...messages].sort((a, b) => a - b), wrong, end],
+          [range(1, 55), [], 'end'],
+        );
+        assert.deepEqual(redelivered, [1]);
+      }
+    },
+  );
+
+  test('to one: the messages are shared out, and none is lost or doubled', options, async () => {
+    const others = [new Other(), new Other(), new Other()];
+    try {
+      using channel = Channel.create({ ...small, deliver: 'one' });
+      using stream = Stream.create({ nonBlocking: true });
+      for (const other of others) await other.ask({ do: 'take', channel });
+      const seen = others.map((other) => other.consume());
+      const count = iterations(300, 100_000);
+      await produce(channel, stream, count);
+      await channel.drained({ timeoutMs: 30_000 });
+      channel.close();
+      const all = await Promise.all(seen);
+      const messages = all.flatMap((each) => each.messages).sort((a, b) => a - b);
+      assert.deepEqual(messages, range(0, count));
+      assert.deepEqual(
+        all.flatMap(({ wrong, redelivered }) => [...wrong, ...redelivered]),
+        [],
+      );
+      assert.deepEqual(
+        all.map(({ end }) => end),
+        ['end', 'end', 'end'],
+      );
+      assert.ok(all.every((each) => each.messages.length > 0));
+    } finally {
+      for (const other of others) await other[Symbol.asyncDispose]();
+    }
+  });
+
+  for (const deliver of ['all', 'one'] as const)
+    test(
+      `to ${deliver}: what a killed producer has not completed is not delivered`,
+      options,
+      async () => {
+        for (let round = 0; round < iterations(2, 100); round += 1) {
+          await using other = new Other();
+          const channel = await consumerOf(other, { ...small, deliver });
+          await other.ask({ do: 'produce', count: 2 });
+          const first = await channel.receive();
+          first?.release();
+          await other.ask({ do: 'produceHeld', from: 2 });
+          const rest: number[] = [];
+          const ended = (async () => {
+            for await (const slot of channel) {
+              rest.push(slot.message);
+              slot.release();
+            }
+          })();
+          await sleep(round % 3);
+          const killedAt = performance.now();
+          other.child.process.kill('SIGKILL');
+          await assert.rejects(ended, { name: 'PeerGoneError', message: /without closing it/ });
+          assert.ok(performance.now() - killedAt < 1000 + 10_000 * Number(emulated));
+          if (deliver === 'all') assert.deepEqual(rest, [1]);
+          channel.close();
+        }
+      },
+    );
+
+  test('a killed consumer holds up no one', options, async () => {
+    for (let round = 0; round < iterations(2, 100); round += 1) {
+      await using first = new Other();
+      await using second = new Other();
+      using channel = Channel.create(small);
+      using stream = Stream.create({ nonBlocking: true });
+      for (const other of [first, second]) await other.ask({ do: 'take', channel });
+      const seen = second.consume();
+      await produce(channel, stream, 4);
+      await first.ask({ do: 'keep', count: 1 + (round % 4) });
+      const blocked = produce(channel, stream, 20);
+      first.child.process.kill('SIGKILL');
+      await blocked;
+      channel.close();
+      assert.deepEqual((await seen).messages, range(0, 24));
+    }
+  });
+
+  test('a consumer that closes gives its slots back', options, async () => {
+    await using other = new Other();
+    using channel = Channel.create(small);
+    using stream = Stream.create({ nonBlocking: true });
+    await other.ask({ do: 'take', channel });
+    await produce(channel, stream, 4);
+    await other.ask({ do: 'keep', count: 4 });
+    await other.ask({ do: 'close' });
+    await produce(channel, stream, 8);
+    await until(() => channel.consumers === 0);
+  });
+
+  test('a consumer drains what a producer published before it ended', options, async () => {
+    await using other = new Other();
+    const channel = await consumerOf(other, small);
+    await other.ask({ do: 'produce', count: 3 });
+    await other.ask({ do: 'close' });
+    await other[Symbol.asyncDispose]();
+    const seen: number[] = [];
+    for await (const slot of channel) {
+      seen.push(slot.message);
+      slot.release();
+    }
+    assert.deepEqual(seen, [0, 1, 2]);
+    assert.equal(await channel.receive(), undefined);
+    channel.close();
+  });
+
+  for (const [here, there] of placements())
+    test(
+      `devices ${here} and ${there}: streams wait for slots on both sides`,
+      options,
+      async () => {
+        await using other = new Other(there);
+        const theirs = await consumerOf(other, { ...small, slots: 2, ahead: true });
+        assert.equal(theirs.device.ordinal, there);
+        using stream = Stream.create({ device: here, nonBlocking: true });
+        using results = DeviceBuffer.allocate(64 * 10, { device: here });
+        const slots: ConsumerSlot[] = [];
+        let at = 0;
+        for await (const slot of theirs.ahead(stream)) {
+          slot.buffer.copyTo(results.subarray(64 * at, 64 * (at + 1)), { stream });
+          slot.release({ stream });
+          slots.push(slot);
+          at += 1;
+          if (at === 10) break;
+        }
+        // All is queued here before anything was filled there.
+        assert.equal(stream.done, false);
+        await other.ask({ do: 'produceAhead', count: 10 });
+        await stream.synchronize();
+        const values = new Uint32Array((await results.copyToHost()).buffer);
+        assert.deepEqual(
+          range(0, 10),
+          range(0, 10).map((message) => values[16 * message]),
+        );
+        assert.deepEqual(
+          await Promise.all(slots.map((slot) => slot.filled())),
+          slots.map(() => true),
+        );
+        await other.ask({ do: 'close' });
+        for await (const _ of theirs.ahead(stream)) assert.fail('the channel is closed');
+        theirs.close();
+      },
+    );
+
+  for (const end of ['close', 'kill'] as const)
+    test(`streams that wait for slots go on after the producer's ${end}`, options, async () => {
+      for (let round = 0; round < iterations(2, 100); round += 1) {
+        await using other = new Other();
+        const channel = await consumerOf(other, { ...small, ahead: true });
+        using stream = Stream.create({ nonBlocking: true });
+        await other.ask({ do: 'produceAhead', count: 1 });
+        const ahead = channel.ahead(stream);
+        const slots: ConsumerSlot[] = [];
+        for (let message = 0; message < 3; message += 1) {
+          const slot = (await ahead.next()).value as ConsumerSlot;
+          slots.push(slot);
+          slot.release({ stream });
+        }
+        assert.equal(stream.done, false);
+        if (end === 'close') await other.ask({ do: 'close' });
+        else other.child.process.kill('SIGKILL');
+        await stream.synchronize();
+        const filled = await Promise.allSettled(slots.map((slot) => slot.filled()));
+        assert.deepEqual(
+          filled.map((each) => (each.status === 'fulfilled' ? each.value : each.reason.name)),
+          end === 'close' ? [true, false, false] : [true, 'PeerGoneError', 'PeerGoneError'],
+        );
+        if (end === 'close') assert.equal((await ahead.next()).done, true);
+        else await assert.rejects(ahead.next(), { name: 'PeerGoneError' });
+        channel.close();
       }
     });
+
+  test(
+    "a producer's stream goes on when a consumer that it waits for is killed",
+    options,
+    async () => {
+      for (let round = 0; round < iterations(2, 100); round += 1) {
+        await using other = new Other();
+        using channel = Channel.create({ ...small, slots: 2, ahead: true });
+        using stream = Stream.create({ nonBlocking: true });
+        await other.ask({ do: 'take', channel });
+        for (let at = 0; at < 4; at += 1) {
+          const slot = await channel.acquire({ stream });
+          slot.array.fill(slot.message, { stream });
+          slot.publish({ stream });
+        }
+        assert.equal(stream.done, false);
+        other.child.process.kill('SIGKILL');
+        await stream.synchronize();
+        await channel.drained({ timeoutMs: 10_000 });
+        assert.equal(channel.consumers, 0);
+      }
+    },
+  );
+
+  test('many messages: memory, descriptors and mappings stay as they are', options, async () => {
+    await using other = new Other();
+    using channel = Channel.create({ ...small, slots: 8 });
+    using stream = Stream.create({ nonBlocking: true });
+    await other.ask({ do: 'take', channel });
+    const count = iterations(2000, 1_000_000);
+    await other.ask({ do: 'begin', count: count + 200 });
+    await produce(channel, stream, 100);
+    await channel.drained();
+    const before = processState();
+    const theirs = await other.ask({ do: 'state' });
+    await produce(channel, stream, count);
+    await channel.drained();
+    assert.deepEqual(processState(), before);
+    assert.deepEqual(await other.ask({ do: 'state' }), theirs);
+    await produce(channel, stream, 100);
+    const { messages, wrong } = await other.ask<Seen>({ do: 'seen' });
+    assert.deepEqual([messages, wrong], [range(0, count + 200), []]);
+  });
 });
+
+/** A channel that another process produces, as this process consumes it. */
+async function consumerOf(
+  other: Other,
+  init: NonNullable<Step['options']>,
+): Promise<ChannelConsumer> {
+  return other.ask<ChannelConsumer>({ do: 'create', options: init });
+}
+
+const sleep = (ms: number): Promise<string> =>
+  new Promise((resolve) => setTimeout(() => resolve('slept'), ms));
+
+/** The devices of the two processes: the same one, and different ones if there are two. */
+function placements(): (readonly [here: number, there: number])[] {
+  const same = [0, 0] as const;
+  return Device.count > 1 ? [same, [0, 1]] : [same];
+}

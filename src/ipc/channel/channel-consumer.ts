@@ -11,7 +11,7 @@ import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { pollInBackground } from '../../poller.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
 import { assertInternal, checkInstance, checkInteger } from '../../validate.ts';
-import { storeBehind } from '../timeline/stored-point.ts';
+import { StoreTracker } from '../timeline/store-tracker.ts';
 import { enqueueWait } from '../timeline/stream-waits.ts';
 import {
   checkAheadStream,
@@ -256,6 +256,7 @@ class Consumer {
   readonly #memory: DeviceBuffer;
   readonly #views: SlotViews;
   readonly #pipes: WakePipes;
+  readonly #stores: StoreTracker;
   readonly #onReleased: (() => void) | undefined;
   /** The next message; with `deliver: 'one'`, how many grants were taken. */
   #next: number;
@@ -284,6 +285,7 @@ class Consumer {
     this.#next = deliver === 'one' ? 0 : start;
     this.#filledUpTo = this.#next;
     this.sleepers = new Sleepers((isAsleep) => seat.setAsleep(isAsleep));
+    this.#stores = new StoreTracker(seat.words, () => this.#wakeProducer(), isAhead);
     this.#pipes = init.openPipes(() => this.#onWake());
   }
 
@@ -303,12 +305,14 @@ class Consumer {
 
   /** Returns the next message; undefined at the end. */
   async take(wait: Wait): Promise<Taken | undefined> {
-    let found: Found;
-    await this.sleepers.wait(() => {
+    wait.signal?.throwIfAborted();
+    let found = this.#look();
+    const poll = (): boolean => {
       this.assertOpen();
       found = this.#look();
       return found !== undefined;
-    }, wait);
+    };
+    if (found === undefined) await this.sleepers.wait(poll, wait);
     return found === 'end' ? undefined : found;
   }
 
@@ -387,30 +391,37 @@ class Consumer {
 
   /** Makes a stream wait for the next message, and returns its number; undefined at the end. */
   async takeAhead(stream: Stream, wait: Wait): Promise<number | undefined> {
-    let taken: number | undefined;
-    await this.sleepers.wait(() => {
-      this.assertOpen();
-      const { ring } = this;
-      const isProducerGone = this.#pipes.hasEnded;
-      const message = this.#next;
-      const { closedAt } = ring;
-      if (closedAt !== undefined && message >= closedAt) return true;
-      if (isProducerGone && !ring.isFilled(message)) throw this.#goneError();
-      if (this.#held.has(message - ring.slots))
-        throw new CuffiError(
-          `message ${message} needs the slot of message ${message - ring.slots}: release that first`,
-        );
-      if (!this.#hasRoomAhead(message)) return false;
-      if (!ring.isFilled(message)) {
-        const point = ring.filled(message);
-        if (enqueueWait(ring.words, point, this.context, stream) === 'full') return false;
-      }
-      taken = message;
-      this.#held.add(message);
-      this.#next += 1;
-      return true;
-    }, wait);
-    return taken;
+    let taken = this.#tryTakeAhead(stream);
+    const poll = (): boolean => {
+      taken = this.#tryTakeAhead(stream);
+      return taken !== undefined;
+    };
+    if (taken === undefined) await this.sleepers.wait(poll, wait);
+    return taken === 'end' ? undefined : taken;
+  }
+
+  /** As {@link takeAhead}, without waiting: undefined if there is no room now. */
+  #tryTakeAhead(stream: Stream): number | 'end' | undefined {
+    this.assertOpen();
+    const { ring } = this;
+    const isProducerGone = this.#pipes.hasEnded;
+    const message = this.#next;
+    const { closedAt } = ring;
+    if (closedAt !== undefined && message >= closedAt) return 'end';
+    const isFilled = ring.isFilled(message);
+    if (isProducerGone && !isFilled) throw this.#goneError();
+    if (this.#held.has(message - ring.slots))
+      throw new CuffiError(
+        `message ${message} needs the slot of message ${message - ring.slots}: release that first`,
+      );
+    if (!this.#hasRoomAhead(message)) return undefined;
+    if (!isFilled) {
+      const wait = enqueueWait(ring.words, ring.filled(message), stream.context, stream);
+      if (wait === 'full') return undefined;
+    }
+    this.#held.add(message);
+    this.#next += 1;
+    return message;
   }
 
   #hasRoomAhead(message: number): boolean {
@@ -439,10 +450,9 @@ class Consumer {
 
   release(message: number, stream: Stream | undefined): void {
     this.assertOpen();
-    const seat = this.#seat;
-    storeBehind(seat.words, seat.released(message), this.context, stream, () =>
-      this.#wakeProducer(),
-    );
+    const context = stream?.context ?? this.context;
+    if (context !== this.context) this.context.workTracker.addOtherContext(context.workTracker);
+    this.#stores.store(this.#seat.released(message), context, stream);
     this.#held.delete(message);
   }
 

@@ -19,7 +19,7 @@ import { releaseOrWarn, ShareableResource } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { pollInBackground } from '../../poller.ts';
-import { type Stream, streamOf } from '../../stream.ts';
+import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
 import {
   assertInternal,
   checkBoolean,
@@ -27,7 +27,7 @@ import {
   checkOptions,
   formatValue,
 } from '../../validate.ts';
-import { storeBehind } from '../timeline/stored-point.ts';
+import { StoreTracker } from '../timeline/store-tracker.ts';
 import { enqueueWait } from '../timeline/stream-waits.ts';
 import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './message.ts';
 import { MAX_SLOTS, Ring, Seat } from './ring.ts';
@@ -188,18 +188,23 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
       'channel.acquire',
     );
     const wait = beginWait(limits, 'waiting for a free slot');
-    const chosen = streamOf(stream);
     this.assertOpen();
-    if (!chosen) return this.#slot(await this.#producer.acquire(wait));
-    checkAheadStream(chosen, this.#producer.isAhead);
-    return this.#slot(await this.#producer.acquireAhead(chosen, wait));
+    const chosen = streamOf(stream);
+    if (chosen) checkAheadStream(chosen, this.#producer.isAhead);
+    wait.signal?.throwIfAborted();
+    return new ProducerSlot<D>(this.#producer, await this.#producer.acquire(chosen, wait));
   }
 
-  /** Returns a free slot, or undefined if there is none. @throws ClosedError */
-  tryAcquire(): ProducerSlot<D> | undefined {
+  /**
+   * As {@link acquire}, without waiting: undefined if there is no free slot, or, with a stream, if no
+   * more waits may be queued now.
+   */
+  tryAcquire(options?: StreamOption): ProducerSlot<D> | undefined {
+    const stream = streamOption(options, 'channel.tryAcquire');
     this.assertOpen();
-    const message = this.#producer.tryAcquire();
-    return message === undefined ? undefined : this.#slot(message);
+    if (stream) checkAheadStream(stream, this.#producer.isAhead);
+    const message = this.#producer.tryAcquire(stream);
+    return message === undefined ? undefined : new ProducerSlot<D>(this.#producer, message);
   }
 
   /**
@@ -228,10 +233,6 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
   protected override describe(): Details {
     const { ring, layout, deliver } = this.#producer;
     return [`${ring.slots} slots of ${layout.dtype.name} [${layout.shape.join(', ')}]`, deliver];
-  }
-
-  #slot(message: number): ProducerSlot<D> {
-    return new ProducerSlot<D>(this.#producer, message);
   }
 }
 
@@ -375,6 +376,7 @@ export class Producer {
   readonly isReadOnly: boolean;
   readonly sleepers: Sleepers;
   readonly #views: SlotViews;
+  readonly #stores: StoreTracker;
   readonly #seats = new Set<ProducerSeat>();
   /** Seats whose descriptors were not exported yet. */
   readonly #unsent: ProducerSeat[] = [];
@@ -411,6 +413,11 @@ export class Producer {
     this.isAhead = init.isAhead;
     this.isReadOnly = init.isReadOnly;
     this.#views = new SlotViews(memory.buffer, stride, byteLength, layout);
+    const onStored = (error?: unknown): void => {
+      if (error !== undefined) this.#fail(error);
+      else this.#wakeConsumers();
+    };
+    this.#stores = new StoreTracker(ring.words, onStored, this.isAhead);
     // Grants are asked for at any time.
     const isAlwaysAsleep = this.deliver === 'one';
     this.sleepers = new Sleepers((isAsleep) => ring.setProducerAsleep(isAsleep || isAlwaysAsleep));
@@ -490,56 +497,48 @@ export class Producer {
 
   // ---- Acquiring ----
 
-  tryAcquire(): number | undefined {
+  /** @param stream waits for the slot, if given */
+  tryAcquire(stream?: Stream): number | undefined {
     this.assertOpen();
     const previous = this.#acquired - this.ring.slots;
-    if (!this.#isFree(previous)) return undefined;
+    if (!(stream ? this.#enqueueWaits(previous, stream) : this.#isFree(previous))) return undefined;
     this.#skipped.delete(previous);
     this.#holders.delete(previous);
     this.#acquired += 1;
     return this.#acquired - 1;
   }
 
-  async acquire(wait: Wait): Promise<number> {
-    let message: number | undefined;
+  async acquire(stream: Stream | undefined, wait: Wait): Promise<number> {
+    let message = this.tryAcquire(stream);
     const poll = (): boolean => {
-      message = this.tryAcquire();
+      message = this.tryAcquire(stream);
       return message !== undefined;
     };
-    await this.sleepers.wait(poll, wait);
+    if (message === undefined) await this.sleepers.wait(poll, wait);
     return message as number;
   }
 
-  /** Acquires a slot that a stream waits for. */
-  async acquireAhead(stream: Stream, wait: Wait): Promise<number> {
-    let message: number | undefined;
-    const poll = (): boolean => {
-      this.assertOpen();
-      const previous = this.#acquired - this.ring.slots;
-      if (previous >= this.#published)
-        throw new CuffiError(`the slot of message ${previous} was not published: publish it first`);
-      if (previous >= 0 && !this.#enqueueWaits(previous, stream)) return false;
-      message = this.#acquired;
-      this.#acquired += 1;
-      return true;
-    };
-    await this.sleepers.wait(poll, wait);
-    return message as number;
-  }
-
-  /** Returns false if there is no room for the waits now. */
+  /**
+   * Makes a stream wait until nobody uses a message. Returns false if there is no room for that now.
+   *
+   * @throws CuffiError if the message was not published
+   */
   #enqueueWaits(message: number, stream: Stream): boolean {
+    if (message < 0) return true;
+    if (message >= this.#published)
+      throw new CuffiError(`the slot of message ${message} was not published: publish it first`);
     const { ring } = this;
-    if (!ring.isFilled(message)) {
-      const wait = enqueueWait(ring.words, ring.filled(message), this.context, stream);
-      if (wait === 'full') return false;
-    }
+    let isReleasedByOthers = false;
     for (const { seat, isGone } of this.#seats) {
-      if (isGone || seat.start > message || seat.isReleased(message)) continue;
-      const wait = enqueueWait(seat.words, seat.released(message), this.context, stream);
+      if (isGone || seat.start > message) continue;
+      isReleasedByOthers = true;
+      if (seat.isReleased(message)) continue;
+      const wait = enqueueWait(seat.words, seat.released(message), stream.context, stream);
       if (wait === 'full') return false;
     }
-    return true;
+    // Whoever has released it has waited until it was filled.
+    if (isReleasedByOthers || ring.isFilled(message)) return true;
+    return enqueueWait(ring.words, ring.filled(message), stream.context, stream) !== 'full';
   }
 
   /** Whether nobody uses a message any more. */
@@ -579,10 +578,8 @@ export class Producer {
       : undefined;
     const record = this.ring.record(message);
     if (record) writeRecord(record, { layout }, encoded);
-    storeBehind(this.ring.words, this.ring.filled(message), this.context, stream, (error) => {
-      if (error !== undefined) this.#fail(error);
-      else this.#wakeConsumers();
-    });
+    const context = stream?.context ?? this.context;
+    this.#stores.store(this.ring.filled(message), context, stream);
     this.#end(message);
   }
 

@@ -6,7 +6,7 @@ import { IpcError } from '../../errors.ts';
 import { localProcess } from '../identity.ts';
 import { ENDED, HostPage, readWord } from '../timeline/host-page.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
-import type { StoredPage } from '../timeline/stored-point.ts';
+import type { StoredPage } from '../timeline/store-tracker.ts';
 
 /** The most slots of a channel. */
 export const MAX_SLOTS = 1024;
