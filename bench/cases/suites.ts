@@ -1,6 +1,7 @@
 import { arrayCases } from './arrays.ts';
 import { callCases } from './calls.ts';
 import type { Case } from './case.ts';
+import { channelCases } from './channels.ts';
 import { compileCases } from './compile.ts';
 import { copyCases } from './copies.ts';
 import { eventLoopCases } from './event-loop.ts';
@@ -17,6 +18,7 @@ export const suites: Readonly<Record<string, readonly Case[]>> = {
   calls: callCases,
   waiting: waitingCases,
   'hand-over': handOverCases,
+  channels: channelCases,
   memory: memoryCases,
   copies: copyCases,
   arrays: arrayCases,

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import type { Duplex } from 'node:stream';
 import { type DeviceBuffer, pin, Stream } from 'cuffi';
 import { closeFd, createMemfd, mapShared } from 'cuffi/ffi';
-import { type ChildPeer, spawnPeer, Timeline } from 'cuffi/ipc';
+import { type Channel, type ChannelConsumer, type ChildPeer, spawnPeer, Timeline } from 'cuffi/ipc';
 import type { DriverChoice } from '../results.ts';
 
 /** The child's end of a pair of Unix sockets, for node:net. */
@@ -32,6 +32,15 @@ export interface Rounds {
   readonly first: number;
   readonly count: number;
 }
+
+/** What the consuming child is sent: a channel, or how many slots to take ahead of which one. */
+export type ReceivedChannelOrder =
+  | {
+      readonly channel: ChannelConsumer;
+      readonly busyPollUs: number;
+      readonly isAhead: boolean;
+    }
+  | { readonly ahead: number; readonly count: number };
 
 const START_TIMEOUT_MS = 60_000;
 
@@ -280,6 +289,50 @@ export class Answering {
   }
 }
 
+/** A process that consumes channels. */
+export class ConsumingChild {
+  readonly isEmulated: boolean;
+  readonly #peer: ChildPeer;
+  readonly #stream = Stream.create({ nonBlocking: true });
+  #channels = 0;
+
+  private constructor(driver: DriverChoice, peer: ChildPeer) {
+    this.isEmulated = driver.emulated;
+    this.#peer = peer;
+  }
+
+  static async start(driver: DriverChoice): Promise<ConsumingChild> {
+    return new ConsumingChild(
+      driver,
+      await start(driver, { program: 'channel-child.ts', args: [] }),
+    );
+  }
+
+  /** Sends a channel; returns its number for {@link queueAhead}. */
+  async give(channel: Channel, isAhead: boolean): Promise<number> {
+    const { busyPollUs } = channel;
+    await this.#ask({ channel, busyPollUs, isAhead });
+    this.#channels += 1;
+    return this.#channels - 1;
+  }
+
+  /** The child's stream waits for so many slots, and releases them. */
+  queueAhead(channel: number, count: number): Promise<void> {
+    return this.#ask({ ahead: channel, count });
+  }
+
+  async end(): Promise<void> {
+    await end(this.#peer);
+    this.#stream.close();
+  }
+
+  async #ask(order: object): Promise<void> {
+    const stream = this.#stream;
+    await this.#peer.send(order as { readonly ahead: number }, { stream });
+    await this.#peer.receive({ stream });
+  }
+}
+
 /** Memory of both processes, mapped twice here: once pageable, once page-locked. */
 class SharedMemory {
   readonly pageable: Uint8Array;
@@ -303,13 +356,14 @@ class SharedMemory {
 /** Longer than a reply takes, so that neither end sleeps. */
 const BUSY_POLL_US = 200;
 
-/** The children of a pass: a receiver for all cases, which stays warm, a copying and an answering child. */
+/** The children of a pass: a receiver for all cases, which stays warm, and others. */
 export class Children {
   readonly #driver: DriverChoice;
   #receiver: Receiver | undefined;
   #polling: Receiver | undefined;
   #copying: CopyingChild | undefined;
   #answering: Answering | undefined;
+  #consuming: ConsumingChild | undefined;
   readonly #known = new Set<object>();
 
   constructor(driver: DriverChoice) {
@@ -332,6 +386,11 @@ export class Children {
     return this.#answering;
   }
 
+  async consuming(): Promise<ConsumingChild> {
+    this.#consuming ??= await ConsumingChild.start(this.#driver);
+    return this.#consuming;
+  }
+
   /** A new one is started if the size differs. */
   async copyingChild(byteLength: number): Promise<CopyingChild> {
     const { isEnded = true } = this.#copying ?? {};
@@ -350,7 +409,8 @@ export class Children {
 
   /** Ends all; they are started again when they are needed. */
   async end(): Promise<void> {
-    const ended = [this.#receiver, this.#polling, this.#copying, this.#answering];
+    const ended = [this.#receiver, this.#polling, this.#copying, this.#answering, this.#consuming];
+    this.#consuming = undefined;
     this.#receiver = undefined;
     this.#polling = undefined;
     this.#answering = undefined;

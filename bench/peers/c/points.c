@@ -112,10 +112,32 @@ static long long time_queued(long calls, size_t bytes) {
   return now() - start;
 }
 
+/* A ring of slots: the stream here waits until the slot of so many rounds before was released. */
+static long long time_ring(long calls, long slots) {
+  unsigned long long first = last;
+  hand_over(&(struct request){ .kind = QUEUE, .point = last + 1, .points = calls }, -1);
+  long long start = now();
+  for (long call = 0; call < calls; call++) {
+    last += 1;
+    if (last > first + slots) wait_for_point(&page, DONE, last - slots);
+    write_point(&page, READY, last);
+  }
+  for (long long looks = 0; page.words[DONE] < last; looks++)
+    if (looks > MOST_LOOKS) fail("the slots are not released");
+  return now() - start;
+}
+
+static long long time_ring_1(long calls, size_t bytes) { return (void)bytes, time_ring(calls, 1); }
+static long long time_ring_8(long calls, size_t bytes) { return (void)bytes, time_ring(calls, 8); }
+static long long time_ring_64(long calls, size_t bytes) { return (void)bytes, time_ring(calls, 64); }
+
 const struct batch point_batches[] = {
   { "handOver.mappedPoints", open_mapped_points, .timed = time_mapped_points },
   { "handOver.polled", open_polled, .timed = time_polled },
   { "handOver.queued", open_polled, .timed = time_queued },
+  { "handOver.ring.1", open_polled, .timed = time_ring_1 },
+  { "handOver.ring.8", open_polled, .timed = time_ring_8 },
+  { "handOver.ring.64", open_polled, .timed = time_ring_64 },
   { NULL, NULL, NULL },
 };
 

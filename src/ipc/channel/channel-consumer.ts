@@ -285,7 +285,11 @@ class Consumer {
     this.#next = deliver === 'one' ? 0 : start;
     this.#filledUpTo = this.#next;
     this.sleepers = new Sleepers((isAsleep) => seat.setAsleep(isAsleep));
-    this.#stores = new StoreTracker(seat.words, () => this.#wakeProducer(), isAhead);
+    this.#stores = new StoreTracker(seat.words, {
+      onStored: () => this.#wakeProducer(),
+      isAwaited: () => ring.isProducerAsleep,
+      isLazy: isAhead,
+    });
     this.#pipes = init.openPipes(() => this.#onWake());
   }
 

@@ -413,11 +413,14 @@ export class Producer {
     this.isAhead = init.isAhead;
     this.isReadOnly = init.isReadOnly;
     this.#views = new SlotViews(memory.buffer, stride, byteLength, layout);
-    const onStored = (error?: unknown): void => {
-      if (error !== undefined) this.#fail(error);
-      else this.#wakeConsumers();
-    };
-    this.#stores = new StoreTracker(ring.words, onStored, this.isAhead);
+    this.#stores = new StoreTracker(ring.words, {
+      onStored: (error) => {
+        if (error !== undefined) this.#fail(error);
+        else this.#wakeConsumers();
+      },
+      isAwaited: () => this.#isAnyAsleep,
+      isLazy: this.isAhead,
+    });
     // Grants are asked for at any time.
     const isAlwaysAsleep = this.deliver === 'one';
     this.sleepers = new Sleepers((isAsleep) => ring.setProducerAsleep(isAsleep || isAlwaysAsleep));
@@ -615,6 +618,11 @@ export class Producer {
     this.ring.publish(this.#published);
     this.#grantPending();
     this.#wakeConsumers();
+  }
+
+  get #isAnyAsleep(): boolean {
+    for (const { seat } of this.#seats) if (seat.isAsleep) return true;
+    return false;
   }
 
   #wakeConsumers(): void {

@@ -29,20 +29,23 @@ export class Sleepers {
       if (!isOver) throw error;
     });
     if (busyPollUs === 0 || isOver) return waited;
-    const pollable: Pollable = {
-      durationUs: busyPollUs,
-      poll: () => {
-        if (isOver || limits.signal?.aborted) return 'over';
-        try {
-          return isDone() ? 'over' : 'nothing';
-        } catch {
-          // The other poll throws it again.
+    return new Promise((resolve, reject) => {
+      waited.then(resolve, reject);
+      const pollable: Pollable = {
+        durationUs: busyPollUs,
+        poll() {
+          try {
+            if (limits.signal?.aborted) return 'over';
+            if (!isDone()) return 'nothing';
+            resolve();
+          } catch {
+            // The other poll throws it again.
+          }
           return 'over';
-        }
-      },
-    };
-    busyPoll(pollable);
-    return waited;
+        },
+      };
+      busyPoll(pollable);
+    });
   }
 
   /** Polls all waits again. */

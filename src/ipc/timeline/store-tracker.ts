@@ -24,27 +24,29 @@ interface QueuedStore {
   readonly stream: Stream | undefined;
 }
 
+/** Who hears of stores. */
+export interface StoreListener {
+  /** Called on the event loop when points are stored, or with the error of a context that lost them. */
+  onStored(error?: unknown): void;
+  /** Whether somebody sleeps until the next point is stored. */
+  isAwaited(): boolean;
+  /** Whether `onStored` may be late while later stores are queued, which makes many of them cheaper. */
+  readonly isLazy: boolean;
+}
+
 /**
  * Stores points when the work of streams is done: by the device, or by the host if the device cannot,
  * or if the stream has no room behind a wait. The process stays alive until they are stored.
  */
 export class StoreTracker {
   readonly #page: StoredPage;
-  readonly #onStored: (error?: unknown) => void;
-  readonly #isLazy: boolean;
+  readonly #listener: StoreListener;
   #isTracking = false;
   #latest: QueuedStore | undefined;
 
-  /**
-   * @param onStored called on the event loop when points are stored, or with the error of a context
-   * whose work is lost
-   * @param isLazy whether `onStored` may be late while later stores are queued, which makes many of
-   * them cheaper
-   */
-  constructor(page: StoredPage, onStored: (error?: unknown) => void, isLazy: boolean) {
+  constructor(page: StoredPage, listener: StoreListener) {
     this.#page = page;
-    this.#onStored = onStored;
-    this.#isLazy = isLazy;
+    this.#listener = listener;
   }
 
   /**
@@ -57,43 +59,74 @@ export class StoreTracker {
     assertNotCapturing('signaling another process');
     const isByDevice = storeFromDevice(this.#page, point, context, stream);
     if (isByDevice && this.#page.isReached(point)) {
-      this.#onStored();
+      this.#listener.onStored();
       return;
     }
     const queued = { point, context, stream };
-    if (isByDevice && this.#isLazy && this.#isTracking) this.#latest = queued;
+    const { isLazy, isAwaited } = this.#listener;
+    if (isByDevice && isLazy && this.#isTracking) this.#latest = queued;
+    else if (isByDevice && !isAwaited()) this.#poll(queued);
     else this.#track(queued, isByDevice);
+  }
+
+  /** Polls, which is cheaper than an event, and up to a millisecond late. */
+  #poll(queued: QueuedStore): void {
+    const page = this.#page;
+    let begun = 0;
+    this.#isTracking = true;
+    const isOver = (): boolean => {
+      if (page.isReached(queued.point)) return true;
+      begun ||= performance.now();
+      return performance.now() - begun > POLL_MS;
+    };
+    void pollUntil(isOver).then(() => {
+      if (page.isReached(queued.point)) this.#end();
+      else this.#trackAgain(queued);
+    });
   }
 
   #track({ point, context, stream }: QueuedStore, isByDevice: boolean): void {
     const page = this.#page;
-    const event = InternalEvent.behind(context, stream?.closed === true ? undefined : stream);
+    const event = InternalEvent.behind(context, stream);
     const isStored = (): boolean => (isByDevice && page.isReached(point)) || event.isDone;
     this.#isTracking = true;
-    const end = (error?: unknown): void => {
-      this.#isTracking = false;
-      event[Symbol.dispose]();
-      this.#onStored(error);
-      if (error === undefined) this.#trackLatest();
-    };
-    pollUntil(isStored, {}, undefined, event.armWakeUp).then(() => {
-      // After a reset of the context the device stores nothing any more.
-      if (!page.isReached(point)) page.store(point);
-      end();
-    }, end);
+    pollUntil(isStored, {}, undefined, event.armWakeUp).then(
+      () => {
+        // After a reset of the context the device stores nothing any more.
+        if (!page.isReached(point)) page.store(point);
+        event[Symbol.dispose]();
+        this.#end();
+      },
+      (error: unknown) => {
+        event[Symbol.dispose]();
+        this.#isTracking = false;
+        this.#listener.onStored(error);
+      },
+    );
   }
 
-  #trackLatest(): void {
+  #end(): void {
+    this.#isTracking = false;
+    this.#listener.onStored();
     const latest = this.#latest;
     this.#latest = undefined;
-    if (!latest || this.#page.isReached(latest.point)) return;
+    if (latest && !this.#page.isReached(latest.point)) this.#trackAgain(latest);
+  }
+
+  /** Tracks a store behind all that its stream has queued since. */
+  #trackAgain(queued: QueuedStore): void {
+    const { context, stream } = queued;
     try {
-      this.#track(latest, true);
+      this.#track({ ...queued, stream: stream?.closed ? undefined : stream }, true);
     } catch (error) {
-      this.#onStored(error);
+      this.#isTracking = false;
+      this.#listener.onStored(context.isLost ? error : undefined);
     }
   }
 }
+
+/** After so long, an event shows whether the context is lost. */
+const POLL_MS = 1000;
 
 /** Returns false if the host must store it. */
 function storeFromDevice(

@@ -1,0 +1,37 @@
+/**
+ * Consumes the channels that it is sent. A channel that streams wait for is taken ahead, as many slots
+ * as it is asked for, and it replies when they are queued. Of any other it releases each message.
+ */
+import { Stream } from 'cuffi';
+import { type ChannelConsumer, parentPeer } from 'cuffi/ipc';
+import type { ReceivedChannelOrder } from '../ways/children.ts';
+
+const parent = parentPeer<ReceivedChannelOrder, null>();
+const idle = Stream.create({ nonBlocking: true });
+const consumers: { readonly channel: ChannelConsumer; readonly stream: Stream }[] = [];
+
+async function releaseAll({ channel, stream }: (typeof consumers)[number]): Promise<void> {
+  for await (const slot of channel) slot.release({ stream });
+}
+
+async function queueAhead(at: number, count: number): Promise<void> {
+  const { channel, stream } = consumers[at] as (typeof consumers)[number];
+  let left = count;
+  for await (const slot of channel.ahead(stream)) {
+    slot.release({ stream });
+    left -= 1;
+    if (left === 0) return;
+  }
+}
+
+await parent.send(null, { stream: idle });
+for (;;) {
+  const order = await parent.receive({ stream: idle });
+  if ('channel' in order) {
+    const consumer = { channel: order.channel, stream: Stream.create({ nonBlocking: true }) };
+    consumer.channel.busyPollUs = order.busyPollUs;
+    consumers.push(consumer);
+    if (!order.isAhead) void releaseAll(consumer);
+  } else await queueAhead(order.ahead, order.count);
+  await parent.send(null, { stream: idle });
+}
