@@ -211,7 +211,7 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
    * Resolves when all published messages were released by their consumers, or their consumers have
    * ended. With `deliver: 'one'`, messages that nobody has taken are waited for.
    *
-   * @throws ClosedError if the channel is closed before; what is published still arrives
+   * @throws ClosedError if the channel is closed meanwhile; what was published still arrives
    */
   async drained(options?: WaitOptions): Promise<void> {
     this.assertOpen();
@@ -700,7 +700,7 @@ export class Producer {
 
   async drained(wait: Wait): Promise<void> {
     await this.sleepers.wait(() => {
-      if (this.#failure !== undefined) this.assertOpen();
+      this.assertOpen();
       return this.#isDrained;
     }, wait);
   }

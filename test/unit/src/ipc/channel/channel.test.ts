@@ -1,0 +1,495 @@
+/** Both ends of a channel in one process: it is sent over a connection with two ends here. */
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import { selectDriver } from '../../../../../ffi/driver.ts';
+import { CUresult } from '../../../../../ffi/results.ts';
+import { Device, Stream } from '../../../../../src/index.ts';
+import {
+  Channel,
+  type ChannelConsumer,
+  type ChannelOptions,
+  type ConsumerSlot,
+  leases,
+} from '../../../../../src/ipc/index.ts';
+import { broken, losing } from '../../../../support/faults.ts';
+import { until } from '../../../../support/iterations.ts';
+import { Latch } from '../../../../support/latch.ts';
+import { comesBackTo, openDescriptors, processState } from '../../../../support/process-state.ts';
+import { emulate } from '../../emulate.ts';
+import { peerPair } from '../peer/support.ts';
+
+const small = { slots: 2, shape: 4, dtype: 'uint32', deliver: 'all' } as const;
+
+/** Returns what arrives at the other end of a connection, as another process would get it. */
+async function sent(channel: Channel): Promise<ChannelConsumer> {
+  using pair = peerPair();
+  await pair.a.send(channel as unknown);
+  return (await pair.b.receive()) as ChannelConsumer;
+}
+
+/** Acquires, fills with the number of the message, and publishes. */
+async function produce(channel: Channel, stream?: Stream): Promise<void> {
+  const slot = await channel.acquire({ timeoutMs: 5000 });
+  slot.array.fill(slot.message, { ...(stream && { stream }) });
+  slot.publish({ ...(stream && { stream }) });
+}
+
+/** Resolves when what was closed is gone. */
+async function settled(): Promise<void> {
+  let before = openDescriptors();
+  for (let same = 0; same < 50; same += 1) {
+    await new Promise((resolve) => setTimeout(resolve, 1));
+    if (openDescriptors() !== before) same = 0;
+    before = openDescriptors();
+  }
+}
+
+const take = async (channel: ChannelConsumer): Promise<ConsumerSlot> =>
+  (await channel.receive({ timeoutMs: 5000 })) as ConsumerSlot;
+
+// First: nothing of other tests is left yet.
+describe('a Channel', () => {
+  test('ends the waits of both ends, and returns all that it had', async () => {
+    emulate();
+    // The first channel leaves what later ones use.
+    const first = Channel.create(small);
+    (await sent(first)).close();
+    first.close();
+    await settled();
+    const before = processState();
+    {
+      const channel = Channel.create(small);
+      const consumer = await sent(channel);
+      await produce(channel);
+      await produce(channel);
+      const blocked = channel.acquire();
+      const drained = channel.drained();
+      const kept = await take(consumer);
+      channel.close();
+      await assert.rejects(blocked, { name: 'ClosedError' });
+      await assert.rejects(drained, { name: 'ClosedError' });
+      await assert.rejects(channel.acquire(), { name: 'ClosedError' });
+      assert.throws(() => channel.tryAcquire(), { name: 'ClosedError' });
+      kept.release();
+      (await take(consumer)).release();
+      assert.equal(await consumer.receive(), undefined);
+      const another = consumer.receive();
+      consumer.close();
+      assert.equal(await another, undefined);
+      await assert.rejects(consumer.receive(), { name: 'ClosedError' });
+    }
+    {
+      const channel = Channel.create(small);
+      const consumer = await sent(channel);
+      const waiting = consumer.receive();
+      consumer.close();
+      await assert.rejects(waiting, { name: 'CuffiError', message: /closed/ });
+      await until(() => channel.consumers === 0);
+      channel.close();
+    }
+    await comesBackTo(before);
+    assert.deepEqual(leases.stats().leases, []);
+  });
+});
+
+describe('Channel.create', () => {
+  test('refuses wrong options before the driver is asked', () => {
+    emulate();
+    const wrong: readonly (readonly [object, string, RegExp])[] = [
+      [{ slots: 0 }, 'RangeError', /slots/],
+      [{ slots: 1025 }, 'RangeError', /from 1 to 1024/],
+      [{ slots: '2' }, 'TypeError', /slots/],
+      [{ deliver: 'some' }, 'TypeError', /'all' or 'one'/],
+      [{ deliver: undefined }, 'TypeError', /'all' or 'one'/],
+      [{ shape: undefined, dtype: undefined }, 'TypeError', /a shape or a byteLength/],
+      [{ byteLength: 4 }, 'TypeError', /a shape or a byteLength/],
+      [{ shape: undefined, byteLength: 4 }, 'TypeError', /dtype needs a shape/],
+      [{ shape: undefined, dtype: undefined, byteLength: 0 }, 'RangeError', /byteLength/],
+      [{ shape: [-1] }, 'RangeError', /shape/],
+      [{ dtype: 'float7' }, 'TypeError', /float7/],
+      [{ shape: 0 }, 'RangeError', /size of all slots/],
+      [{ ahead: true, deliver: 'one' }, 'TypeError', /ahead needs deliver: 'all'/],
+      [{ ahead: 1 }, 'TypeError', /ahead/],
+      [{ readOnly: 'yes' }, 'TypeError', /readOnly/],
+      [{ busyPollUs: -1 }, 'RangeError', /busyPollUs/],
+      [{ slot: 2 }, 'TypeError', /did you mean/i],
+    ];
+    for (const [change, name, message] of wrong)
+      assert.throws(
+        () => Channel.create({ ...small, ...change } as ChannelOptions),
+        { name, message },
+        JSON.stringify(change),
+      );
+  });
+
+  test('releases the slots if the ring cannot be made', async () => {
+    const driver = emulate();
+    const before = processState();
+    for (const call of ['cuMemCreate', 'cuMemSetAccess'] as const) {
+      selectDriver(broken(driver, call, CUresult.CUDA_ERROR_OUT_OF_MEMORY));
+      assert.throws(() => Channel.create(small), { name: 'CudaError' });
+      selectDriver(driver);
+    }
+    await comesBackTo(before);
+  });
+
+  test('has the properties of its options, and those of its layout', async () => {
+    emulate();
+    using channel = Channel.create({ ...small, shape: [2, 3], busyPollUs: 7 });
+    using consumer = await sent(channel);
+    for (const end of [channel, consumer])
+      assert.deepEqual(
+        [end.slots, end.byteLength, end.shape, end.dtype.name, end.deliver, end.device],
+        [2, 24, [2, 3], 'uint32', 'all', Device.get(0)],
+      );
+    assert.deepEqual([channel.busyPollUs, consumer.busyPollUs], [7, 0]);
+    assert.throws(() => {
+      consumer.busyPollUs = 2_000_000;
+    }, RangeError);
+    using bytes = Channel.create({ slots: 1, byteLength: 100, deliver: 'one' });
+    assert.deepEqual([bytes.shape, bytes.dtype.name, bytes.byteLength], [[100], 'uint8', 100]);
+    assert.match(String(channel), /Channel.*2 slots of uint32 \[2, 3\]/);
+    assert.match(String(consumer), /ChannelConsumer.*2 slots/);
+  });
+});
+
+describe('a message of a Channel', () => {
+  test('has meta, and a layout of its own', async () => {
+    emulate();
+    using channel = Channel.create({ ...small, shape: [4, 4] });
+    using consumer = await sent(channel);
+    const slot = await channel.acquire();
+    slot.buffer.fill(1);
+    const meta = { frame: 3, name: 'ü', 'a b': [null, 1.5] };
+    slot.publish({ meta, shape: [3, 2], dtype: 'uint8' });
+    const received = await take(consumer);
+    assert.deepEqual(received.meta, meta);
+    assert.deepEqual([received.array.shape, received.array.dtype.name], [[3, 2], 'uint8']);
+    assert.deepEqual([...(await received.array.copyToHost())], [1, 1, 1, 1, 1, 1]);
+    assert.equal(received.buffer.byteLength, 64);
+    received.release();
+    await produce(channel);
+    const plain = await take(consumer);
+    assert.deepEqual([plain.meta, plain.array.shape], [undefined, [4, 4]]);
+    assert.equal(await plain.filled(), true);
+  });
+
+  test('is refused if its meta or layout is too large or invalid, and can be published then', async () => {
+    emulate();
+    using channel = Channel.create(small);
+    using consumer = await sent(channel);
+    const slot = await channel.acquire();
+    const circular: { self?: unknown } = {};
+    circular.self = circular;
+    const wrong: readonly (readonly [object, string, RegExp])[] = [
+      [{ meta: 'x'.repeat(1023) }, 'RangeError', /1.?KiB/],
+      [{ meta: () => {} }, 'TypeError', /JSON/],
+      [{ meta: circular }, 'TypeError', /JSON/],
+      [{ meta: 1n }, 'TypeError', /JSON/],
+      [{ shape: 5 }, 'RangeError', /does not fit/],
+      [{ dtype: 'float64' }, 'RangeError', /does not fit/],
+      [{ stream: {} }, 'TypeError', /Stream/],
+      [{ metta: 1 }, 'TypeError', /did you mean 'meta'/i],
+    ];
+    for (const [options, name, message] of wrong)
+      assert.throws(() => slot.publish(options as never), { name, message });
+    assert.equal(channel.published, 0);
+    slot.publish({ meta: 'x'.repeat(1022) });
+    assert.equal(((await take(consumer)).meta as string).length, 1022);
+  });
+
+  test('can be used until it is published, and until it is released', async () => {
+    emulate();
+    using channel = Channel.create(small);
+    using consumer = await sent(channel);
+    const slot = await channel.acquire();
+    slot.publish();
+    for (const use of [() => slot.array, () => slot.buffer, () => slot.publish()])
+      assert.throws(use, { name: 'CuffiError', message: /published or canceled/ });
+    slot.cancel();
+    const received = await take(consumer);
+    received.release();
+    received.release();
+    for (const use of [() => received.array, () => received.buffer])
+      assert.throws(use, { name: 'CuffiError', message: /released already/ });
+  });
+
+  test('arrives in the order of acquiring, without those that were canceled', async () => {
+    emulate();
+    for (const deliver of ['all', 'one'] as const) {
+      using channel = Channel.create({ ...small, slots: 4, deliver });
+      using consumer = await sent(channel);
+      const slots = [];
+      for (let at = 0; at < 4; at += 1) slots.push(await channel.acquire());
+      slots[2]?.publish({ meta: 2 });
+      slots[1]?.cancel();
+      assert.equal(channel.published, 0);
+      await assert.rejects(consumer.receive({ timeoutMs: 5 }), { name: 'TimeoutError' });
+      slots[0]?.publish({ meta: 0 });
+      assert.equal(channel.published, 3);
+      // The last one gives its number back.
+      slots[3]?.[Symbol.dispose]();
+      (await channel.acquire()).publish({ meta: 'new 3' });
+      const seen = [];
+      for (let at = 0; at < 3; at += 1) {
+        const slot = await take(consumer);
+        seen.push([slot.message, slot.meta]);
+        slot.release();
+      }
+      assert.deepEqual(seen, [
+        [0, 0],
+        [2, 2],
+        [3, 'new 3'],
+      ]);
+      await channel.drained({ timeoutMs: 5000 });
+      for (let at = 0; at < 4; at += 1) await produce(channel);
+    }
+  });
+
+  test('cannot be written by a consumer of a channel that is read-only', async () => {
+    emulate();
+    using channel = Channel.create({ ...small, readOnly: true });
+    using consumer = await sent(channel);
+    await produce(channel);
+    const slot = await take(consumer);
+    assert.equal(slot.array.readOnly, true);
+    assert.throws(() => slot.array.fill(1), { name: 'TypeError' });
+    assert.throws(() => slot.buffer.fill(1), { name: 'TypeError' });
+  });
+});
+
+describe('Channel.acquire', () => {
+  test('waits for the consumers, by signal or time-out no longer', async () => {
+    emulate();
+    using channel = Channel.create(small);
+    using consumer = await sent(channel);
+    await produce(channel);
+    await produce(channel);
+    await assert.rejects(channel.acquire({ timeoutMs: 5 }), { name: 'TimeoutError' });
+    const controller = new AbortController();
+    const aborted = channel.acquire({ signal: controller.signal });
+    controller.abort(new Error('enough'));
+    await assert.rejects(aborted, /enough/);
+    await assert.rejects(
+      channel.acquire({ signal: AbortSignal.abort(new Error('before')) }),
+      /before/,
+    );
+    const first = await take(consumer);
+    const acquired = channel.acquire();
+    first.release();
+    assert.equal((await acquired).message, 2);
+  });
+
+  test('loses no slot to a signal that aborts right after', async () => {
+    emulate();
+    using channel = Channel.create({ ...small, busyPollUs: 1000 });
+    using consumer = await sent(channel);
+    await produce(channel);
+    await produce(channel);
+    for (let round = 0; round < 50; round += 1) {
+      const slot = await take(consumer);
+      const controller = new AbortController();
+      const acquired = channel.acquire({ signal: controller.signal }).catch(() => undefined);
+      setImmediate(() => slot.release());
+      setTimeout(() => controller.abort(), round % 3);
+      ((await acquired) ?? (await channel.acquire({ timeoutMs: 5000 }))).publish();
+    }
+    assert.equal(channel.published, 52);
+  });
+
+  test('needs a non-blocking stream and a channel with ahead to let a stream wait', async () => {
+    emulate();
+    using channel = Channel.create(small);
+    using ahead = Channel.create({ ...small, slots: 1, ahead: true });
+    using stream = Stream.create({ nonBlocking: true });
+    using blocking = Stream.create();
+    await assert.rejects(channel.acquire({ stream }), {
+      name: 'TypeError',
+      message: /ahead: true/,
+    });
+    assert.throws(() => channel.tryAcquire({ stream }), { name: 'TypeError', message: /ahead/ });
+    await assert.rejects(ahead.acquire({ stream: blocking }), {
+      name: 'TypeError',
+      message: /non-blocking/,
+    });
+    using consumer = await sent(ahead);
+    const plain = await sent(channel);
+    await assert.rejects(plain.ahead(stream).next(), { name: 'TypeError', message: /ahead: true/ });
+    await assert.rejects(consumer.ahead(blocking).next(), {
+      name: 'TypeError',
+      message: /non-blocking/,
+    });
+    await assert.rejects(consumer.ahead(undefined as never).next(), { name: 'TypeError' });
+    plain.close();
+    const slot = await ahead.acquire({ stream });
+    assert.throws(() => ahead.tryAcquire({ stream }), {
+      name: 'CuffiError',
+      message: /not published/,
+    });
+    for (const options of [{ meta: 1 }, { shape: 2 }, { dtype: 'uint8' }] as const)
+      assert.throws(() => slot.publish(options), { name: 'TypeError', message: /with ahead/ });
+    slot.publish({ stream });
+    const late = await ahead.acquire({ stream });
+    assert.equal(stream.done, false);
+    (await take(consumer)).release();
+    late.cancel();
+    await stream.synchronize();
+  });
+
+  test('waits for room instead of queueing more waits than streams may have', async () => {
+    emulate();
+    using ahead = Channel.create({ ...small, slots: 1, ahead: true });
+    using consumer = await sent(ahead);
+    using stream = Stream.create({ nonBlocking: true });
+    (await ahead.acquire({ stream })).publish({ stream });
+    let count = 1;
+    for (;;) {
+      const slot = ahead.tryAcquire({ stream });
+      if (!slot) break;
+      slot.publish({ stream });
+      count += 1;
+    }
+    assert.equal(count, 321);
+    const more = ahead.acquire({ stream, timeoutMs: 5000 });
+    for (let at = 0; at < count; at += 1) (await take(consumer)).release();
+    assert.equal((await more).message, 321);
+  });
+});
+
+describe('ChannelConsumer.ahead', () => {
+  test('hands out at most 64 slots that are not filled, and needs a slot to be released first', async () => {
+    emulate();
+    using channel = Channel.create({ ...small, slots: 100, ahead: true });
+    using consumer = await sent(channel);
+    using stream = Stream.create({ nonBlocking: true });
+    let count = 0;
+    await assert.rejects(
+      async () => {
+        for await (const slot of consumer.ahead(stream, { timeoutMs: 20 })) {
+          count += 1;
+          slot.release({ stream });
+        }
+      },
+      { name: 'TimeoutError' },
+    );
+    assert.equal(count, 64);
+    await produce(channel);
+    assert.equal((await consumer.ahead(stream).next()).value?.message, 64);
+    using two = Channel.create({ ...small, ahead: true });
+    using other = await sent(two);
+    const slots = other.ahead(stream);
+    const first = (await slots.next()).value as ConsumerSlot;
+    await slots.next();
+    await assert.rejects(slots.next(), { name: 'CuffiError', message: /release that first/ });
+    await assert.rejects(first.filled({ timeoutMs: 5 }), { name: 'TimeoutError' });
+  });
+});
+
+describe('the end of a Channel', () => {
+  test('an acquired slot that was not published is no message', async () => {
+    emulate();
+    for (const ahead of [false, true]) {
+      const channel = Channel.create({ ...small, ahead });
+      using consumer = await sent(channel);
+      await produce(channel);
+      await channel.acquire();
+      channel.close();
+      (await take(consumer)).release();
+      assert.equal(await consumer.receive({ timeoutMs: 1000 }), undefined);
+    }
+  });
+
+  test('to one: a consumer ends when the others have released what they have', async () => {
+    emulate();
+    const channel = Channel.create({ ...small, deliver: 'one' });
+    using first = await sent(channel);
+    using second = await sent(channel);
+    await produce(channel);
+    const kept = await take(first);
+    channel.close();
+    const end = second.receive();
+    await assert.rejects(second.receive({ timeoutMs: 20 }), { name: 'TimeoutError' });
+    assert.equal(await first.receive({ timeoutMs: 5000 }), undefined);
+    kept.release();
+    assert.equal(await end, undefined);
+  });
+
+  test('to one: what a closed consumer had goes to another', async () => {
+    emulate();
+    using channel = Channel.create({ ...small, deliver: 'one' });
+    using first = await sent(channel);
+    using second = await sent(channel);
+    await produce(channel);
+    assert.equal((await take(first)).redelivered, false);
+    first.close();
+    const again = await take(second);
+    assert.deepEqual([again.message, again.redelivered], [0, true]);
+  });
+
+  test('a lost context ends it at both ends', async () => {
+    const { driver, lose } = losing(emulate(), CUresult.CUDA_ERROR_ILLEGAL_ADDRESS);
+    selectDriver(driver);
+    const channel = Channel.create(small);
+    const consumer = await sent(channel);
+    using stream = Stream.create({ nonBlocking: true });
+    new Latch().hold(stream);
+    const received = consumer.receive();
+    await produce(channel, stream);
+    lose();
+    await assert.rejects(received, { name: 'PeerGoneError', message: /without closing/ });
+    await assert.rejects(channel.acquire(), { name: 'CuffiError', message: /lost/ });
+  });
+
+  test('without stream memory operations the host stores what is done', async () => {
+    const { attribute } = Device.prototype;
+    Device.prototype.attribute = function of(name) {
+      return name === 'canUse64BitStreamMemOps' ? 0 : attribute.call(this, name);
+    };
+    try {
+      emulate();
+      using channel = Channel.create(small);
+      using consumer = await sent(channel);
+      using stream = Stream.create({ nonBlocking: true });
+      using latch = new Latch();
+      latch.hold(stream);
+      await produce(channel, stream);
+      await assert.rejects(consumer.receive({ timeoutMs: 20 }), { name: 'TimeoutError' });
+      latch.open();
+      (await take(consumer)).release({ stream });
+      await channel.drained({ timeoutMs: 5000 });
+    } finally {
+      Device.prototype.attribute = attribute;
+    }
+  });
+});
+
+describe('a process that writes what it likes into a channel', () => {
+  test('cannot make receive crash, hang or return what was not published', async () => {
+    emulate();
+    const wrong: readonly (readonly [change: (channel: Channel) => void, RegExp])[] = [
+      [({ exported: { ring } }) => ring.words.write(0, 2 ** 60), /no number of published/],
+      [({ exported: { ring } }) => ring.record(0)?.fill(255), /canceled|nothing/],
+      [({ exported: { ring } }) => ring.record(0)?.fill(254), /record is invalid/],
+      [
+        ({ exported: { ring } }) => ring.record(0)?.fill(2, 0, 1).fill(200, 8, 9),
+        /record is invalid/,
+      ],
+      [
+        ({ exported: { ring } }) => ring.record(0)?.fill(2, 0, 1).fill(65, 16, 20),
+        /record is invalid/,
+      ],
+      [({ exported: { ring } }) => ring.record(0)?.fill(9, 4, 5), /record is invalid/],
+      [({ exported: { ring } }) => ring.record(0)?.fill(255, 4, 8), /record is invalid/],
+    ];
+    for (const [change, message] of wrong) {
+      using channel = Channel.create(small);
+      using consumer = await sent(channel);
+      await produce(channel);
+      change(channel);
+      const received = consumer.receive({ timeoutMs: 10 });
+      if (message.source.startsWith('canceled'))
+        await assert.rejects(received, { name: 'TimeoutError' });
+      else await assert.rejects(received, { name: 'IpcError', message });
+    }
+  });
+});
