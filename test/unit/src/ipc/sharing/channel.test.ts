@@ -1,0 +1,142 @@
+/** A channel that arrives from a process that sends what it likes. */
+import assert from 'node:assert/strict';
+import { openSync } from 'node:fs';
+import { describe, test } from 'node:test';
+import { createPipe, duplicateFd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
+import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
+import { Stream } from '../../../../../src/index.ts';
+import type { HostFields } from '../../../../../src/ipc/descriptor.ts';
+import { decodeAnyFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { Channel, type ChannelConsumer, exportIpc } from '../../../../../src/ipc/index.ts';
+import {
+  emptySharingSession,
+  exportForAnyPeer,
+  importFromPeer,
+} from '../../../../../src/ipc/sharing/marshal.ts';
+import { until } from '../../../../support/iterations.ts';
+import { emulate } from '../../emulate.ts';
+import { peerPair } from '../peer/support.ts';
+
+const small = { slots: 2, shape: 4, dtype: 'uint32', deliver: 'all' } as const;
+/** A ring of two slots with records, and a seat. */
+const RING = 4096;
+const SEAT = 4096;
+
+/** What a connection sends for a channel: its fields, and descriptors that the other process owns. */
+function exported(channel: Channel): { fields: HostFields<'channel'>; fds: number[] } {
+  const { bytes, fds } = exportForAnyPeer(channel);
+  const fields = decodeAnyFields(bytes) as HostFields<'channel'>;
+  channel.exported.addSeat();
+  return { fields, fds: [...channel.exported.takeSeatFds(), ...fds].map(duplicateFd) };
+}
+
+const importing = (fields: HostFields<'channel'>, fds: readonly number[]): unknown =>
+  importFromPeer(fields, fds, { ...emptySharingSession(), hasLeaseOn: () => true });
+
+describe('a channel from a hostile process', () => {
+  test('opens with what cuffi sends', () => {
+    emulate();
+    using channel = Channel.create(small);
+    const { fields, fds } = exported(channel);
+    using consumer = importing(fields, fds) as ChannelConsumer;
+    assert.deepEqual(consumer.shape, [4]);
+  });
+
+  test('is refused with any other descriptors, and all of them are closed', async () => {
+    emulate();
+    const memfd = (byteLength: number) => createSealedMemfd('other', byteLength);
+    const wrong: readonly ((fds: number[]) => number[])[] = [
+      () => [],
+      (fds) => fds.slice(0, 4),
+      (fds) => fds.slice(0, 3),
+      ([, ...rest]) => [memfd(RING * 2), ...rest],
+      ([, ...rest]) => [openSync('/dev/null', 'r'), ...rest],
+      ([ring, , ...rest]) => [ring as number, memfd(SEAT * 2), ...rest],
+      ([ring, , ...rest]) => [ring as number, createPipe()[0], ...rest],
+      ([ring, seat, , ...rest]) => [ring as number, seat as number, memfd(SEAT), ...rest],
+      ([ring, seat, read, , ...rest]) => [
+        ...([ring, seat, read] as number[]),
+        openSync('/dev/zero', 'w'),
+        ...rest,
+      ],
+    ];
+    for (const [at, change] of wrong.entries()) {
+      using channel = Channel.create(small);
+      const { fields, fds } = exported(channel);
+      const changed = change(fds);
+      assert.throws(() => importing(fields, changed), { name: 'IpcError' }, `change ${at}`);
+      await until(() => changed.every((fd) => !isOpenFd(fd)));
+    }
+  });
+
+  test('is refused with fields that do not fit together, and everything is closed', async () => {
+    emulate();
+    const wrong: readonly Partial<Record<keyof HostFields<'channel'>, unknown>>[] = [
+      { slots: 1025 },
+      { slots: 1024 },
+      { stride: 2 ** 40 },
+      { byteLength: 257 },
+      { byteLength: 8 },
+      { layout: undefined },
+      { layout: { dtype: 'float7', shape: [1], strides: [1] } },
+      { layout: { dtype: 'uint32', shape: [5], strides: [4] } },
+      { layout: { dtype: 'uint32', shape: [2 ** 30, 2 ** 30], strides: [4, 4] } },
+    ];
+    for (const change of wrong) {
+      using channel = Channel.create(small);
+      const { fields, fds } = exported(channel);
+      assert.throws(
+        () => importing({ ...fields, ...change } as HostFields<'channel'>, fds),
+        { name: 'IpcError' },
+        JSON.stringify(change),
+      );
+      await until(() => fds.every((fd) => !isOpenFd(fd)));
+    }
+  });
+
+  test('cannot name memory of this process that it was not given', () => {
+    emulate();
+    using channel = Channel.create(small);
+    const { fields, fds } = exported(channel);
+    assert.throws(() => importFromPeer(fields, fds, emptySharingSession()), { name: 'IpcError' });
+  });
+});
+
+describe('exporting a channel', () => {
+  test('goes over connections only; a consumer cannot be sent on', async () => {
+    emulate();
+    using channel = Channel.create(small);
+    assert.throws(() => exportIpc(channel), { name: 'IpcError', code: 'not-supported' });
+    assert.throws(() => JSON.stringify(channel), { name: 'TypeError' });
+    using pair = peerPair();
+    await pair.a.send(channel as unknown);
+    using consumer = (await pair.b.receive()) as ChannelConsumer;
+    await assert.rejects(pair.b.send(consumer as unknown), { name: 'TypeError' });
+  });
+
+  test('a message that cannot be sent leaves no consumer behind', async () => {
+    emulate();
+    using channel = Channel.create(small);
+    using pair = peerPair();
+    const other = Stream.create();
+    other.close();
+    await assert.rejects(pair.a.send([channel, other] as unknown));
+    pair.b.close();
+    await assert.rejects(pair.a.send(channel as unknown));
+    await until(() => channel.consumers === 0);
+    for (let at = 0; at < 5; at += 1) (await channel.acquire({ timeoutMs: 1000 })).publish();
+  });
+
+  test('a consumer that never takes the channel holds nobody up once its connection ends', async () => {
+    emulate();
+    using channel = Channel.create(small);
+    const pair = peerPair();
+    await pair.a.send(channel as unknown);
+    for (let at = 0; at < 2; at += 1) (await channel.acquire({ timeoutMs: 1000 })).publish();
+    await assert.rejects(channel.acquire({ timeoutMs: 10 }), { name: 'TimeoutError' });
+    const acquired = channel.acquire({ timeoutMs: 5000 });
+    pair[Symbol.dispose]();
+    assert.equal((await acquired).message, 2);
+    assert.equal(channel.consumers, 0);
+  });
+});
