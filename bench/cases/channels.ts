@@ -42,7 +42,7 @@ const roundTrip = (byteLength: number): Case => ({
 
 const ahead = (slots: number): Case => ({
   name: 'channel.ahead',
-  variant: `${slots} slots`,
+  variant: slots === 1 ? '1 slot' : `${slots} slots`,
   count: { of: 'slots', value: slots },
   what: 'the streams of two processes wait for the slots; the time of one slot. C waits for counters alone',
   calls: AHEAD,

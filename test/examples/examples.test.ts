@@ -134,6 +134,15 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^frame 1 is full of Set\(1\) \{ 1 \}$/m,
     /^frame 4 is full of Set\(1\) \{ 4 \}$/m,
   ],
+  '38-frame-pipeline.ts': [
+    /^shows: 20 frames, first pixels add up to 190$/m,
+    /^stores: 20 frames, first pixels add up to 190$/m,
+    /^counts: 20 frames, first pixels add up to 190$/m,
+  ],
+  '39-inference-ring.ts': [
+    /^workers: PeerGoneError, ended, ended$/m,
+    /^answers: 0 2 4 6 8 10 12 14 16 18 20 22$/m,
+  ],
 };
 
 /** Programs that do their part together, with the path of a file for both. */

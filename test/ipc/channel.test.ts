@@ -325,6 +325,7 @@ describe('a channel between processes', () => {
           slot.release({ stream });
         }
         assert.equal(stream.done, false);
+        assert.equal(await slots[0]?.filled({ timeoutMs: 10_000 }), true);
         if (end === 'close') await other.ask({ do: 'close' });
         else other.child.process.kill('SIGKILL');
         await stream.synchronize();
