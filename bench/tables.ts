@@ -199,16 +199,18 @@ export function describePlace({
   return `${parts.filter(Boolean).join(', ')}; medians of at most ${rounds} rounds${processes}${quick ? ', a quick run' : ''}.`;
 }
 
-/** All aims and what was measured; below, one line for each case that misses an aim. */
+/** How many aims are met, those that are not, and one line for each case that misses one. */
 export function aimTable(
   results: Results,
   judged: readonly Judgement[],
   reasons: Readonly<Record<string, string>>,
 ): string {
   if (results.driver.emulated) return `Aims are not judged: ${EMULATED}.`;
-  const rows = judged.map((each) => [each.text, each.figure, verdict(each)]);
-  const missed = new Set(judged.filter(({ met }) => met === false).map(({ aim }) => aim.case));
+  const others = judged.filter(({ met }) => met !== true);
+  const rows = others.map((each) => [each.text, each.figure, verdict(each)]);
+  const missed = new Set(others.filter(({ met }) => met === false).map(({ aim }) => aim.case));
   return [
+    `${judged.length - others.length} of ${judged.length} aims are met. The others:`,
     table(['aim', 'measured', ''], rows, results),
     ...[...missed].map((name) => `- \`${name}\`: ${reasons[name] ?? 'the reason is unknown.'}`),
   ].join('\n\n');

@@ -1,3 +1,4 @@
+import { inspect } from 'node:util';
 import type { DeviceArray } from '../../array/device-array.ts';
 import type { Shape } from '../../array/shape.ts';
 import type { Context } from '../../context.ts';
@@ -5,7 +6,7 @@ import { beginWait, type Wait, type WaitOptions } from '../../deadline.ts';
 import type { Device } from '../../device.ts';
 import type { Dtype } from '../../dtype.ts';
 import { CuffiError, IpcError, PeerGoneError } from '../../errors.ts';
-import type { Details } from '../../inspect.ts';
+import { type Details, describeObject } from '../../inspect.ts';
 import { Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { pollInBackground } from '../../poller.ts';
@@ -140,7 +141,10 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
   /** @internal */
   protected override describe(): Details {
     const { ring, layout, deliver } = this.#state;
-    return [`${ring.slots} slots of ${layout.dtype.name} [${layout.shape.join(', ')}]`, deliver];
+    return [
+      `${ring.slots} slots of ${layout.dtype.name} [${layout.shape.join(', ')}]`,
+      `to ${deliver}`,
+    ];
   }
 
   async #receive(wait: Wait): Promise<ConsumerSlot<D> | undefined> {
@@ -206,6 +210,13 @@ export class ConsumerSlot<out D extends Dtype = Dtype> {
     if (this.#isReleased) return;
     this.#consumer.release(this.message, stream);
     this.#isReleased = true;
+  }
+
+  [inspect.custom](): string {
+    return describeObject('ConsumerSlot', () => [
+      `message ${this.message}`,
+      this.#isReleased && 'released',
+    ]);
   }
 
   #assertUsable(): void {
@@ -330,19 +341,23 @@ class Consumer {
 
   #lookForNext(): Found {
     const { ring } = this;
-    for (;;) {
+    // A hostile producer might skip messages for ever.
+    for (let skipped = 0; skipped <= ring.slots; skipped += 1) {
       const message = this.#next;
       const published = this.#publishedCount();
       if (message >= published) {
         const { closedAt } = ring;
         return closedAt !== undefined && message >= closedAt ? 'end' : undefined;
       }
+      if (published > message + ring.slots)
+        throw invalidRing('has published into slots that were not released');
       if (!ring.isFilled(message)) return undefined;
       this.#next += 1;
       const record = this.#recordOf(message);
       if (!record.isSkipped) return this.#hold({ message, record, redelivered: false });
       this.#seat.words.store(this.#seat.released(message));
     }
+    return undefined;
   }
 
   #lookForGrant(): Found {

@@ -1,3 +1,4 @@
+import { inspect } from 'node:util';
 import { closeFd } from '../../../ffi/linux/libc.ts';
 import type { DeviceArray } from '../../array/device-array.ts';
 import { fromBuffer } from '../../array/from-buffer.ts';
@@ -14,7 +15,7 @@ import {
 } from '../../dtype.ts';
 import { ClosedError, CuffiError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
-import type { Details } from '../../inspect.ts';
+import { type Details, describeObject } from '../../inspect.ts';
 import { releaseOrWarn, ShareableResource } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
@@ -30,7 +31,7 @@ import {
 import { StoreTracker } from '../timeline/store-tracker.ts';
 import { enqueueWait } from '../timeline/stream-waits.ts';
 import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './message.ts';
-import { MAX_SLOTS, Ring, Seat } from './ring.ts';
+import { type Grant, MAX_SLOTS, Ring, Seat } from './ring.ts';
 import { Sleepers } from './sleepers.ts';
 import { WakePipes } from './wake-pipes.ts';
 
@@ -232,7 +233,10 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
   /** @internal */
   protected override describe(): Details {
     const { ring, layout, deliver } = this.#producer;
-    return [`${ring.slots} slots of ${layout.dtype.name} [${layout.shape.join(', ')}]`, deliver];
+    return [
+      `${ring.slots} slots of ${layout.dtype.name} [${layout.shape.join(', ')}]`,
+      `to ${deliver}`,
+    ];
   }
 }
 
@@ -295,6 +299,13 @@ export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
 
   [Symbol.dispose](): void {
     this.cancel();
+  }
+
+  [inspect.custom](): string {
+    return describeObject('ProducerSlot', () => [
+      `message ${this.message}`,
+      this.#isOver && 'published or canceled',
+    ]);
   }
 
   #assertUsable(): void {
@@ -532,8 +543,8 @@ export class Producer {
       throw new CuffiError(`the slot of message ${message} was not published: publish it first`);
     const { ring } = this;
     let isReleasedByOthers = false;
-    for (const { seat, isGone } of this.#seats) {
-      if (isGone || seat.start > message) continue;
+    for (const { seat, start, isGone } of this.#seats) {
+      if (isGone || start > message) continue;
       isReleasedByOthers = true;
       if (seat.isReleased(message)) continue;
       const wait = enqueueWait(seat.words, seat.released(message), stream.context, stream);
@@ -553,8 +564,8 @@ export class Producer {
       return this.#isOver(message);
     }
     if (!this.ring.isFilled(message)) return false;
-    for (const { seat, isGone } of this.#seats)
-      if (!isGone && seat.start <= message && !seat.isReleased(message)) return false;
+    for (const { seat, start, isGone } of this.#seats)
+      if (!isGone && start <= message && !seat.isReleased(message)) return false;
     return true;
   }
 
@@ -590,6 +601,8 @@ export class Producer {
     if (this.#isClosed) return;
     if (message === this.#acquired - 1) {
       this.#acquired = message;
+      // Whoever had the slot before is known no longer.
+      if (this.deliver === 'one') this.#skipped.add(message - this.ring.slots);
       return;
     }
     const record = this.ring.record(message);
@@ -641,11 +654,10 @@ export class Producer {
   #grantPending(): void {
     for (const seat of this.#seats) {
       if (this.#ungranted.length === 0) return;
-      if (seat.isGone || seat.seat.wanted <= seat.seat.granted) continue;
+      if (seat.isGone || seat.seat.wanted <= seat.granted) continue;
       const message = this.#ungranted.shift() as number;
       this.#holders.set(message, seat);
-      seat.seat.grant({ message, redelivered: this.#redelivered.delete(message) });
-      seat.wakeIfAsleep();
+      seat.grant({ message, redelivered: this.#redelivered.delete(message) });
       // The next message goes to the next consumer that wants one.
       this.#seats.delete(seat);
       this.#seats.add(seat);
@@ -792,13 +804,18 @@ function layoutOf(
 /** One consumer, as the producer sees it. */
 class ProducerSeat {
   readonly seat: Seat;
+  /** Its first message. Also in the seat, where the consumer could change it. */
+  readonly start: number;
   readonly sent: { readonly readEnd: number; readonly writeEnd: number };
   readonly #pipes: WakePipes;
+  /** How many messages were granted. */
+  #granted = 0;
   #areSentEndsOpen = true;
   #isClosed = false;
 
-  private constructor(seat: Seat, pipes: WakePipes, sent: ProducerSeat['sent']) {
+  private constructor(seat: Seat, start: number, pipes: WakePipes, sent: ProducerSeat['sent']) {
     this.seat = seat;
+    this.start = start;
     this.#pipes = pipes;
     this.sent = sent;
   }
@@ -807,7 +824,7 @@ class ProducerSeat {
     const seat = Seat.create(slots, start);
     try {
       const { pipes, sent } = WakePipes.create(onWake);
-      return new ProducerSeat(seat, pipes, sent);
+      return new ProducerSeat(seat, start, pipes, sent);
     } catch (error) {
       seat.words.close();
       throw error;
@@ -817,6 +834,16 @@ class ProducerSeat {
   /** Whether the consumer has ended or closed the channel. */
   get isGone(): boolean {
     return this.#pipes.hasEnded || this.#isClosed;
+  }
+
+  get granted(): number {
+    return this.#granted;
+  }
+
+  grant(grant: Grant): void {
+    this.seat.grant(this.#granted, grant);
+    this.#granted += 1;
+    this.wakeIfAsleep();
   }
 
   wakeIfAsleep(): void {

@@ -300,9 +300,9 @@ export class Seat {
     return this.words.read(GRANTED);
   }
 
-  /** Grants a message. */
-  grant({ message, redelivered }: Grant): void {
-    const { granted, slots, words } = this;
+  /** @param granted how many messages were granted before */
+  grant(granted: number, { message, redelivered }: Grant): void {
+    const { slots, words } = this;
     const index = RELEASED + slots + 2 * (granted % slots);
     words.write(index, message);
     words.write(index + 1, redelivered ? 1 : 0);

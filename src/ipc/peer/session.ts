@@ -172,6 +172,9 @@ export class Session implements SharingSession {
     let leases: readonly Lease[] = NONE;
     try {
       leases = this.exports.add(objects, stream);
+      forwarded?.indices.forEach((index, at) => {
+        (leases[index] as Lease).onEnd = forwarded.releases[at];
+      });
       const fds: number[] = [];
       const entries: ObjectEntry[] = [];
       for (let at = 0; at < objects.length; at += 1) {
@@ -187,9 +190,6 @@ export class Session implements SharingSession {
       }
       checkFdCount(fds.length);
       const points = this.#readyPoints(objects, stream);
-      forwarded?.indices.forEach((index, at) => {
-        (leases[index] as Lease).onEnd = forwarded.releases[at];
-      });
       writeObjectTable(writer, { firstLease: (leases[0] as Lease).id, entries });
       return { fds, points, leases, newPools: this.#poolsSentSince(sentBefore), forwarded };
     } catch (error) {

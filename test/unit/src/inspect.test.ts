@@ -54,6 +54,20 @@ describe('console.log of every class', () => {
     const child = ipc.spawnPeer('/dev/null', { execArgv: [], stdio: 'ignore' });
     const code = { kind: 'ptx', log: '', names: new Map(), code: Buffer.from('.version') } as const;
     const pinnedArrays = cuffi.pin(new Uint8Array(8192));
+    using channelPeers = peerPair();
+    const channel = ipc.Channel.create({ slots: 2, shape: 3, deliver: 'all' });
+    await channelPeers.a.send(channel as unknown);
+    const consumer = (await channelPeers.b.receive()) as ipc.ChannelConsumer;
+    const slot = await channel.acquire();
+    assert.equal(inspect(slot), 'ProducerSlot(message 0)');
+    slot.publish();
+    const received = (await consumer.receive()) as ipc.ConsumerSlot;
+    assert.equal(inspect(received), 'ConsumerSlot(message 0)');
+    received.release();
+    assert.equal(
+      `${inspect(slot)}, ${inspect(received)}`,
+      'ProducerSlot(message 0, published or canceled), ConsumerSlot(message 0, released)',
+    );
     const shown: readonly (readonly [object: object, text: string])[] = [
       [device, `Device 0 (${device.name})`],
       [context, `Context of Device 0 (${device.name})`],
@@ -101,12 +115,14 @@ describe('console.log of every class', () => {
       [ipc.exportIpc(virtual, { stream }), 'ReadyExport(virtual, 10 bytes, 1 file descriptor)'],
       [ipc.Timeline.create(), 'Timeline(signals)'],
       [ipc.Timeline.create().signaler(), 'TimelineSignaler(after 0)'],
+      [channel, 'Channel(2 slots of float64 [3], to all)'],
+      [consumer, 'ChannelConsumer(2 slots of float64 [3], to all)'],
       [peers.a, `Peer(process ${pid})`],
       [child, `ChildPeer(process ${child.pid})`],
       [ipc.listen(name), `Listener(${name})`],
     ];
     const tested = new Set<unknown>(ELSEWHERE);
-    tested.add(cuffi.DeviceArray);
+    for (const type of [cuffi.DeviceArray, ipc.ProducerSlot, ipc.ConsumerSlot]) tested.add(type);
     assert.match(inspect(array), /^DeviceArray\(float32 \[2, 3\] on cuda:0, C\) \[.*\]$/);
     for (const [object, text] of shown) {
       assert.equal(inspect([object], { breakLength: Infinity }), `[ ${text} ]`);

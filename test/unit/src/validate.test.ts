@@ -235,7 +235,8 @@ describe('assertInternal', () => {
       const [first = '', method] = call.split('.');
       if (method === undefined) return all[first] !== undefined;
       return (
-        first === 'module' || first === 'timeline' || Object.hasOwn(all[first] as object, method)
+        ['module', 'timeline', 'channel', 'peer'].includes(first) ||
+        Object.hasOwn(all[first] as object, method)
       );
     };
     let count = 0;

@@ -246,6 +246,21 @@ describe('a message of a Channel', () => {
     }
   });
 
+  test('can be canceled when the ring has turned, and its slot is free', async () => {
+    emulate();
+    for (const deliver of ['all', 'one'] as const) {
+      using channel = Channel.create({ ...small, deliver });
+      using consumer = await sent(channel);
+      for (let message = 0; message < 6; message += 1) {
+        (await channel.acquire({ timeoutMs: 5000 })).cancel();
+        await produce(channel);
+        (await take(consumer)).release();
+      }
+      await channel.drained({ timeoutMs: 5000 });
+      assert.equal(channel.published, 6);
+    }
+  });
+
   test('cannot be written by a consumer of a channel that is read-only', async () => {
     emulate();
     using channel = Channel.create({ ...small, readOnly: true });
@@ -468,6 +483,7 @@ describe('a process that writes what it likes into a channel', () => {
     emulate();
     const wrong: readonly (readonly [change: (channel: Channel) => void, RegExp])[] = [
       [({ exported: { ring } }) => ring.words.write(0, 2 ** 60), /no number of published/],
+      [({ exported: { ring } }) => ring.words.write(0, 1000), /were not released/],
       [({ exported: { ring } }) => ring.record(0)?.fill(255), /canceled|nothing/],
       [({ exported: { ring } }) => ring.record(0)?.fill(254), /record is invalid/],
       [
@@ -491,5 +507,19 @@ describe('a process that writes what it likes into a channel', () => {
         await assert.rejects(received, { name: 'TimeoutError' });
       else await assert.rejects(received, { name: 'IpcError', message });
     }
+  });
+
+  test('cannot make a consumer skip messages for ever', async () => {
+    emulate();
+    using channel = Channel.create(small);
+    using consumer = await sent(channel);
+    const { ring } = channel.exported;
+    for (const message of [0, 1]) {
+      ring.record(message)?.fill(1, 0, 1);
+      ring.words.store({ index: ring.filled(message).index, count: 2 ** 50 });
+    }
+    const timer = setInterval(() => ring.publish(ring.published + 2), 1);
+    await assert.rejects(consumer.receive({ timeoutMs: 30 }));
+    clearInterval(timer);
   });
 });

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { openSync } from 'node:fs';
 import { describe, test } from 'node:test';
-import { createPipe, duplicateFd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
+import { closeFd, createPipe, duplicateFd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { Stream } from '../../../../../src/index.ts';
 import type { HostFields } from '../../../../../src/ipc/descriptor.ts';
@@ -13,6 +13,7 @@ import {
   exportForAnyPeer,
   importFromPeer,
 } from '../../../../../src/ipc/sharing/marshal.ts';
+import { ENDED, HostPage } from '../../../../../src/ipc/timeline/host-page.ts';
 import { until } from '../../../../support/iterations.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
@@ -26,8 +27,10 @@ const SEAT = 4096;
 function exported(channel: Channel): { fields: HostFields<'channel'>; fds: number[] } {
   const { bytes, fds } = exportForAnyPeer(channel);
   const fields = decodeAnyFields(bytes) as HostFields<'channel'>;
-  channel.exported.addSeat();
-  return { fields, fds: [...channel.exported.takeSeatFds(), ...fds].map(duplicateFd) };
+  const end = channel.exported.addSeat();
+  const sent = [...channel.exported.takeSeatFds(), ...fds].map(duplicateFd);
+  end();
+  return { fields, fds: sent };
 }
 
 const importing = (fields: HostFields<'channel'>, fds: readonly number[]): unknown =>
@@ -99,6 +102,38 @@ describe('a channel from a hostile process', () => {
     using channel = Channel.create(small);
     const { fields, fds } = exported(channel);
     assert.throws(() => importFromPeer(fields, fds, emptySharingSession()), { name: 'IpcError' });
+  });
+
+  test('cannot make the producer crash or stop, whatever it writes into its seat', async () => {
+    emulate();
+    for (const deliver of ['all', 'one'] as const) {
+      using channel = Channel.create({ ...small, deliver });
+      const { fds } = exported(channel);
+      const page = new HostPage(fds[1] as number, SEAT);
+      const words = new BigUint64Array(page.view());
+      using pair = peerPair();
+      await pair.a.send(channel as unknown);
+      using honest = (await pair.b.receive()) as ChannelConsumer;
+      for (const word of [-1n, ENDED, 2n ** 53n, 1n, 2n ** 53n - 1n]) {
+        words.fill(BigInt.asUintN(64, word));
+        const slot = await channel.acquire({ timeoutMs: 10 }).catch(() => undefined);
+        slot?.publish();
+        await honest.receive({ timeoutMs: 10 }).then(
+          (received) => received?.release(),
+          () => {},
+        );
+      }
+      page.close(() => {});
+      // It ends, and what it was granted goes to the honest one.
+      for (const fd of fds) closeFd(fd);
+      const last = channel.published;
+      const acquired = await channel.acquire({ timeoutMs: 5000 });
+      acquired.publish({ meta: 'last' });
+      for await (const slot of honest.messages({ timeoutMs: 5000 })) {
+        slot.release();
+        if (slot.message >= last) break;
+      }
+    }
   });
 });
 
