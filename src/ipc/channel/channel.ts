@@ -1,5 +1,5 @@
 import { inspect } from 'node:util';
-import { closeFd } from '../../../ffi/linux/libc.ts';
+import { closeFd, duplicateFd } from '../../../ffi/linux/libc.ts';
 import type { DeviceArray } from '../../array/device-array.ts';
 import { fromBuffer } from '../../array/from-buffer.ts';
 import { type Shape, sizeOf } from '../../array/shape.ts';
@@ -33,7 +33,7 @@ import { enqueueWait } from '../timeline/stream-waits.ts';
 import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './message.ts';
 import { type Grant, MAX_SLOTS, Ring, Seat } from './ring.ts';
 import { Sleepers } from './sleepers.ts';
-import { WakePipes } from './wake-pipes.ts';
+import { type SentEnds, WakePipes } from './wake-pipes.ts';
 
 /** Whether each consumer gets each message, or each message goes to one consumer. */
 export type Delivery = 'all' | 'one';
@@ -677,7 +677,12 @@ export class Producer {
 
   // ---- Consumers ----
 
-  /** Adds a consumer, which gets what is published from now on. @throws SystemError */
+  /**
+   * Adds a consumer, which gets what is published from now on.
+   *
+   * @returns ends that, if its descriptors were not taken
+   * @throws SystemError
+   */
   addSeat(): () => void {
     this.assertOpen();
     const seat = ProducerSeat.create(this.ring.slots, this.#published, () => this.#onWake());
@@ -685,16 +690,19 @@ export class Producer {
     this.#unsent.push(seat);
     return () => {
       const at = this.#unsent.indexOf(seat);
-      if (at >= 0) this.#unsent.splice(at, 1);
-      seat.closeSentEnds();
+      if (at >= 0) for (const fd of this.#unsent.splice(at, 1)[0]?.takeFds() ?? []) closeFd(fd);
     };
   }
 
-  /** The descriptors of the seat that was added first and not taken yet. */
+  /**
+   * The descriptors of the seat that was added first and not taken yet, with that of the ring. The
+   * caller owns them: once no process has them, the consumer has ended.
+   */
   takeSeatFds(): readonly number[] {
-    const seat = this.#unsent.shift() as ProducerSeat;
-    const { readEnd, writeEnd } = seat.sent;
-    return [this.ring.words.fd, seat.seat.words.fd, readEnd, writeEnd];
+    const [seat] = this.#unsent;
+    const ring = duplicateFd(this.ring.words.fd);
+    this.#unsent.shift();
+    return [ring, ...(seat as ProducerSeat).takeFds()];
   }
 
   #onWake(): void {
@@ -806,18 +814,17 @@ class ProducerSeat {
   readonly seat: Seat;
   /** Its first message. Also in the seat, where the consumer could change it. */
   readonly start: number;
-  readonly sent: { readonly readEnd: number; readonly writeEnd: number };
   readonly #pipes: WakePipes;
   /** How many messages were granted. */
   #granted = 0;
-  #areSentEndsOpen = true;
+  readonly #sent: SentEnds;
   #isClosed = false;
 
-  private constructor(seat: Seat, start: number, pipes: WakePipes, sent: ProducerSeat['sent']) {
+  private constructor(seat: Seat, start: number, pipes: WakePipes, sent: SentEnds) {
     this.seat = seat;
     this.start = start;
     this.#pipes = pipes;
-    this.sent = sent;
+    this.#sent = sent;
   }
 
   static create(slots: number, start: number, onWake: () => void): ProducerSeat {
@@ -850,12 +857,10 @@ class ProducerSeat {
     if (this.seat.isAsleep) this.#pipes.wake();
   }
 
-  /** The consumer has its descriptors, or will never have them. */
-  closeSentEnds(): void {
-    if (!this.#areSentEndsOpen) return;
-    this.#areSentEndsOpen = false;
-    closeFd(this.sent.readEnd);
-    closeFd(this.sent.writeEnd);
+  /** The descriptors for the consumer. The caller owns them. Call it once. */
+  takeFds(): readonly number[] {
+    const { readEnd, writeEnd } = this.#sent;
+    return [this.seat.words.takeFd(), readEnd, writeEnd];
   }
 
   close(): void {

@@ -23,7 +23,8 @@ class SharedWords implements StoredPage, Disposable {
   readonly hostPage: HostPage;
   /** All of the memory. Touching it after it is unmapped kills the process. */
   readonly bytes: Uint8Array;
-  readonly #fd: number;
+  /** Undefined once another process has it, or if nobody needs it. */
+  #fd: number | undefined;
   readonly #halves: Uint32Array;
   readonly #words: BigUint64Array;
   /** Whether waits for the words have been ended: those that are not reached never will be. */
@@ -63,15 +64,25 @@ class SharedWords implements StoredPage, Disposable {
       throw new IpcError('received a channel whose memory is not sealed memory of its size');
     }
     try {
-      return new SharedWords(fd, byteLength);
+      const words = new SharedWords(fd, byteLength);
+      closeFd(words.takeFd());
+      return words;
     } catch (error) {
       if (!(error instanceof SystemError)) throw error;
       throw new IpcError('received a channel whose memory cannot be mapped', error);
     }
   }
 
+  /** The descriptor of words that were created here. */
   get fd(): number {
-    return this.#fd;
+    return this.#fd as number;
+  }
+
+  /** As {@link fd}. The caller owns it from now on. */
+  takeFd(): number {
+    const { fd } = this;
+    this.#fd = undefined;
+    return fd;
   }
 
   /** The value of a word; Infinity if its waits were ended, -1 if it holds no value. */
@@ -102,7 +113,7 @@ class SharedWords implements StoredPage, Disposable {
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    closeFd(this.#fd);
+    if (this.#fd !== undefined) closeFd(this.#fd);
     this.hostPage.close(() => {});
   }
 

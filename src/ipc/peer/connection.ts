@@ -279,7 +279,7 @@ export class Connection implements FramedSocketHandler {
       cancel();
       throw error;
     } finally {
-      leased?.forwarded?.links.forEach(closeFd);
+      leased?.ownFds.forEach(closeFd);
     }
   }
 

@@ -48,8 +48,10 @@ type PostControl = (block: ControlBlock, fds: readonly number[]) => void;
 
 /** Objects that were leased to the peer, for the message that carries them. */
 export interface LeasedObjects {
-  /** The file descriptors of the objects, and links. They remain their owners'. */
+  /** The file descriptors of the objects, and links. */
   readonly fds: readonly number[];
+  /** Those of them that are closed once they are sent. The others remain their owners'. */
+  readonly ownFds: readonly number[];
   /** Points behind the pending work on the objects. */
   readonly points: readonly TimelinePoint[];
   readonly leases: readonly Lease[];
@@ -169,6 +171,7 @@ export class Session implements SharingSession {
   ): LeasedObjects {
     const sentBefore = this.sentPools.size;
     const forwarded = objects.some(isImported) ? forwardObjects(objects, this.process) : undefined;
+    const ownFds: number[] = [...(forwarded?.links ?? NONE)];
     let leases: readonly Lease[] = NONE;
     try {
       leases = this.exports.add(objects, stream);
@@ -181,6 +184,7 @@ export class Session implements SharingSession {
         const ready = prepareForPeer(this, objects[at] as Shareable, exported[at] as EncodedExport);
         const link = forwarded?.links[forwarded.indices.indexOf(at)];
         for (const fd of ready.fds) fds.push(fd);
+        for (const fd of ready.ownFds ?? NONE) ownFds.push(fd);
         if (link !== undefined) fds.push(link);
         entries.push({
           bytes: ready.bytes,
@@ -191,9 +195,9 @@ export class Session implements SharingSession {
       checkFdCount(fds.length);
       const points = this.#readyPoints(objects, stream);
       writeObjectTable(writer, { firstLease: (leases[0] as Lease).id, entries });
-      return { fds, points, leases, newPools: this.#poolsSentSince(sentBefore), forwarded };
+      return { fds, ownFds, points, leases, newPools: this.#poolsSentSince(sentBefore), forwarded };
     } catch (error) {
-      forwarded?.links.forEach(closeFd);
+      ownFds.forEach(closeFd);
       if (leases.length > 0) this.exports.end(leases);
       else for (const release of forwarded?.releases ?? NONE) release();
       this.#forgetSentPools(this.#poolsSentSince(sentBefore));

@@ -12,6 +12,7 @@ import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { Stream } from '../../stream.ts';
 import { Channel } from '../channel/channel.ts';
+import { ChannelConsumer } from '../channel/channel-consumer.ts';
 import type {
   AnyExported,
   AnyFields,
@@ -88,6 +89,8 @@ export interface ShareableKind<T extends object = object> {
   ): object;
   /** Closes an imported object that nobody received. */
   discard(object: T): void;
+  /** Whether an object was imported as this kind, if those are of another class. */
+  isOpened?(object: object): boolean;
   /**
    * Keeps an object for another process. Returns the function that ends the keeping. Default: until
    * then, nothing that the object owns is released.
@@ -97,7 +100,7 @@ export interface ShareableKind<T extends object = object> {
   memoryOf?(object: T): VirtualMemory;
   /**
    * Returns file descriptors for one process, which are sent before those of the export. Called once
-   * after each {@link keep}. Borrowed until the keeping ends.
+   * after each {@link keep}. The caller owns them.
    */
   fdsForPeer?(object: T): readonly number[];
 }
@@ -200,6 +203,7 @@ const channel: ShareableKind<Channel> = {
   import: (descriptor, fds, options, sender) =>
     openChannel(descriptor as HostFields<'channel'>, fds, options, sender),
   discard: (object) => object.close(),
+  isOpened: (object) => object instanceof ChannelConsumer,
   keep: (object) => object.exported.addSeat(),
   memoryOf: ({ memory }) => memory,
   fdsForPeer: ({ exported }) => exported.takeSeatFds(),
@@ -253,7 +257,10 @@ export const importObject = (
 ): object => rowOfDescriptor(descriptor.kind).import(descriptor, ...rest);
 
 /** Closes an imported object that nobody received. A pool that others use stays open. */
-export const discardImported = (object: object): void => rowOf(object)?.discard(object);
+export const discardImported = (object: object): void => {
+  const opened = shareableKinds.find((row) => row.isOpened?.(object));
+  (opened ?? rowOf(object))?.discard(object);
+};
 
 /**
  * The resource that owns the memory of an object, which must not be freed while the object is

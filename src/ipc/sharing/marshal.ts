@@ -34,6 +34,8 @@ import {
 export interface EncodedExport extends AnyExported {
   /** The encoded fields: what is put on the wire. */
   readonly bytes: Uint8Array;
+  /** Those of the file descriptors that whoever sends them closes then. Default: none. */
+  readonly ownFds?: readonly number[];
 }
 
 /** What one end of a connection remembers about the other, e.g. which pools it already has. */
@@ -108,8 +110,8 @@ export function prepareForPeer(
   if (isHostFields(descriptor)) {
     if (descriptor.kind === 'channel' && isOwnProcess(session))
       publishToThreads(ownerOf(object) as VirtualMemory, descriptor.memory);
-    const fds = fdsForPeer(object);
-    return fds.length > 0 ? { ...encoded, fds: [...fds, ...encoded.fds] } : encoded;
+    const ownFds = fdsForPeer(object);
+    return ownFds.length > 0 ? { ...encoded, fds: [...ownFds, ...encoded.fds], ownFds } : encoded;
   }
   if (isOwnProcess(session)) publishToThreads(object, descriptor);
   if (descriptor.kind !== 'pool') return encoded;

@@ -27,10 +27,8 @@ const SEAT = 4096;
 function exported(channel: Channel): { fields: HostFields<'channel'>; fds: number[] } {
   const { bytes, fds } = exportForAnyPeer(channel);
   const fields = decodeAnyFields(bytes) as HostFields<'channel'>;
-  const end = channel.exported.addSeat();
-  const sent = [...channel.exported.takeSeatFds(), ...fds].map(duplicateFd);
-  end();
-  return { fields, fds: sent };
+  channel.exported.addSeat();
+  return { fields, fds: [...channel.exported.takeSeatFds(), ...fds.map(duplicateFd)] };
 }
 
 const importing = (fields: HostFields<'channel'>, fds: readonly number[]): unknown =>
