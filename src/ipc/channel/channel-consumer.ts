@@ -166,8 +166,9 @@ export class ConsumerSlot<out D extends Dtype = Dtype> {
   #isReleased = false;
 
   /** @internal */
-  constructor(consumer: Consumer, { message, record, redelivered }: Taken) {
+  constructor(consumer: Consumer, taken: Taken) {
     assertInternal(consumer, Consumer, 'ConsumerSlot', 'channel.receive');
+    const { message, record, redelivered } = taken;
     this.#consumer = consumer;
     this.#layout = record.layout ?? consumer.layout;
     this.message = message;
