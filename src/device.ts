@@ -1,6 +1,10 @@
 import { inspect } from 'node:util';
 import { BLOCK, OUT0, readBytes, readInt32, readSize, readString } from '../ffi/arena.ts';
 import { type DeviceAttribute, deviceAttributes } from '../ffi/attributes.ts';
+import {
+  CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+  CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK,
+} from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import type { CUdevice } from '../ffi/types.ts';
 import { check } from './check.ts';
@@ -149,6 +153,47 @@ export class Device {
     return readInt32(OUT0) !== 0;
   }
 
+  /** Its address on the PCI bus, as nvidia-smi and /sys print it, e.g. `0000:17:00.0`. */
+  get pciAddress(): string {
+    const hex = (name: DeviceAttribute, digits: number): string =>
+      this.attribute(name).toString(16).padStart(digits, '0');
+    return `${hex('pciDomainId', 4)}:${hex('pciBusId', 2)}:${hex('pciDeviceId', 2)}.0`;
+  }
+
+  /**
+   * Returns how this device reaches each other device that this process sees: for choosing which
+   * devices share frames.
+   *
+   * @example
+   * const near = Device.get(0).topology().filter(({ link }) => link === 'nvlink');
+   * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
+   */
+  topology(): readonly DeviceLink[] {
+    return devices()
+      .filter((device) => device !== this)
+      .map((device) => {
+        const canAccess = this.canAccessPeer(device);
+        const nativeAtomics =
+          this.#p2p(CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, device) === 1;
+        return {
+          device,
+          link: canAccess ? (nativeAtomics ? 'nvlink' : 'pci') : 'host',
+          canAccess,
+          nativeAtomics,
+          performanceRank: this.#p2p(CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, device),
+        };
+      });
+  }
+
+  #p2p(attribute: number, other: Device): number {
+    check(
+      cu.cuDeviceGetP2PAttribute(OUT0, attribute, this.handle, other.handle),
+      'cuDeviceGetP2PAttribute',
+      () => `asking how ${this} reaches ${other}`,
+    );
+    return readInt32(OUT0);
+  }
+
   toString(): string {
     return `Device ${this.ordinal} (${this.name})`;
   }
@@ -156,6 +201,21 @@ export class Device {
   [inspect.custom](): string {
     return this.toString();
   }
+}
+
+/** How one device reaches another. */
+export interface DeviceLink {
+  readonly device: Device;
+  /**
+   * `nvlink` if it can access that device's memory with atomic operations, which only NVLink carries;
+   * `pci` if it can access it without them; `host` if it cannot, so that copies pass through the host.
+   */
+  readonly link: 'nvlink' | 'pci' | 'host';
+  readonly canAccess: boolean;
+  /** Whether atomic operations on that device's memory are atomic for both devices. */
+  readonly nativeAtomics: boolean;
+  /** The driver's rank of the link among those of this machine; 0 is the best. */
+  readonly performanceRank: number;
 }
 
 /** The devices that this process sees, by ordinal. */

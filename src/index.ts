@@ -1,5 +1,5 @@
 export { isAvailable, driverVersion } from './driver.ts';
-export { Device, devices } from './device.ts';
+export { Device, type DeviceLink, devices } from './device.ts';
 export { Context, type PlaceOptions } from './context.ts';
 export type { MemoryInfo } from './context.ts';
 export { Stream, type StreamOption, type StreamOptions } from './stream.ts';

@@ -7,7 +7,8 @@ else await copyBetween();
 async function copyBetween(): Promise<void> {
   using source = DeviceBuffer.allocate(1024, { device: 0 });
   using target = DeviceBuffer.allocate(1024, { device: 1 });
-  console.log(`0 reaches 1: ${Device.get(0).canAccessPeer(1)}`);
+  for (const { device, link } of Device.get(0).topology())
+    console.log(`0 reaches ${device.ordinal} by ${link}`);
   source.fill(5);
   source.copyTo(target);
   await source.context.synchronize();

@@ -44,6 +44,26 @@ describe('peer access', () => {
     );
   });
 
+  test('the topology says how each device reaches the others', () => {
+    const all = Array.from({ length: Device.count }, (_, ordinal) => Device.get(ordinal));
+    for (const device of all) {
+      assert.match(device.pciAddress, /^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.0$/);
+      const links = device.topology();
+      assert.deepEqual(
+        links.map((link) => link.device),
+        all.filter((other) => other !== device),
+      );
+      for (const { device: other, link, canAccess, nativeAtomics, performanceRank } of links) {
+        assert.equal(canAccess, device.canAccessPeer(other));
+        assert.equal(link === 'host', !canAccess);
+        assert.equal(link === 'nvlink', canAccess && nativeAtomics);
+        assert.ok(Number.isInteger(performanceRank) && performanceRank >= 0);
+      }
+    }
+    // PCI addresses differ but on one device's slices.
+    assert.equal(new Set(all.map(({ uuid }) => uuid)).size, all.length);
+  });
+
   test('a copy goes to another device, after what was queued before it', { skip }, async () => {
     using source = DeviceBuffer.allocate(100_000, { device: 0 });
     using target = DeviceBuffer.allocate(100_000, { device: 1 });

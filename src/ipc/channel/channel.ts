@@ -484,9 +484,7 @@ export class Producer {
   }
 
   get consumers(): number {
-    let count = 0;
-    for (const seat of this.#seats) if (!seat.isGone) count += 1;
-    return count;
+    return this.#seats.size;
   }
 
   get published(): number {
@@ -543,8 +541,8 @@ export class Producer {
       throw new CuffiError(`the slot of message ${message} was not published: publish it first`);
     const { ring } = this;
     let isReleasedByOthers = false;
-    for (const { seat, start, isGone } of this.#seats) {
-      if (isGone || start > message) continue;
+    for (const { seat, start } of this.#seats) {
+      if (start > message) continue;
       isReleasedByOthers = true;
       if (seat.isReleased(message)) continue;
       const wait = enqueueWait(seat.words, seat.released(message), stream.context, stream);
@@ -564,8 +562,8 @@ export class Producer {
       return this.#isOver(message);
     }
     if (!this.ring.isFilled(message)) return false;
-    for (const { seat, start, isGone } of this.#seats)
-      if (!isGone && start <= message && !seat.isReleased(message)) return false;
+    for (const { seat, start } of this.#seats)
+      if (start <= message && !seat.isReleased(message)) return false;
     return true;
   }
 
@@ -654,7 +652,7 @@ export class Producer {
   #grantPending(): void {
     for (const seat of this.#seats) {
       if (this.#ungranted.length === 0) return;
-      if (seat.isGone || seat.seat.wanted <= seat.granted) continue;
+      if (seat.seat.wanted <= seat.granted) continue;
       const message = this.#ungranted.shift() as number;
       this.#holders.set(message, seat);
       seat.grant({ message, redelivered: this.#redelivered.delete(message) });
@@ -746,7 +744,8 @@ export class Producer {
     // What was acquired and not published is no message.
     for (let message = this.#published; message < this.#acquired; message += 1) {
       const record = this.ring.record(message);
-      if (record && !this.#waitingForEarlier.has(message)) this.#skip(message, record);
+      const isOver = message < this.#published || this.#waitingForEarlier.has(message);
+      if (record && !isOver) this.#skip(message, record);
     }
     this.ring.closeAt(this.#published);
     this.#wakeConsumers();
@@ -782,7 +781,6 @@ export class Producer {
   }
 
   #release(): void {
-    if (this.isAhead) this.ring.endWaits();
     for (const seat of this.#seats) {
       if (this.deliver === 'one') this.#finish(seat);
       seat.close();
@@ -840,7 +838,7 @@ class ProducerSeat {
 
   /** Whether the consumer has ended or closed the channel. */
   get isGone(): boolean {
-    return this.#pipes.hasEnded || this.#isClosed;
+    return this.#pipes.hasEnded;
   }
 
   get granted(): number {

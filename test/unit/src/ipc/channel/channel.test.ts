@@ -351,6 +351,24 @@ describe('Channel.acquire', () => {
     await stream.synchronize();
   });
 
+  test('waits for the work of the producer itself, also without a consumer', async () => {
+    emulate();
+    using held = Stream.create({ nonBlocking: true });
+    using stream = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(held);
+    using channel = Channel.create({ ...small, slots: 1 });
+    await produce(channel, held);
+    assert.equal(channel.tryAcquire(), undefined);
+    using ahead = Channel.create({ ...small, slots: 1, ahead: true });
+    await produce(ahead, held);
+    (await ahead.acquire({ stream })).publish({ stream });
+    assert.equal(stream.done, false);
+    latch.open();
+    await stream.synchronize();
+    (await channel.acquire({ timeoutMs: 5000 })).cancel();
+  });
+
   test('waits for room instead of queueing more waits than streams may have', async () => {
     emulate();
     using ahead = Channel.create({ ...small, slots: 1, ahead: true });
@@ -404,12 +422,17 @@ describe('the end of a Channel', () => {
   test('an acquired slot that was not published is no message', async () => {
     emulate();
     for (const ahead of [false, true]) {
-      const channel = Channel.create({ ...small, ahead });
+      const channel = Channel.create({ ...small, slots: 3, ahead });
       using consumer = await sent(channel);
       await produce(channel);
       await channel.acquire();
+      (await channel.acquire()).publish();
       channel.close();
       (await take(consumer)).release();
+      // What was acquired later comes, if the one before can be left out.
+      const last = await consumer.receive({ timeoutMs: 1000 });
+      assert.equal(last?.message, ahead ? undefined : 2);
+      last?.release();
       assert.equal(await consumer.receive({ timeoutMs: 1000 }), undefined);
     }
   });
@@ -427,6 +450,48 @@ describe('the end of a Channel', () => {
     assert.equal(await first.receive({ timeoutMs: 5000 }), undefined);
     kept.release();
     assert.equal(await end, undefined);
+  });
+
+  test('to one: a message is granted before its work is done, and arrives after', async () => {
+    emulate();
+    using channel = Channel.create({ ...small, deliver: 'one' });
+    using consumer = await sent(channel);
+    using stream = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(stream);
+    const received = consumer.receive();
+    await produce(channel, stream);
+    await assert.rejects(consumer.receive({ timeoutMs: 20 }), { name: 'TimeoutError' });
+    latch.open();
+    assert.equal((await received)?.message, 0);
+  });
+
+  test('to one: what a consumer has released is not delivered again when it ends', async () => {
+    emulate();
+    using channel = Channel.create({ ...small, deliver: 'one' });
+    using first = await sent(channel);
+    await produce(channel);
+    (await take(first)).release();
+    await channel.drained({ timeoutMs: 5000 });
+    first.close();
+    await until(() => channel.consumers === 0);
+    using second = await sent(channel);
+    await produce(channel);
+    assert.equal((await take(second)).message, 1);
+  });
+
+  test('to one: nothing is granted to a consumer that has ended', async () => {
+    emulate();
+    using channel = Channel.create({ ...small, deliver: 'one' });
+    using first = await sent(channel);
+    const waiting = first.receive().catch((error: Error) => error.name);
+    await new Promise((resolve) => setTimeout(resolve, 5));
+    first.close();
+    assert.equal(await waiting, 'CuffiError');
+    using second = await sent(channel);
+    const received = second.receive({ timeoutMs: 5000 });
+    await produce(channel);
+    assert.equal((await received)?.message, 0);
   });
 
   test('to one: what a closed consumer had goes to another', async () => {

@@ -27,6 +27,10 @@ describe('WakePipes', () => {
     other.close();
     await until(() => pipes.hasEnded);
     pipes.wake();
+    // The end is told once.
+    const woken = wokenHere;
+    await new Promise((resolve) => setTimeout(resolve, 5));
+    assert.equal(wokenHere, woken);
     pipes.close();
   });
 

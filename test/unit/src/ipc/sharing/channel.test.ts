@@ -1,6 +1,6 @@
 /** A channel that arrives from a process that sends what it likes. */
 import assert from 'node:assert/strict';
-import { openSync } from 'node:fs';
+import { closeSync, constants, openSync, readSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import { closeFd, createPipe, duplicateFd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
@@ -15,6 +15,8 @@ import {
 } from '../../../../../src/ipc/sharing/marshal.ts';
 import { ENDED, HostPage } from '../../../../../src/ipc/timeline/host-page.ts';
 import { until } from '../../../../support/iterations.ts';
+import { Latch } from '../../../../support/latch.ts';
+import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 
@@ -135,6 +137,85 @@ describe('a channel from a hostile process', () => {
   });
 });
 
+describe('the two ends of a channel', () => {
+  /** How many wake-ups came through a pipe since the last look. */
+  const wakeUps = (readEnd: number): number => {
+    try {
+      return readSync(readEnd, new Uint8Array(100));
+    } catch {
+      return 0;
+    }
+  };
+  const reader = (fd: number): number =>
+    openSync(`/proc/self/fd/${fd}`, constants.O_RDONLY | constants.O_NONBLOCK);
+
+  test('a consumer that sleeps is woken up when a message is published, and when it is filled', async () => {
+    emulate();
+    using channel = Channel.create(small);
+    const { fds } = exported(channel);
+    const words = new BigUint64Array(new HostPage(fds[1] as number, SEAT).view());
+    const readEnd = reader(fds[2] as number);
+    using stream = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(stream);
+    const publish = async (): Promise<void> =>
+      (await channel.acquire({ timeoutMs: 1000 })).publish({ stream });
+    await publish();
+    assert.equal(wakeUps(readEnd), 0);
+    words[0] = 1n;
+    await publish();
+    assert.equal(wakeUps(readEnd), 1);
+    latch.open();
+    let count = 0;
+    await until(() => {
+      count += wakeUps(readEnd);
+      return count > 0;
+    });
+    closeSync(readEnd);
+    for (const fd of fds) closeFd(fd);
+  });
+
+  test('a producer that sleeps is woken up when a slot is released, and for each grant', async () => {
+    emulate();
+    for (const deliver of ['all', 'one'] as const) {
+      using channel = Channel.create({ ...small, deliver });
+      const { fields, fds } = exported(channel);
+      using consumer = importing(fields, fds) as ChannelConsumer;
+      const { ring, sleepers } = channel.exported;
+      let woken = 0;
+      sleepers.wake = () => {
+        woken += 1;
+      };
+      const received = consumer.receive();
+      if (deliver === 'one') await until(() => woken === 1);
+      (await channel.acquire()).publish();
+      const slot = await received;
+      const before = woken;
+      ring.setProducerAsleep(true);
+      slot?.release();
+      await until(() => woken > before);
+      ring.setProducerAsleep(false);
+    }
+  });
+
+  test('a grant of what was not published is refused', async () => {
+    emulate();
+    for (const message of [1n, 2n ** 60n, 2n ** 63n - 1n]) {
+      using channel = Channel.create({ ...small, deliver: 'one' });
+      const { fields, fds } = exported(channel);
+      const words = new BigUint64Array(new HostPage(fds[1] as number, SEAT).view());
+      using consumer = importing(fields, fds) as ChannelConsumer;
+      (await channel.acquire()).publish();
+      words[10] = message;
+      words[5] = 1n;
+      await assert.rejects(consumer.receive({ timeoutMs: 1000 }), {
+        name: 'IpcError',
+        message: /grants a message that was not published/,
+      });
+    }
+  });
+});
+
 describe('exporting a channel', () => {
   test('goes over connections only; a consumer cannot be sent on', async () => {
     emulate();
@@ -158,6 +239,17 @@ describe('exporting a channel', () => {
     await assert.rejects(pair.a.send(channel as unknown));
     await until(() => channel.consumers === 0);
     for (let at = 0; at < 5; at += 1) (await channel.acquire({ timeoutMs: 1000 })).publish();
+  });
+
+  test('a consumer whose descriptors are never taken ends', async () => {
+    emulate();
+    using channel = Channel.create(small);
+    const before = openDescriptors();
+    const end = channel.exported.addSeat();
+    assert.equal(channel.consumers, 1);
+    end();
+    end();
+    await until(() => channel.consumers === 0 && openDescriptors() === before);
   });
 
   test('a consumer that never takes the channel holds nobody up once its connection ends', async () => {
