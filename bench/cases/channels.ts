@@ -1,7 +1,7 @@
 /** Messages through channels: a slot to another process and back, and slots that streams wait for. */
 import { sizeName } from '../format.ts';
 import type { DriverChoice } from '../results.ts';
-import { busyChannel, channelAhead, quietChannel } from '../ways/channels.ts';
+import { busyChannel, channelAhead, channelToMany, quietChannel } from '../ways/channels.ts';
 import type { Children } from '../ways/children.ts';
 import { emptyMessage } from '../ways/messages.ts';
 import { mapped } from '../ways/sharing.ts';
@@ -11,6 +11,9 @@ import { type Case, inPeers } from './case.ts';
 const MIB = 1 << 20;
 const LARGE = 1024 * MIB;
 const SLOTS = [1, 8, 64];
+const WORK_US = [10, 200];
+const CONSUMERS = [1, 4, 16];
+const UNTIMED = 20;
 /** As many slots as a consumer takes ahead. */
 const AHEAD = 64;
 
@@ -26,7 +29,7 @@ const roundTrip = (byteLength: number): Case => ({
   byteLength,
   what: 'a slot is published, and released by another process; the others hand over a buffer that it has mapped',
   calls: 200,
-  untimed: 20,
+  untimed: UNTIMED,
   needsGpu: byteLength >= LARGE,
   peers: inPeers('handOver.mapped', 'C', 'numba', 'cuda.core', 'torch'),
   open: openCase(
@@ -46,9 +49,39 @@ const ahead = (slots: number): Case => ({
   count: { of: 'slots', value: slots },
   what: 'the streams of two processes wait for the slots; the time of one slot. C waits for counters alone',
   calls: AHEAD,
-  untimed: AHEAD,
+  untimed: UNTIMED,
   peers: [{ peer: 'C', batch: `handOver.ring.${slots}` }],
   open: openCase([channelAhead(slots)], 0),
 });
 
-export const channelCases: readonly Case[] = [...[MIB, LARGE].map(roundTrip), ...SLOTS.map(ahead)];
+/** On one GPU the two kernels take turns. */
+const working = (workUs: number): Case => ({
+  name: 'channel.work',
+  variant: `kernels of ${workUs} us`,
+  count: { of: 'microseconds', value: workUs },
+  what: 'as channel.ahead with 8 slots, and a kernel in both processes for each slot',
+  calls: AHEAD,
+  untimed: UNTIMED,
+  needsGpu: true,
+  peers: [],
+  open: openCase([channelAhead(8, workUs)], 0),
+});
+
+const toMany = (consumers: number): Case => ({
+  name: 'channel.consumers',
+  variant: `${consumers}`,
+  count: { of: 'consumers', value: consumers },
+  what: 'a slot of 1 MiB goes to so many processes, until all have released it',
+  calls: 100,
+  untimed: UNTIMED,
+  isOnce: true,
+  peers: [],
+  open: openCase([channelToMany(consumers)], MIB),
+});
+
+export const channelCases: readonly Case[] = [
+  ...[MIB, LARGE].map(roundTrip),
+  ...SLOTS.map(ahead),
+  ...WORK_US.map(working),
+  ...CONSUMERS.map(toMany),
+];

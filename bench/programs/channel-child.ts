@@ -5,19 +5,27 @@
 import { Stream } from 'cuffi';
 import { type ChannelConsumer, parentPeer } from 'cuffi/ipc';
 import type { ReceivedChannelOrder } from '../ways/children.ts';
+import { Work } from '../ways/work.ts';
 
 const parent = parentPeer<ReceivedChannelOrder, null>();
 const idle = Stream.create({ nonBlocking: true });
-const consumers: { readonly channel: ChannelConsumer; readonly stream: Stream }[] = [];
+interface Consumer {
+  readonly channel: ChannelConsumer;
+  readonly stream: Stream;
+  readonly work: Work | undefined;
+}
 
-async function releaseAll({ channel, stream }: (typeof consumers)[number]): Promise<void> {
+const consumers: Consumer[] = [];
+
+async function releaseAll({ channel, stream }: Consumer): Promise<void> {
   for await (const slot of channel) slot.release({ stream });
 }
 
 async function queueAhead(at: number, count: number): Promise<void> {
-  const { channel, stream } = consumers[at] as (typeof consumers)[number];
+  const { channel, stream, work } = consumers[at] as Consumer;
   let left = count;
   for await (const slot of channel.ahead(stream)) {
+    work?.queue(stream);
     slot.release({ stream });
     left -= 1;
     if (left === 0) return;
@@ -28,7 +36,11 @@ await parent.send(null, { stream: idle });
 for (;;) {
   const order = await parent.receive({ stream: idle });
   if ('channel' in order) {
-    const consumer = { channel: order.channel, stream: Stream.create({ nonBlocking: true }) };
+    const consumer = {
+      channel: order.channel,
+      stream: Stream.create({ nonBlocking: true }),
+      work: Work.open(order.workUs),
+    };
     consumer.channel.busyPollUs = order.busyPollUs;
     consumers.push(consumer);
     if (!order.isAhead) void releaseAll(consumer);

@@ -2,8 +2,10 @@
 import { Stream } from 'cuffi';
 import { Channel } from 'cuffi/ipc';
 import { PUBLIC } from '../cases/case.ts';
+import { ConsumingChild } from './children.ts';
 import { BUSY_POLLING } from './sharing.ts';
 import { roundTrips, type Way } from './way.ts';
+import { Work } from './work.ts';
 
 /** Longer than a round trip takes, so that neither end sleeps. */
 const BUSY_POLL_US = 200;
@@ -15,7 +17,7 @@ const roundTrip = (name: string, busyPollUs: number): Way => ({
     const channel = Channel.create({ slots: 1, byteLength, deliver: 'all', busyPollUs });
     const stream = Stream.create({ nonBlocking: true });
     const child = await children.consuming();
-    await child.give(channel, false);
+    await child.give(channel);
     return {
       ...roundTrips(async () => {
         const slot = await channel.acquire();
@@ -33,40 +35,66 @@ const roundTrip = (name: string, busyPollUs: number): Way => ({
 export const quietChannel: Way = roundTrip(PUBLIC, 0);
 export const busyChannel: Way = roundTrip(BUSY_POLLING, BUSY_POLL_US);
 
-/** Streams wait for the slots at both ends; all are queued before. */
-export const channelAhead = (slots: number): Way => ({
+/** Streams wait for the slots at both ends; with a kernel of so many microseconds in both, if any. */
+export const channelAhead = (slots: number, workUs = 0): Way => ({
   name: PUBLIC,
   async open({ driver, children }) {
     // The end of the last slot is seen at once. The emulated driver needs the event loop meanwhile.
     const busyPollUs = driver.emulated ? 0 : 100_000;
     const options = { slots, byteLength: 4096, deliver: 'all', ahead: true, busyPollUs } as const;
     const channel = Channel.create(options);
+    const work = Work.open(workUs);
     const stream = Stream.create({ nonBlocking: true });
     const child = await children.consuming();
-    const number = await child.give(channel, true);
+    const number = await child.give(channel, { isAhead: true, workUs });
     const publish = async (count: number): Promise<void> => {
-      for (let at = 0; at < count; at += 1)
-        (channel.tryAcquire({ stream }) ?? (await channel.acquire({ stream }))).publish({ stream });
+      for (let at = 0; at < count; at += 1) {
+        const slot = channel.tryAcquire({ stream }) ?? (await channel.acquire({ stream }));
+        work?.queue(stream);
+        slot.publish({ stream });
+      }
       await channel.drained();
     };
     return {
       async run(calls, untimed) {
-        for (const count of [untimed, calls]) {
-          if (count === 0) continue;
-          await child.queueAhead(number, Math.min(count, MOST_AHEAD));
-          const start = process.hrtime.bigint();
-          await publish(count);
-          if (count === calls) return Number(process.hrtime.bigint() - start);
-        }
-        return 0;
+        await child.queueAhead(number, untimed);
+        await publish(untimed);
+        await child.queueAhead(number, calls);
+        const start = process.hrtime.bigint();
+        await publish(calls);
+        return Number(process.hrtime.bigint() - start);
       },
       close() {
         channel.close();
         stream.close();
+        work?.close();
       },
     };
   },
 });
 
-/** The most slots that a consumer takes ahead. */
-const MOST_AHEAD = 64;
+/** A slot goes to several processes at once; it is free again when all have released it. */
+export const channelToMany = (consumers: number): Way => ({
+  name: PUBLIC,
+  async open({ byteLength, driver }) {
+    const channel = Channel.create({ slots: 1, byteLength, deliver: 'all' });
+    const stream = Stream.create({ nonBlocking: true });
+    const children: ConsumingChild[] = [];
+    for (let at = 0; at < consumers; at += 1) {
+      const child = await ConsumingChild.start(driver);
+      children.push(child);
+      await child.give(channel);
+    }
+    return {
+      ...roundTrips(async () => {
+        (await channel.acquire()).publish({ stream });
+        await channel.drained();
+      }),
+      async close() {
+        channel.close();
+        stream.close();
+        for (const child of children) await child.end();
+      },
+    };
+  },
+});

@@ -39,6 +39,8 @@ export type ReceivedChannelOrder =
       readonly channel: ChannelConsumer;
       readonly busyPollUs: number;
       readonly isAhead: boolean;
+      /** How long the kernel takes that it queues for each slot. 0 for none. */
+      readonly workUs: number;
     }
   | { readonly ahead: number; readonly count: number };
 
@@ -309,9 +311,9 @@ export class ConsumingChild {
   }
 
   /** Sends a channel; returns its number for {@link queueAhead}. */
-  async give(channel: Channel, isAhead: boolean): Promise<number> {
+  async give(channel: Channel, { isAhead = false, workUs = 0 } = {}): Promise<number> {
     const { busyPollUs } = channel;
-    await this.#ask({ channel, busyPollUs, isAhead });
+    await this.#ask({ channel, busyPollUs, isAhead, workUs });
     this.#channels += 1;
     return this.#channels - 1;
   }
