@@ -1,6 +1,8 @@
 /** Channels between real processes: every message arrives, in order, however either side ends. */
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
+import { OUT0, readSize, writeStruct } from '../../ffi/arena.ts';
+import { cu } from '../../ffi/driver.ts';
 import { Device, DeviceBuffer, Stream } from '../../src/index.ts';
 import {
   Channel,
@@ -309,6 +311,34 @@ describe('a channel between processes', () => {
         theirs.close();
       },
     );
+
+  test('another device is given access to the slots, as much as the channel allows', {
+    ...options,
+    skip: Device.count < 2 ? 'needs a second GPU' : false,
+  }, async () => {
+    for (const readOnly of [false, true]) {
+      await using other = new Other(0);
+      const channel = await consumerOf(other, { ...small, readOnly });
+      await other.ask({ do: 'produce', count: 1 });
+      const { array } = (await channel.receive()) as ConsumerSlot;
+      const accessOf = (id: number): number => {
+        const place = writeStruct('CUmemLocation', { type: 1, id });
+        assert.equal(cu.cuMemGetAccess(OUT0, place, array.buffer.address as never), 0);
+        return readSize(OUT0);
+      };
+      const own = readOnly ? 1 : 3;
+      assert.deepEqual([accessOf(0), accessOf(1)], [own, 0]);
+      assert.throws(() => channel.allowAccess(0), { name: 'RangeError', message: /itself/ });
+      channel.allowAccess(1);
+      assert.deepEqual([accessOf(0), accessOf(1)], [own, own]);
+      using stream = Stream.create({ device: 1, nonBlocking: true });
+      using here = DeviceBuffer.allocate(64, { device: 1 });
+      array.buffer.copyTo(here, { stream });
+      await stream.synchronize();
+      channel.close();
+      assert.throws(() => channel.allowAccess(1), { name: 'ClosedError' });
+    }
+  });
 
   for (const end of ['close', 'kill'] as const)
     test(`streams that wait for slots go on after the producer's ${end}`, options, async () => {

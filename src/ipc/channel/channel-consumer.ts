@@ -3,12 +3,13 @@ import type { DeviceArray } from '../../array/device-array.ts';
 import type { Shape } from '../../array/shape.ts';
 import type { Context } from '../../context.ts';
 import { beginWait, type Wait, type WaitOptions } from '../../deadline.ts';
-import type { Device } from '../../device.ts';
+import { Device } from '../../device.ts';
 import type { Dtype } from '../../dtype.ts';
-import { CuffiError, IpcError, PeerGoneError } from '../../errors.ts';
+import { CuffiError, IpcError, NotSupportedError, PeerGoneError } from '../../errors.ts';
 import { type Details, describeObject } from '../../inspect.ts';
 import { Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
+import { allowAccess } from '../../memory/physical-chunk.ts';
 import { pollInBackground } from '../../poller.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
 import { assertInternal, checkInstance, checkInteger } from '../../validate.ts';
@@ -138,6 +139,27 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
     }
   }
 
+  /**
+   * Lets another device access the slots, over the link to the producer's device: its kernels and copies
+   * then use them where they are. {@link Device.topology} says what the link is.
+   *
+   * @throws NotSupportedError if that device cannot access the producer's; RangeError for the producer's
+   * own; ClosedError, CudaError
+   * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
+   */
+  allowAccess(device: Device | number): void {
+    this.assertOpen();
+    const other = Device.resolve(device);
+    const own = this.#state.context.device;
+    if (other === own)
+      throw new RangeError(`the slots are on ${own} itself, which can access them`);
+    if (!other.canAccessPeer(own))
+      throw new NotSupportedError(
+        `${other} cannot access the memory of ${own}: copy there instead`,
+      );
+    this.#state.allowAccess(other);
+  }
+
   /** @internal */
   protected override describe(): Details {
     const { ring, layout, deliver } = this.#state;
@@ -234,6 +256,8 @@ export interface ConsumerInit {
   readonly seat: Seat;
   /** The slots, one after the other. */
   readonly memory: DeviceBuffer;
+  /** The size of the mapping that begins with them. */
+  readonly mappedByteLength: number;
   readonly layout: MessageLayout;
   readonly byteLength: number;
   readonly stride: number;
@@ -266,6 +290,7 @@ class Consumer {
   readonly sleepers: Sleepers;
   readonly #seat: Seat;
   readonly #memory: DeviceBuffer;
+  readonly #mappedByteLength: number;
   readonly #views: SlotViews;
   readonly #pipes: WakePipes;
   readonly #stores: StoreTracker;
@@ -289,6 +314,7 @@ class Consumer {
     this.isAhead = isAhead;
     this.#seat = seat;
     this.#memory = memory;
+    this.#mappedByteLength = init.mappedByteLength;
     this.#views = new SlotViews(memory, stride, byteLength, layout);
     this.#onReleased = init.onReleased;
     const { start } = seat;
@@ -315,6 +341,13 @@ class Consumer {
 
   bufferOf(message: number): DeviceBuffer {
     return this.#views.buffer(message % this.ring.slots);
+  }
+
+  allowAccess(device: Device): void {
+    const { address, access } = this.#memory;
+    this.context.run(() =>
+      allowAccess({ address, byteLength: this.#mappedByteLength }, device, access),
+    );
   }
 
   // ---- Receiving ----

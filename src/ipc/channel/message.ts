@@ -21,7 +21,7 @@ export interface MessageRecord {
 }
 
 /** The most bytes that `meta` takes as JSON. */
-export const MAX_META_BYTE_LENGTH = 1024;
+const MAX_META_BYTE_LENGTH = 1024;
 
 /**
  * Returns `meta` as JSON.

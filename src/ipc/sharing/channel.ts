@@ -70,7 +70,11 @@ export function openChannel(
   try {
     const memory = openSlots(descriptor.memory, slotFds, options, sender);
     opened.push(memory);
-    if (slots * stride > memory.byteLength || byteLength > stride)
+    if (
+      slots * stride > memory.byteLength ||
+      byteLength > stride ||
+      descriptor.memory.byteOffset > 0
+    )
       throw new IpcError('received a channel whose slots lie outside of its memory');
     const ring = Ring.accept(taken(ringFd), { slots, hasRecords: !isAhead });
     opened.push(ring.words);
@@ -81,6 +85,7 @@ export function openChannel(
       ring,
       seat,
       memory,
+      mappedByteLength: descriptor.memory.baseByteLength,
       layout,
       byteLength,
       stride,

@@ -16,7 +16,7 @@ import {
 import { ENDED, HostPage } from '../../../../../src/ipc/timeline/host-page.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
-import { openDescriptors } from '../../../../support/process-state.ts';
+import { openDescriptors, processState } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 
@@ -63,6 +63,8 @@ describe('a channel from a hostile process', () => {
         ...rest,
       ],
     ];
+    const mappings = (): number => processState().mappings;
+    const before = mappings();
     for (const [at, change] of wrong.entries()) {
       using channel = Channel.create(small);
       const { fields, fds } = exported(channel);
@@ -70,12 +72,32 @@ describe('a channel from a hostile process', () => {
       assert.throws(() => importing(fields, changed), { name: 'IpcError' }, `change ${at}`);
       await until(() => changed.every((fd) => !isOpenFd(fd)));
     }
+    await until(() => mappings() === before);
+  });
+
+  test('is refused with more slots than a channel has, whatever memory comes with it', async () => {
+    emulate();
+    using channel = Channel.create(small);
+    const { fields, fds } = exported(channel);
+    const slots = 2000;
+    const pages = (byteLength: number): number => Math.ceil(byteLength / 4096) * 4096;
+    const [, , ...rest] = fds;
+    const changed = [
+      createSealedMemfd('ring', pages((8 + 2 * slots) * 8 + slots * 1600)),
+      createSealedMemfd('seat', pages((8 + 3 * slots) * 8)),
+      ...rest,
+    ];
+    const memory = { ...fields.memory, byteLength: fields.memory.baseByteLength };
+    assert.throws(() => importing({ ...fields, slots, memory }, changed), {
+      name: 'IpcError',
+      message: /2000 slots/,
+    });
+    for (const fd of fds.slice(0, 2)) closeFd(fd);
   });
 
   test('is refused with fields that do not fit together, and everything is closed', async () => {
     emulate();
     const wrong: readonly Partial<Record<keyof HostFields<'channel'>, unknown>>[] = [
-      { slots: 1025 },
       { slots: 1024 },
       { stride: 2 ** 40 },
       { byteLength: 257 },

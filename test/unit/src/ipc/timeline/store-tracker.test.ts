@@ -1,0 +1,108 @@
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
+import { CUresult } from '../../../../../ffi/results.ts';
+import { DeviceBuffer, Stream } from '../../../../../src/index.ts';
+import { Ring } from '../../../../../src/ipc/channel/ring.ts';
+import { Timeline } from '../../../../../src/ipc/index.ts';
+import { StoreTracker } from '../../../../../src/ipc/timeline/store-tracker.ts';
+import { losing } from '../../../../support/faults.ts';
+import { until } from '../../../../support/iterations.ts';
+import { Latch } from '../../../../support/latch.ts';
+import { emulate } from '../../emulate.ts';
+
+/** A tracker over the words of a ring, and what it has reported. */
+function tracker({ isAwaited = false, isLazy = false } = {}): {
+  readonly ring: Ring;
+  readonly stores: StoreTracker;
+  readonly reports: unknown[];
+} {
+  const ring = Ring.create({ slots: 4, hasRecords: false });
+  const reports: unknown[] = [];
+  const stores = new StoreTracker(ring.words, {
+    onStored: (error) => reports.push(error),
+    isAwaited: () => isAwaited,
+    isLazy,
+  });
+  return { ring, stores, reports };
+}
+
+describe('StoreTracker', () => {
+  test('reports a store when it is done, whether somebody sleeps or not', async () => {
+    emulate();
+    for (const isAwaited of [false, true])
+      for (const isLazy of [false, true]) {
+        const { ring, stores, reports } = tracker({ isAwaited, isLazy });
+        using stream = Stream.create({ nonBlocking: true });
+        using latch = new Latch();
+        latch.hold(stream);
+        stores.store(ring.filled(0), stream.context, stream);
+        await new Promise((resolve) => setTimeout(resolve, 5));
+        assert.deepEqual([ring.isFilled(0), reports], [false, []]);
+        latch.open();
+        await until(() => reports.length > 0);
+        assert.deepEqual([ring.isFilled(0), reports], [true, [undefined]]);
+        ring.words.close();
+      }
+  });
+
+  test('if it is lazy, reports the last of many stores', async () => {
+    emulate();
+    const { ring, stores, reports } = tracker({ isAwaited: true, isLazy: true });
+    using stream = Stream.create({ nonBlocking: true });
+    using first = new Latch();
+    using last = new Latch();
+    first.hold(stream);
+    stores.store(ring.filled(0), stream.context, stream);
+    stores.store(ring.filled(1), stream.context, stream);
+    last.hold(stream);
+    stores.store(ring.filled(2), stream.context, stream);
+    first.open();
+    await until(() => reports.length === 1);
+    assert.equal(ring.isFilled(2), false);
+    last.open();
+    await until(() => reports.length === 2);
+    assert.equal(ring.isFilled(2), true);
+    ring.words.close();
+  });
+
+  test('lets the host store what has no room behind a wait', async () => {
+    emulate();
+    const { ring, stores, reports } = tracker({ isAwaited: true });
+    using timeline = Timeline.create();
+    using stream = Stream.create({ nonBlocking: true });
+    using other = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(1);
+    timeline.wait(1, { stream });
+    assert.throws(
+      () => {
+        for (;;) buffer.fill(1, { stream });
+      },
+      { name: 'CuffiError' },
+    );
+    const recorder = recordCalls();
+    stores.store(ring.filled(0), stream.context, stream);
+    recorder.stop();
+    assert.ok(recorder.calls.every(({ name }) => !name.startsWith('cuStreamWriteValue')));
+    assert.equal(ring.isFilled(0), false);
+    timeline.signal(1, { stream: other });
+    await until(() => reports.length > 0);
+    assert.equal(ring.isFilled(0), true);
+    ring.words.close();
+  });
+
+  test('reports the error of a context that is lost', async () => {
+    for (const isAwaited of [true, false]) {
+      const { driver, lose } = losing(emulate(), CUresult.CUDA_ERROR_ILLEGAL_ADDRESS);
+      selectDriver(driver);
+      const { ring, stores, reports } = tracker({ isAwaited });
+      using stream = Stream.create({ nonBlocking: true });
+      new Latch().hold(stream);
+      stores.store(ring.filled(0), stream.context, stream);
+      lose();
+      await until(() => reports.length > 0);
+      assert.equal((reports[0] as Error).name, 'CudaError');
+      assert.equal(ring.isFilled(0), false);
+    }
+  });
+});
