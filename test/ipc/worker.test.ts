@@ -11,6 +11,7 @@ import type { CUdeviceptr } from '../../ffi/types.ts';
 import { ClosedError, Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../src/index.ts';
 import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
 import {
+  Channel,
   explain,
   exportIpc,
   getIpcHandle,
@@ -339,6 +340,45 @@ describe('worker threads', () => {
         return !isThere(address);
       });
       await ask(worker, { do: 'disconnect' });
+    },
+  );
+
+  // Last: the lease of a thread that was terminated stays as long as the process.
+  test(
+    'a worker thread consumes a channel of this one, and its end gives the slots back',
+    deadline,
+    async () => {
+      const name = `@cuffi-test-${process.pid}-channel`;
+      using listener = listen(name);
+      const worker = start();
+      const asked = ask(worker, { do: 'consume', name });
+      using peer = await listener.accept();
+      using channel = Channel.create({ slots: 3, shape: 4, dtype: 'uint32', deliver: 'all' });
+      await peer.send(channel);
+      assert.equal(await asked, undefined);
+      const produce = async (count: number): Promise<void> => {
+        for (let at = 0; at < count; at += 1) {
+          const slot = await channel.acquire({ timeoutMs: 10_000 });
+          slot.array.fill(slot.message);
+          slot.publish();
+        }
+      };
+      await produce(10);
+      await assert.rejects(channel.drained({ timeoutMs: 50 }), { name: 'TimeoutError' });
+      await worker.terminate();
+      await channel.drained({ timeoutMs: 10_000 });
+      assert.equal(channel.consumers, 0);
+      // The next one sees all, to the end.
+      const next = start();
+      const consuming = ask(next, { do: 'consume', name });
+      using other = await listener.accept();
+      await other.send(channel);
+      await consuming;
+      const ended = once(next, 'message');
+      await produce(3);
+      channel.close();
+      const [{ result }] = (await ended) as [{ readonly result: number[] }];
+      assert.deepEqual(result, [10, 11, 12]);
     },
   );
 });

@@ -5,7 +5,13 @@ import type { Context } from '../../context.ts';
 import { beginWait, type Wait, type WaitOptions } from '../../deadline.ts';
 import { Device } from '../../device.ts';
 import type { Dtype } from '../../dtype.ts';
-import { CuffiError, IpcError, NotSupportedError, PeerGoneError } from '../../errors.ts';
+import {
+  ClosedError,
+  CuffiError,
+  IpcError,
+  NotSupportedError,
+  PeerGoneError,
+} from '../../errors.ts';
 import { type Details, describeObject } from '../../inspect.ts';
 import { Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
@@ -332,7 +338,7 @@ class Consumer {
   }
 
   assertOpen(): void {
-    if (this.#isClosed) throw new CuffiError('the ChannelConsumer of this slot is closed');
+    if (this.#isClosed) throw new ClosedError('this ChannelConsumer is closed');
   }
 
   arrayOf(message: number, layout: MessageLayout): DeviceArray {
@@ -421,9 +427,16 @@ class Consumer {
     return published;
   }
 
+  /** @throws IpcError for an invalid record; the message is then over */
   #recordOf(message: number): MessageRecord {
     const record = this.ring.record(message);
-    return record ? readRecord(record, this.byteLength) : {};
+    if (!record) return {};
+    try {
+      return readRecord(record, this.byteLength);
+    } catch (error) {
+      this.#seat.words.store(this.#seat.released(message));
+      throw error;
+    }
   }
 
   #hold(taken: Taken): Taken {

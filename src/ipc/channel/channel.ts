@@ -591,6 +591,7 @@ export class Producer {
     const record = this.ring.record(message);
     if (record) writeRecord(record, { layout }, encoded);
     const context = stream?.context ?? this.context;
+    if (context !== this.context) this.context.workTracker.addOtherContext(context.workTracker);
     this.#stores.store(this.ring.filled(message), context, stream);
     this.#end(message);
   }
