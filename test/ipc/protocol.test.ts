@@ -11,7 +11,7 @@ import { killed, startProcess } from '../support/program.ts';
 
 const program = fileURLToPath(new URL('./fixtures/protocol.py', import.meta.url));
 const skip =
-  spawnSync('python3', ['--version']).status === 0 ? false : 'needs python3, which is not here';
+  spawnSync('python3', ['--version']).status === 0 ? false : 'python3 cannot be started';
 const options = { timeout: 60_000, skip };
 
 /** An end in Python, and what it prints. */
