@@ -145,7 +145,7 @@ class Waker {
 /** The most functions that are pending in a context. */
 const MAX_LANES = 16;
 
-/** Returns the event to wait for, or undefined if there is none. May record `event` for it. */
+/** Returns the event to wait for, or undefined if nothing has to be awaited. May record `event` for it. */
 type Record = (event: CUevent) => CUevent | undefined;
 
 /** A stream for one pending function, and whom it wakes. */

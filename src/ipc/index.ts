@@ -35,11 +35,10 @@ export { Timeline, TimelineSignaler } from './timeline/timeline.ts';
 export {
   type AcquireOptions,
   Channel,
-  type ChannelOptions,
-  type Delivery,
   ProducerSlot,
   type PublishOptions,
 } from './channel/channel.ts';
+export type { ChannelOptions, Delivery } from './channel/producer.ts';
 export { ChannelConsumer, ConsumerSlot } from './channel/channel-consumer.ts';
 export { leases } from './lease/leases.ts';
 export type { LeaseStats, LeasesStats } from './lease/export-table.ts';

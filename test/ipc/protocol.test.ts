@@ -10,8 +10,7 @@ import { until } from '../support/iterations.ts';
 import { killed, startProcess } from '../support/program.ts';
 
 const program = fileURLToPath(new URL('./fixtures/protocol.py', import.meta.url));
-const skip =
-  spawnSync('python3', ['--version']).status === 0 ? false : 'python3 cannot be started';
+const skip = spawnSync('python3', ['--version']).status === 0 ? false : 'python3 cannot be started';
 const options = { timeout: 60_000, skip };
 
 /** An end in Python, and what it prints. */
@@ -121,7 +120,7 @@ describe('an end in Python that was written from docs/protocol.md', options, () 
     assert.equal(await peer.receive({ timeoutMs: 10_000 }), 'released');
     assert.equal(bytes[0], 99);
     await until(() => leases.stats().leases.length === 0);
-    // Whoever had the signaler has closed it.
+    // The end that had the signaler has closed it.
     await assert.rejects(timeline.reached(8, { timeoutMs: 10_000 }), { name: 'PeerGoneError' });
   });
 

@@ -34,7 +34,7 @@ import {
 export interface EncodedExport extends AnyExported {
   /** The encoded fields: what is put on the wire. */
   readonly bytes: Uint8Array;
-  /** Those of the file descriptors that whoever sends them closes then. Default: none. */
+  /** Those of the file descriptors that are closed once they are sent. Default: none. */
   readonly ownFds?: readonly number[];
 }
 

@@ -218,7 +218,7 @@ export class StreamWaits implements WaitingStream, WorkCounter {
  * Makes later work of a stream wait for a point. By default it is the legacy default stream of the
  * context.
  *
- * @returns 'known' if the stream waits for that already, 'full' if no more waits may be queued
+ * @returns 'known' if the stream waits for that already, 'full' if the limits of waits are reached
  * @throws CudaError
  */
 export function enqueueWait(

@@ -4,7 +4,7 @@ import { Sleepers } from '../../../../../src/ipc/channel/sleepers.ts';
 import { until } from '../../../../support/iterations.ts';
 
 describe('Sleepers', () => {
-  test('the other end is told that this one sleeps, and that it does no longer', async () => {
+  test('the other end hears that this one sleeps, and that it has woken up', async () => {
     const told: boolean[] = [];
     const sleepers = new Sleepers((isAsleep) => told.push(isAsleep));
     let isReady = false;

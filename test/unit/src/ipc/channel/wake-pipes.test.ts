@@ -27,7 +27,7 @@ describe('WakePipes', () => {
     other.close();
     await until(() => pipes.hasEnded);
     pipes.wake();
-    // The end is told once.
+    // The end is reported once.
     const woken = wokenHere;
     await new Promise((resolve) => setTimeout(resolve, 5));
     assert.equal(wokenHere, woken);

@@ -1,0 +1,547 @@
+import { closeFd, duplicateFd } from '../../../ffi/linux/libc.ts';
+import type { DeviceArray } from '../../array/device-array.ts';
+import { type Shape, sizeOf } from '../../array/shape.ts';
+import type { Context, PlaceOptions } from '../../context.ts';
+import type { Wait } from '../../deadline.ts';
+import { type DtypeOrName, uint8 } from '../../dtype.ts';
+import { ClosedError, CuffiError } from '../../errors.ts';
+import { assertNotCapturing } from '../../graph-capture.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
+import type { DeviceBuffer } from '../../memory/buffer.ts';
+import { VirtualMemory } from '../../memory/virtual.ts';
+import { pollInBackground } from '../../poller.ts';
+import type { Stream } from '../../stream.ts';
+import { checkBoolean, checkInteger, checkOptions, formatValue } from '../../validate.ts';
+import { StoreTracker } from '../timeline/store-tracker.ts';
+import { enqueueWait } from '../timeline/stream-waits.ts';
+import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './message.ts';
+import { type Grant, MAX_SLOTS, Ring, Seat } from './ring.ts';
+import { Sleepers } from './sleepers.ts';
+import { MAX_BUSY_POLL_US, SlotViews } from './slots.ts';
+import { type SentEnds, WakePipes } from './wake-pipes.ts';
+
+/** Whether each consumer gets each message, or each message goes to one consumer. */
+export type Delivery = 'all' | 'one';
+
+/** Options of {@link Channel.create}. */
+export interface ChannelOptions extends PlaceOptions {
+  /** How many messages can be on their way: from 1 to 1024. */
+  readonly slots: number;
+  /** The shape of the array of a slot. Either this or `byteLength` is given. */
+  readonly shape?: number | Shape;
+  /** The dtype of that array. Default float64, as for new arrays; uint8 with `byteLength`. */
+  readonly dtype?: DtypeOrName;
+  /** The size of a slot in bytes. */
+  readonly byteLength?: number;
+  readonly deliver: Delivery;
+  /**
+   * Whether streams may wait for slots: {@link Channel.acquire} with a stream, and
+   * {@link ChannelConsumer.ahead}. Only with `deliver: 'all'`. Messages then have no `meta` and no
+   * layout of their own. Default false.
+   */
+  readonly ahead?: boolean;
+  /** Whether consumers can only read the slots. Default false. */
+  readonly readOnly?: boolean;
+  /** For how many microseconds a wait at this end polls before it sleeps. Default 0. */
+  readonly busyPollUs?: number;
+}
+
+/** Slots begin at whole multiples of this: what copies and kernels are fastest at. */
+const SLOT_ALIGNMENT = 256;
+
+/** The producer of a channel. It outlives its {@link Channel} until all is delivered. */
+export class Producer {
+  readonly context: Context;
+  readonly ring: Ring;
+  readonly memory: VirtualMemory;
+  readonly layout: MessageLayout;
+  readonly byteLength: number;
+  readonly stride: number;
+  readonly deliver: Delivery;
+  readonly isAhead: boolean;
+  readonly isReadOnly: boolean;
+  readonly sleepers: Sleepers;
+  readonly #views: SlotViews;
+  readonly #stores: StoreTracker;
+  readonly #seats = new Set<ProducerSeat>();
+  /** Seats whose descriptors were not exported yet. */
+  readonly #unsent: ProducerSeat[] = [];
+  #acquired = 0;
+  #published = 0;
+  /** Messages that were acquired after one that is not published yet, and are over. */
+  readonly #waitingForEarlier = new Set<number>();
+  readonly #skipped = new Set<number>();
+  /** With `deliver: 'one'`: messages that no consumer has, in order, and the holders of the others. */
+  readonly #ungranted: number[] = [];
+  readonly #redelivered = new Set<number>();
+  readonly #holders = new Map<number, ProducerSeat>();
+  #isClosed = false;
+  #failure: unknown;
+
+  private constructor(init: {
+    readonly ring: Ring;
+    readonly memory: VirtualMemory;
+    readonly layout: MessageLayout;
+    readonly byteLength: number;
+    readonly stride: number;
+    readonly deliver: Delivery;
+    readonly isAhead: boolean;
+    readonly isReadOnly: boolean;
+  }) {
+    const { ring, memory, layout, byteLength, stride } = init;
+    this.context = memory.context;
+    this.ring = ring;
+    this.memory = memory;
+    this.layout = layout;
+    this.byteLength = byteLength;
+    this.stride = stride;
+    this.deliver = init.deliver;
+    this.isAhead = init.isAhead;
+    this.isReadOnly = init.isReadOnly;
+    this.#views = new SlotViews(memory.buffer, stride, byteLength, layout);
+    this.#stores = new StoreTracker(ring.words, {
+      onStored: (error) => {
+        if (error !== undefined) this.#fail(error);
+        else this.#wakeConsumers();
+      },
+      isAwaited: () => this.#isAnyAsleep,
+      isLazy: this.isAhead,
+    });
+    // Grants are asked for at any time.
+    const isAlwaysAsleep = this.deliver === 'one';
+    this.sleepers = new Sleepers((isAsleep) => ring.setProducerAsleep(isAsleep || isAlwaysAsleep));
+    ring.setProducerAsleep(isAlwaysAsleep);
+  }
+
+  static create(options: ChannelOptions): Producer {
+    const { slots, shape, dtype, byteLength, deliver, ahead, readOnly, busyPollUs, ...place } =
+      checkOptions(
+        options,
+        [
+          'slots',
+          'shape',
+          'dtype',
+          'byteLength',
+          'deliver',
+          'ahead',
+          'readOnly',
+          'busyPollUs',
+          'context',
+          'device',
+        ],
+        'Channel.create',
+      );
+    const count = checkInteger(slots, 'slots', 1, MAX_SLOTS);
+    if (deliver !== 'all' && deliver !== 'one')
+      throw new TypeError(`deliver must be 'all' or 'one', not ${formatValue(deliver)}`);
+    const isAhead = checkBoolean(ahead, 'ahead', false);
+    if (isAhead && deliver === 'one')
+      throw new TypeError("ahead needs deliver: 'all': whom a message goes to is known only later");
+    const isReadOnly = checkBoolean(readOnly, 'readOnly', false);
+    if (busyPollUs !== undefined) checkInteger(busyPollUs, 'busyPollUs', 0, MAX_BUSY_POLL_US);
+    const layout = layoutOf(shape, dtype, byteLength);
+    const size = byteLength ?? sizeOf(layout.shape) * layout.dtype.itemsize;
+    const stride = Math.ceil(size / SLOT_ALIGNMENT) * SLOT_ALIGNMENT;
+    const total = checkInteger(stride * count, 'the size of all slots', 1);
+    assertNotCapturing('creating a channel');
+    const memory = VirtualMemory.reserve(total, { ...place, shareable: true });
+    try {
+      memory.grow(total);
+      const ring = Ring.create({ slots: count, hasRecords: !isAhead });
+      const init = { ring, memory, layout, byteLength: size, stride, deliver, isAhead, isReadOnly };
+      const producer = new Producer(init);
+      producer.sleepers.busyPollUs = busyPollUs ?? 0;
+      return producer;
+    } catch (error) {
+      memory.close();
+      throw error;
+    }
+  }
+
+  get consumers(): number {
+    return this.#seats.size;
+  }
+
+  get published(): number {
+    return this.#published;
+  }
+
+  assertOpen(): void {
+    if (this.#failure !== undefined)
+      throw new CuffiError('the context of this channel was lost with work of a message', {
+        cause: this.#failure,
+      });
+    if (this.#isClosed) throw new ClosedError('this Channel is closed');
+  }
+
+  arrayOf(message: number): DeviceArray {
+    return this.#views.array(message % this.ring.slots);
+  }
+
+  bufferOf(message: number): DeviceBuffer {
+    return this.#views.buffer(message % this.ring.slots);
+  }
+
+  // ---- Acquiring ----
+
+  /** @param stream waits for the slot, if given */
+  tryAcquire(stream?: Stream): number | undefined {
+    this.assertOpen();
+    const previous = this.#acquired - this.ring.slots;
+    if (!(stream ? this.#enqueueWaits(previous, stream) : this.#isFree(previous))) return undefined;
+    this.#skipped.delete(previous);
+    this.#holders.delete(previous);
+    this.#acquired += 1;
+    return this.#acquired - 1;
+  }
+
+  async acquire(stream: Stream | undefined, wait: Wait): Promise<number> {
+    let message = this.tryAcquire(stream);
+    const poll = (): boolean => {
+      message = this.tryAcquire(stream);
+      return message !== undefined;
+    };
+    if (message === undefined) await this.sleepers.wait(poll, wait);
+    return message as number;
+  }
+
+  /**
+   * Makes a stream wait until nobody uses a message. Returns false if there is no room for that now.
+   *
+   * @throws CuffiError if the message was not published
+   */
+  #enqueueWaits(message: number, stream: Stream): boolean {
+    if (message < 0) return true;
+    if (message >= this.#published)
+      throw new CuffiError(`the slot of message ${message} was not published: publish it first`);
+    const { ring } = this;
+    let isReleasedByOthers = false;
+    for (const { seat, start } of this.#seats) {
+      if (start > message) continue;
+      isReleasedByOthers = true;
+      if (seat.isReleased(message)) continue;
+      const wait = enqueueWait(seat.words, seat.released(message), stream.context, stream);
+      if (wait === 'full') return false;
+    }
+    // A consumer that has released it has waited until it was filled.
+    if (isReleasedByOthers || ring.isFilled(message)) return true;
+    return enqueueWait(ring.words, ring.filled(message), stream.context, stream) !== 'full';
+  }
+
+  /** Whether nobody uses a message any more. */
+  #isFree(message: number): boolean {
+    if (message < 0) return true;
+    if (message >= this.#published) return false;
+    if (this.deliver === 'one') {
+      this.#grantPending();
+      return this.#isOver(message);
+    }
+    if (!this.ring.isFilled(message)) return false;
+    for (const { seat, start } of this.#seats)
+      if (start <= message && !seat.isReleased(message)) return false;
+    return true;
+  }
+
+  // ---- Publishing ----
+
+  publish(
+    message: number,
+    stream: Stream | undefined,
+    meta: unknown,
+    shape: number | Shape | undefined,
+    dtype: DtypeOrName | undefined,
+  ): void {
+    const encoded = encodeMeta(meta);
+    const hasLayout = shape !== undefined || dtype !== undefined;
+    if (this.isAhead && (hasLayout || meta !== undefined))
+      throw new TypeError(
+        'messages of a channel with ahead have no meta, shape or dtype of their own',
+      );
+    const layout = hasLayout
+      ? checkLayout(
+          { shape: shape ?? this.layout.shape, dtype: dtype ?? this.layout.dtype },
+          this.byteLength,
+        )
+      : undefined;
+    const record = this.ring.record(message);
+    if (record) writeRecord(record, { layout }, encoded);
+    const context = stream?.context ?? this.context;
+    if (context !== this.context) this.context.workTracker.addOtherContext(context.workTracker);
+    this.#stores.store(this.ring.filled(message), context, stream);
+    this.#end(message);
+  }
+
+  cancel(message: number): void {
+    if (this.#isClosed) return;
+    if (message === this.#acquired - 1) {
+      this.#acquired = message;
+      // Who had the slot before is not known any longer.
+      if (this.deliver === 'one') this.#skipped.add(message - this.ring.slots);
+      return;
+    }
+    const record = this.ring.record(message);
+    if (!record)
+      throw new CuffiError(
+        'a slot of a channel with ahead can only be canceled if it is the last one',
+      );
+    this.#skip(message, record);
+  }
+
+  #skip(message: number, record: Uint8Array): void {
+    writeRecord(record, { isSkipped: true });
+    this.#skipped.add(message);
+    this.ring.words.store(this.ring.filled(message));
+    this.#end(message);
+  }
+
+  /** Shows consumers the messages that are over, in order. */
+  #end(message: number): void {
+    this.#waitingForEarlier.add(message);
+    while (this.#waitingForEarlier.delete(this.#published)) {
+      const isSkipped = this.#skipped.has(this.#published);
+      if (this.deliver === 'one' && !isSkipped) this.#ungranted.push(this.#published);
+      this.#published += 1;
+    }
+    this.ring.publish(this.#published);
+    this.#grantPending();
+    this.#wakeConsumers();
+  }
+
+  get #isAnyAsleep(): boolean {
+    for (const { seat } of this.#seats) if (seat.isAsleep) return true;
+    return false;
+  }
+
+  #wakeConsumers(): void {
+    for (const seat of this.#seats) seat.wakeIfAsleep();
+  }
+
+  // ---- Granting, with deliver: 'one' ----
+
+  /** Whether a message was released by the consumer that it was granted to. */
+  #isOver(message: number): boolean {
+    return (
+      this.#skipped.has(message) || this.#holders.get(message)?.seat.isReleased(message) === true
+    );
+  }
+
+  #grantPending(): void {
+    for (const seat of this.#seats) {
+      if (this.#ungranted.length === 0) return;
+      if (seat.seat.wanted <= seat.granted) continue;
+      const message = this.#ungranted.shift() as number;
+      this.#holders.set(message, seat);
+      seat.grant({ message, redelivered: this.#redelivered.delete(message) });
+      // The next message goes to the next consumer that wants one.
+      this.#seats.delete(seat);
+      this.#seats.add(seat);
+    }
+  }
+
+  #redeliver(gone: ProducerSeat): void {
+    const lost: number[] = [];
+    for (const [message, holder] of this.#holders) {
+      if (holder !== gone || gone.seat.isReleased(message)) continue;
+      this.#holders.delete(message);
+      this.#redelivered.add(message);
+      lost.push(message);
+    }
+    this.#ungranted.unshift(...lost.sort((a, b) => a - b));
+  }
+
+  // ---- Consumers ----
+
+  /**
+   * Adds a consumer, which gets what is published from now on.
+   *
+   * @returns ends that, if its descriptors were not taken
+   * @throws SystemError
+   */
+  addSeat(): () => void {
+    this.assertOpen();
+    const seat = ProducerSeat.create(this.ring.slots, this.#published, () => this.#onWake());
+    this.#seats.add(seat);
+    this.#unsent.push(seat);
+    return () => {
+      const at = this.#unsent.indexOf(seat);
+      if (at >= 0) for (const fd of this.#unsent.splice(at, 1)[0]?.takeFds() ?? []) closeFd(fd);
+    };
+  }
+
+  /**
+   * The descriptors of the seat that was added first and not taken yet, with that of the ring. The
+   * caller owns them: once no process has them, the consumer has ended.
+   */
+  takeSeatFds(): readonly number[] {
+    const [seat] = this.#unsent;
+    const ring = duplicateFd(this.ring.words.fd);
+    this.#unsent.shift();
+    return [ring, ...(seat as ProducerSeat).takeFds()];
+  }
+
+  #onWake(): void {
+    for (const seat of [...this.#seats]) {
+      if (!seat.isGone) continue;
+      this.#redeliver(seat);
+      this.#seats.delete(seat);
+      seat.close();
+    }
+    this.#grantPending();
+    this.sleepers.wake();
+  }
+
+  // ---- The end ----
+
+  async drained(wait: Wait): Promise<void> {
+    await this.sleepers.wait(() => {
+      this.assertOpen();
+      return this.#isDrained;
+    }, wait);
+  }
+
+  get #isDrained(): boolean {
+    const first = Math.max(0, this.#acquired - this.ring.slots);
+    for (let message = first; message < this.#published; message += 1)
+      if (!this.#isFree(message)) return false;
+    return true;
+  }
+
+  /** The work of a message failed: it will not come. */
+  #fail(error: unknown): void {
+    this.#failure ??= error;
+    for (const seat of this.#seats) seat.close();
+    this.#seats.clear();
+    this.sleepers.wake();
+  }
+
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    // What was acquired and not published is no message.
+    for (let message = this.#published; message < this.#acquired; message += 1) {
+      const record = this.ring.record(message);
+      const isOver = message < this.#published || this.#waitingForEarlier.has(message);
+      if (record && !isOver) this.#skip(message, record);
+    }
+    this.ring.closeAt(this.#published);
+    this.#wakeConsumers();
+    this.memory.close();
+    this.sleepers.wake();
+    const isDelivered = (): boolean => {
+      if (this.#failure === undefined && !this.#isDelivered) return false;
+      releaseOrWarn(() => this.#release());
+      return true;
+    };
+    if (!isDelivered()) pollInBackground(isDelivered);
+  }
+
+  /** Whether the consumers no longer need this process. */
+  get #isDelivered(): boolean {
+    const { context, ring } = this;
+    const first = Math.max(0, this.#published - ring.slots);
+    for (let message = first; message < this.#published; message += 1)
+      if (!ring.isFilled(message)) return context.isLost;
+    if (this.deliver === 'all') return true;
+    this.#grantPending();
+    for (const seat of this.#seats) this.#finish(seat);
+    return this.#isDrained;
+  }
+
+  /** Tells a consumer if no message will come to it: the others have released all that they were granted. */
+  #finish(seat: ProducerSeat): void {
+    if (this.#ungranted.length > 0 || seat.seat.isFinished) return;
+    for (const [message, holder] of this.#holders)
+      if (holder !== seat && !holder.seat.isReleased(message)) return;
+    seat.seat.finish();
+    seat.wakeIfAsleep();
+  }
+
+  #release(): void {
+    for (const seat of this.#seats) {
+      if (this.deliver === 'one') this.#finish(seat);
+      seat.close();
+    }
+    this.#seats.clear();
+    this.ring.words.close();
+  }
+}
+
+function layoutOf(
+  shape: number | Shape | undefined,
+  dtype: DtypeOrName | undefined,
+  byteLength: number | undefined,
+): MessageLayout {
+  if ((shape === undefined) === (byteLength === undefined))
+    throw new TypeError('give either a shape or a byteLength');
+  if (byteLength === undefined)
+    return checkLayout(
+      { shape: shape as Shape, dtype: dtype ?? 'float64' },
+      Number.MAX_SAFE_INTEGER,
+    );
+  checkInteger(byteLength, 'byteLength', 1);
+  if (dtype !== undefined) throw new TypeError('a dtype needs a shape, not a byteLength');
+  return { shape: Object.freeze([byteLength]), dtype: uint8 };
+}
+
+/** One consumer, as the producer sees it. */
+class ProducerSeat {
+  readonly seat: Seat;
+  /** Its first message. Also in the seat, where the consumer could change it. */
+  readonly start: number;
+  readonly #pipes: WakePipes;
+  /** How many messages were granted. */
+  #granted = 0;
+  readonly #sent: SentEnds;
+  #isClosed = false;
+
+  private constructor(seat: Seat, start: number, pipes: WakePipes, sent: SentEnds) {
+    this.seat = seat;
+    this.start = start;
+    this.#pipes = pipes;
+    this.#sent = sent;
+  }
+
+  static create(slots: number, start: number, onWake: () => void): ProducerSeat {
+    const seat = Seat.create(slots, start);
+    try {
+      const { pipes, sent } = WakePipes.create(onWake);
+      return new ProducerSeat(seat, start, pipes, sent);
+    } catch (error) {
+      seat.words.close();
+      throw error;
+    }
+  }
+
+  /** Whether the consumer has ended or closed the channel. */
+  get isGone(): boolean {
+    return this.#pipes.hasEnded;
+  }
+
+  get granted(): number {
+    return this.#granted;
+  }
+
+  grant(grant: Grant): void {
+    this.seat.grant(this.#granted, grant);
+    this.#granted += 1;
+    this.wakeIfAsleep();
+  }
+
+  wakeIfAsleep(): void {
+    if (this.seat.isAsleep) this.#pipes.wake();
+  }
+
+  /** The descriptors for the consumer. The caller owns them. Call it once. */
+  takeFds(): readonly number[] {
+    const { readEnd, writeEnd } = this.#sent;
+    return [this.seat.words.takeFd(), readEnd, writeEnd];
+  }
+
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    this.#pipes.close();
+    this.seat.endWaits();
+    this.seat.words.close();
+  }
+}
