@@ -3,6 +3,7 @@ import { sizeName } from '../format.ts';
 import type { DriverChoice } from '../results.ts';
 import { busyChannel, channelAhead, channelToMany, quietChannel } from '../ways/channels.ts';
 import type { Children } from '../ways/children.ts';
+import { copiedInPageLockedMemory, copiedInSharedMemory } from '../ways/copying.ts';
 import { emptyMessage } from '../ways/messages.ts';
 import { mapped } from '../ways/sharing.ts';
 import { openWays, type Way } from '../ways/way.ts';
@@ -38,6 +39,8 @@ const roundTrip = (byteLength: number): Case => ({
       busyChannel,
       named('cuffi, peer.send', mapped),
       named('cuffi, an empty message', emptyMessage),
+      copiedInSharedMemory,
+      copiedInPageLockedMemory,
     ],
     byteLength,
   ),
