@@ -1,123 +1,75 @@
 #!/usr/bin/env node
-/** The `cuffi` command. */
-import { driverName } from '../../ffi/driver.ts';
-import { driverVersion } from '../driver.ts';
-import type { Support } from '../ipc/sharing/support.ts';
-import { readCommandLine, USAGE, UsageError } from './command-line.ts';
-import { chooseDriver, type DriverChoice } from './driver-choice.ts';
-import { defaultKind, type KindName, kinds } from './kinds.ts';
-import { type DeviceSupport, inspectDevice, type RoundtripResult, roundtrip } from './roundtrip.ts';
+/** The `cuffi` command: its table of commands. */
+import { readFileSync } from 'node:fs';
+import { extname } from 'node:path';
+import { didYouMean } from '../validate.ts';
+import { type Command, UsageError } from './command.ts';
+import { roundtripCommand } from './roundtrip-command.ts';
 
-const labelled = (label: string, text: string): string => `${label.padEnd(11)}${text}`;
-const formatCount = (value: number): string => value.toLocaleString('en-US');
-const milliseconds = (value: number): string => `${value.toFixed(value < 10 ? 2 : 1)} ms`;
-const formatSupport = ({ supported, reason }: Support): string =>
-  supported ? 'yes' : `no (${reason})`;
+const commands: Readonly<Record<string, Command>> = {
+  roundtrip: roundtripCommand,
+  help: {
+    summary: 'prints this, or the usage of a command: cuffi help roundtrip',
+    usage: 'usage: cuffi help [command]',
+    run: help,
+  },
+  version: {
+    summary: 'prints the version of cuffi, as does --version',
+    usage: 'usage: cuffi version',
+    run(argv) {
+      refuseMore('version', argv);
+      console.log(version());
+      return true;
+    },
+  },
+};
 
-/** The first line of every output: the driver. */
-export function describeDriver(driver: DriverChoice): string {
-  if (driver.name === 'emulated')
-    return labelled(
-      'driver',
-      `emulated, ${driver.reason}: real processes and shared memory, but no GPU; its times say nothing about one`,
-    );
-  const { major, minor } = driverVersion();
-  return labelled('driver', `${driverName()}, CUDA ${major}.${minor} (${driver.reason})`);
+/** All commands, a line each. */
+function overview(): string {
+  const lines = Object.entries(commands).map(
+    ([name, { summary }]) => `  ${name.padEnd(12)}${summary}`,
+  );
+  return ['usage: cuffi COMMAND [options]', '', ...lines].join('\n');
 }
 
-/** The lines about the device and what it can share. */
-export function describePlace({ device, support }: DeviceSupport): string[] {
-  const { major, minor } = device.computeCapability;
-  return [
-    labelled(
-      'device',
-      `${device.ordinal}: ${device.name}, compute capability ${major}.${minor}, ` +
-        `${formatCount(device.totalMemory)} bytes, ${device.uuid}`,
-    ),
-    labelled('memory', `between processes: ${formatSupport(support.memory)}`),
-    labelled('events', `between processes: ${formatSupport(support.events)}`),
-    labelled('pools', `by file descriptor: ${formatSupport(support.pools)}`),
-    labelled('virtual', `by file descriptor: ${formatSupport(support.virtualMemory)}`),
-  ];
+/** What is printed with a usage error. */
+let usage = overview();
+
+/** @throws UsageError if there is no such command */
+function commandNamed(name: string): Command {
+  const found = Object.hasOwn(commands, name) ? commands[name] : undefined;
+  if (found) return found;
+  throw new UsageError(`there is no command '${name}'${didYouMean(name, Object.keys(commands))}`);
 }
 
-/** The line about the shared memory. */
-export const describeKind = (kind: KindName): string =>
-  labelled('shared', `${kind}: ${kinds[kind].description}`);
-
-/** How long copying took, where IPC takes 1. */
-const comparison = (ratio: number): string =>
-  ratio >= 1
-    ? `${ratio.toFixed(1)} times as long`
-    : `${(1 / ratio).toFixed(1)} times as fast: IPC pays for larger buffers`;
-
-/** The lines about the result, the verdict last. */
-function describeResult(result: RoundtripResult): string[] {
-  const { parent, child, mismatches } = result;
-  const values = (list: readonly number[]): string => `${list.join(', ')}, ...`;
-  return [
-    labelled(
-      'parent',
-      `pid ${parent.pid} wrote ${formatCount(result.byteLength)} bytes: ${values(parent.wrote)}`,
-    ),
-    labelled('child', `pid ${child.pid} opened them and read: ${values(child.read)}`),
-    labelled('child', `found ${mismatches.child} wrong, wrote its own: ${values(child.wrote)}`),
-    labelled('parent', `read back: ${values(parent.readBack)}; found ${mismatches.parent} wrong`),
-    labelled(
-      'hand-over',
-      `${milliseconds(result.ipcMs)} by IPC, ${milliseconds(result.copyMs)} by copying through the host ` +
-        `(${comparison(result.copyMs / result.ipcMs)})`,
-    ),
-    labelled(
-      'copies',
-      `${formatCount(result.bytesCopied)} bytes copied between export and first read; ` +
-        `the child's free device memory fell by ${formatCount(result.childMemoryFell)} bytes`,
-    ),
-    ...(result.noCopy ? ['No copy was made.'] : []),
-    `round trip: ${result.ok ? 'OK' : 'FAILED'}`,
-  ];
+function help(argv: readonly string[]): boolean {
+  const [name, ...others] = argv;
+  refuseMore('help', others);
+  console.log(name === undefined ? overview() : commandNamed(name).usage);
+  return true;
 }
 
-const CHILD_DEADLINE_MS = 30_000;
+function refuseMore(name: string, argv: readonly string[]): void {
+  if (argv.length > 0) throw new UsageError(`${name} takes no '${argv.join(' ')}'`);
+}
 
-/** Runs the command and returns whether it succeeded. */
-async function main(argv: string[]): Promise<boolean> {
-  const commandLine = readCommandLine(argv);
-  if (!commandLine) {
-    console.log(USAGE);
-    return true;
-  }
-  const { elements, device: ordinal, json } = commandLine;
-  const driver = chooseDriver(commandLine.driver);
-  const print = (...lines: string[]): void => {
-    if (!json) for (const line of lines) console.log(line);
-  };
-  print(describeDriver(driver));
-  const place = inspectDevice(ordinal);
-  print(...describePlace(place));
-  const facts = {
-    driver: driver.name,
-    device: { ordinal, name: place.device.name, uuid: place.device.uuid },
-    support: place.support,
-  };
-  const kind = commandLine.kind ?? defaultKind(place.device, place.support);
-  const { supported, reason } = place.support[kinds[kind].capability];
-  if (!supported) {
-    print(`This device cannot share ${kind} memory between processes: ${reason}. Nothing to show.`);
-    if (json) console.log(JSON.stringify({ ...facts, result: null }));
-    return true;
-  }
-  print(describeKind(kind));
-  const result = await roundtrip({
-    elements,
-    kind,
-    device: ordinal,
-    driver,
-    deadlineMs: CHILD_DEADLINE_MS,
-  });
-  print(...describeResult(result));
-  if (json) console.log(JSON.stringify({ ...facts, result }));
-  return result.ok;
+/** The version in package.json, from the source and from dist. */
+function version(): string {
+  const isSource = extname(import.meta.filename) === '.ts';
+  const file = new URL(isSource ? '../../package.json' : '../../../package.json', import.meta.url);
+  return (JSON.parse(readFileSync(file, 'utf8')) as { readonly version: string }).version;
+}
+
+/** Runs a command line and returns whether it succeeded. @throws UsageError */
+async function run(argv: readonly string[]): Promise<boolean> {
+  const [name, ...rest] = argv;
+  if (name === undefined) throw new UsageError('no command given');
+  if (name === '--help' || name === '-h') return help(rest);
+  if (name === '--version') return (commands['version'] as Command).run(rest);
+  const command = commandNamed(name);
+  if (name !== 'help') usage = command.usage;
+  if (rest.includes('--help')) return help([name]);
+  return command.run(rest);
 }
 
 /** 128 plus the number of SIGPIPE, which Node ignores: the exit code for a closed pipe. */
@@ -134,13 +86,13 @@ process.stderr.on('error', () => {});
 
 // Set to 0 only at the end: an event loop that runs empty before has failed.
 process.exitCode = 1;
-main(process.argv.slice(2)).then(
+run(process.argv.slice(2)).then(
   (ok) => {
     if (ok) process.exitCode = 0;
   },
   (error: unknown) => {
     if (error instanceof UsageError) {
-      console.error(`cuffi: ${error.message}\n\n${USAGE}`);
+      console.error(`cuffi: ${error.message}\n\n${usage}`);
       process.exitCode = 2;
       return;
     }

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
+import { readFileSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import { programFile } from '../../../support/program.ts';
 import { type Outcome, runProgram } from '../emulate.ts';
@@ -28,10 +29,49 @@ describe('cuffi command', () => {
     assert.match(stderr, /^cuffi: --elements must be .+\n\nusage: cuffi roundtrip/s);
   });
 
-  test('--help prints the usage and does nothing else', () => {
-    const { code, stdout, stderr } = cuffi('--help');
-    assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
-    assert.match(stdout, /^usage: cuffi roundtrip \[options\]\n/);
+  test('help prints the commands, or the usage of one, and does nothing else', () => {
+    for (const args of ['--help', '-h', 'help']) {
+      const { code, stdout, stderr } = cuffi(args);
+      assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
+      assert.match(
+        stdout,
+        /^usage: cuffi COMMAND \[options\]\n\n {2}roundtrip +shares .+\n {2}help/,
+      );
+    }
+    for (const args of ['roundtrip --help', 'help roundtrip', 'roundtrip --elements=0 --help']) {
+      const { code, stdout, stderr } = cuffi(args);
+      assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
+      assert.match(stdout, /^usage: cuffi roundtrip \[options\]\n/);
+    }
+  });
+
+  test('version prints that of package.json', () => {
+    const file = new URL('../../../../package.json', import.meta.url);
+    const { version } = JSON.parse(readFileSync(file, 'utf8')) as { version: string };
+    for (const args of ['version', '--version'])
+      assert.deepEqual(cuffi(args), { code: 0, stdout: `${version}\n`, stderr: '' });
+  });
+
+  test('an unknown command is refused with the nearest one, and the list', () => {
+    const wrong: readonly (readonly [args: string, said: RegExp])[] = [
+      ['', /^cuffi: no command given\n\nusage: cuffi COMMAND/],
+      [
+        'roundtip',
+        /^cuffi: there is no command 'roundtip' \(did you mean 'roundtrip'\?\)\n\nusage/,
+      ],
+      [
+        'help verson',
+        /^cuffi: there is no command 'verson' \(did you mean 'version'\?\)\n\nusage: cuffi COMMAND/,
+      ],
+      ['constructor', /^cuffi: there is no command 'constructor'\n/],
+      ['version 2', /^cuffi: version takes no '2'\n\nusage: cuffi version/],
+      ['help me now', /^cuffi: help takes no 'now'\n\nusage: cuffi COMMAND/],
+    ];
+    for (const [args, said] of wrong) {
+      const { code, stdout, stderr } = cuffi(args);
+      assert.deepEqual({ code, stdout }, { code: 2, stdout: '' }, args);
+      assert.match(stderr, said);
+    }
   });
 
   test('copying is said to take longer, or to be quicker, and never a part of the time', () => {

@@ -1,0 +1,50 @@
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import { UsageError } from '../../../../src/cli/command.ts';
+import { readOptions } from '../../../../src/cli/roundtrip-command.ts';
+
+const read = (args: string) => readOptions(args.split(' ').filter(Boolean));
+
+function misused(args: string, what: RegExp): void {
+  assert.throws(
+    () => read(args),
+    (error) => error instanceof UsageError && what.test(error.message),
+    args,
+  );
+}
+
+describe('readOptions', () => {
+  test('a word that is no option throws', () => {
+    misused('twice', /^roundtrip takes no 'twice'$/);
+  });
+
+  test('an unknown option throws', () => {
+    misused('--fast', /--fast/);
+    misused('--json=yes', /--json/);
+    misused('--elements', /--elements/);
+  });
+
+  test('elements and device must be integers in range', () => {
+    for (const value of ['0', '1.5', 'abc', '', '1e99', 'NaN'])
+      misused(`--elements=${value}`, /^--elements must be an integer from 1 to /);
+    misused('--elements=-1', /^--elements must be an integer from 1 to .*, not "-1"$/);
+    misused('--elements -1', /--elements/);
+    misused('--device=-1', /^--device must be an integer from 0 to 1023/);
+    misused('--device=x', /^--device must be an integer .*, not "x"$/);
+  });
+
+  test('an unknown kind throws', () => {
+    misused('--kind event', /^--kind must be pool or legacy or virtual, not "event"/);
+    misused('--kind', /--kind/);
+  });
+
+  test('missing options have defaults', () => {
+    assert.deepEqual(read('--kind legacy --device=1'), {
+      elements: 16_777_216,
+      device: 1,
+      kind: 'legacy',
+      driver: undefined,
+      json: false,
+    });
+  });
+});
