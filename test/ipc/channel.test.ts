@@ -72,7 +72,7 @@ describe('a channel between processes', () => {
           for (const other of others) await other.ask({ do: 'take', channel, busyPollUs });
           assert.equal(channel.consumers, 3);
           const seen = others.map((other) => other.consume());
-          const count = iterations(200, 100_000);
+          const count = iterations(100, 100_000);
           await produce(channel, stream, count);
           await channel.drained();
           channel.close();
@@ -145,7 +145,7 @@ describe('a channel between processes', () => {
     'to one: each message goes to one consumer; those of a killed one go to another',
     options,
     async () => {
-      for (let round = 0; round < iterations(2, 100); round += 1) {
+      for (let round = 0; round < iterations(1, 100); round += 1) {
         await using first = new Other();
         await using second = new Other();
         using channel = Channel.create({ ...small, deliver: 'one' });
@@ -203,7 +203,7 @@ describe('a channel between processes', () => {
       `to ${deliver}: what a killed producer has not completed is not delivered`,
       options,
       async () => {
-        for (let round = 0; round < iterations(2, 100); round += 1) {
+        for (let round = 0; round < iterations(1, 100); round += 1) {
           await using other = new Other();
           const channel = await consumerOf(other, { ...small, deliver });
           await other.ask({ do: 'produce', count: 2 });
@@ -229,7 +229,7 @@ describe('a channel between processes', () => {
     );
 
   test('a killed consumer holds up no one', options, async () => {
-    for (let round = 0; round < iterations(2, 100); round += 1) {
+    for (let round = 0; round < iterations(1, 100); round += 1) {
       await using first = new Other();
       await using second = new Other();
       using channel = Channel.create(small);
@@ -342,7 +342,7 @@ describe('a channel between processes', () => {
 
   for (const end of ['close', 'kill'] as const)
     test(`streams that wait for slots go on after the producer's ${end}`, options, async () => {
-      for (let round = 0; round < iterations(2, 100); round += 1) {
+      for (let round = 0; round < iterations(1, 100); round += 1) {
         await using other = new Other();
         const channel = await consumerOf(other, { ...small, ahead: true });
         using stream = Stream.create({ nonBlocking: true });
@@ -374,7 +374,7 @@ describe('a channel between processes', () => {
     "a producer's stream goes on when a consumer that it waits for is killed",
     options,
     async () => {
-      for (let round = 0; round < iterations(2, 100); round += 1) {
+      for (let round = 0; round < iterations(1, 100); round += 1) {
         await using other = new Other();
         using channel = Channel.create({ ...small, slots: 2, ahead: true });
         using stream = Stream.create({ nonBlocking: true });
@@ -398,7 +398,7 @@ describe('a channel between processes', () => {
     using channel = Channel.create({ ...small, slots: 8 });
     using stream = Stream.create({ nonBlocking: true });
     await other.ask({ do: 'take', channel });
-    const count = iterations(2000, 1_000_000);
+    const count = iterations(500, 1_000_000);
     await other.ask({ do: 'begin', count: count + 200 });
     await produce(channel, stream, 100);
     await channel.drained();

@@ -126,7 +126,7 @@ export class StoreTracker {
 }
 
 /** After so long, an event shows whether the context is lost. */
-const POLL_MS = 1000;
+const POLL_MS = 100;
 
 /** Returns false if the host must store it. */
 function storeFromDevice(
