@@ -28,7 +28,7 @@ const roundTrip = (byteLength: number): Case => ({
   name: 'channel.roundTrip',
   variant: sizeName(byteLength),
   byteLength,
-  what: 'a slot is published, and released by another process; the others hand over a buffer that it has mapped',
+  what: 'a slot is published, and released by another process; the others hand over a buffer that it has mapped, and it reads a word',
   calls: 200,
   untimed: UNTIMED,
   needsGpu: byteLength >= LARGE,
