@@ -1,7 +1,13 @@
 /** Messages through channels: a slot to another process and back, and slots that streams wait for. */
 import { sizeName } from '../format.ts';
 import type { DriverChoice } from '../results.ts';
-import { busyChannel, channelAhead, channelToMany, quietChannel } from '../ways/channels.ts';
+import {
+  busyChannel,
+  channelAhead,
+  channelToMany,
+  quietChannel,
+  readChannel,
+} from '../ways/channels.ts';
 import type { Children } from '../ways/children.ts';
 import { copiedInPageLockedMemory, copiedInSharedMemory } from '../ways/copying.ts';
 import { emptyMessage } from '../ways/messages.ts';
@@ -37,6 +43,7 @@ const roundTrip = (byteLength: number): Case => ({
     [
       quietChannel,
       busyChannel,
+      readChannel,
       named('cuffi, peer.send', mapped),
       named('cuffi, an empty message', emptyMessage),
       copiedInSharedMemory,

@@ -17,8 +17,11 @@ interface Consumer {
 
 const consumers: Consumer[] = [];
 
-async function releaseAll({ channel, stream }: Consumer): Promise<void> {
-  for await (const slot of channel) slot.release({ stream });
+async function releaseAll({ channel, stream }: Consumer, readsWord: boolean): Promise<void> {
+  for await (const slot of channel) {
+    if (readsWord) await slot.buffer.subarray(0, 4).copyToHost(undefined, { stream });
+    slot.release({ stream });
+  }
 }
 
 async function queueAhead(at: number, count: number): Promise<void> {
@@ -43,7 +46,7 @@ for (;;) {
     };
     consumer.channel.busyPollUs = order.busyPollUs;
     consumers.push(consumer);
-    if (!order.isAhead) void releaseAll(consumer);
+    if (!order.isAhead) void releaseAll(consumer, order.readsWord);
   } else await queueAhead(order.ahead, order.count);
   await parent.send(null, { stream: idle });
 }

@@ -11,13 +11,13 @@ import { Work } from './work.ts';
 const BUSY_POLL_US = 200;
 
 /** A channel of one slot: it is free again when the other process has released it. */
-const roundTrip = (name: string, busyPollUs: number): Way => ({
+const roundTrip = (name: string, busyPollUs: number, readsWord = false): Way => ({
   name,
   async open({ byteLength, children }) {
     const channel = Channel.create({ slots: 1, byteLength, deliver: 'all', busyPollUs });
     const stream = Stream.create({ nonBlocking: true });
     const child = await children.consuming();
-    await child.give(channel);
+    await child.give(channel, { readsWord });
     return {
       ...roundTrips(async () => {
         const slot = await channel.acquire();
@@ -33,6 +33,8 @@ const roundTrip = (name: string, busyPollUs: number): Way => ({
 });
 
 export const quietChannel: Way = roundTrip(PUBLIC, 0);
+/** As hand-overs of buffers, whose receiver reads a word. */
+export const readChannel: Way = roundTrip('cuffi, a word read', 0, true);
 export const busyChannel: Way = roundTrip(BUSY_POLLING, BUSY_POLL_US);
 
 /** Streams wait for the slots at both ends; with a kernel of so many microseconds in both, if any. */

@@ -39,6 +39,8 @@ export type ReceivedChannelOrder =
       readonly channel: ChannelConsumer;
       readonly busyPollUs: number;
       readonly isAhead: boolean;
+      /** Whether it copies a word of each slot to its host before it releases it. */
+      readonly readsWord: boolean;
       /** How long the kernel takes that it queues for each slot. 0 for none. */
       readonly workUs: number;
     }
@@ -311,9 +313,12 @@ export class ConsumingChild {
   }
 
   /** Sends a channel; returns its number for {@link queueAhead}. */
-  async give(channel: Channel, { isAhead = false, workUs = 0 } = {}): Promise<number> {
+  async give(
+    channel: Channel,
+    { isAhead = false, readsWord = false, workUs = 0 } = {},
+  ): Promise<number> {
     const { busyPollUs } = channel;
-    await this.#ask({ channel, busyPollUs, isAhead, workUs });
+    await this.#ask({ channel, busyPollUs, isAhead, readsWord, workUs });
     this.#channels += 1;
     return this.#channels - 1;
   }
