@@ -92,7 +92,7 @@ const formatSupport = ({ supported, reason }: Support): string =>
   supported ? 'yes' : `no (${reason})`;
 
 /** The first line of every output: the driver. */
-export function describeDriver(driver: DriverChoice): string {
+function describeDriver(driver: DriverChoice): string {
   if (driver.name === 'emulated')
     return labelled(
       'driver',
@@ -103,7 +103,7 @@ export function describeDriver(driver: DriverChoice): string {
 }
 
 /** The lines about the device and what it can share. */
-export function describePlace({ device, support }: DeviceSupport): string[] {
+function describePlace({ device, support }: DeviceSupport): string[] {
   const { major, minor } = device.computeCapability;
   return [
     labelled(
@@ -119,7 +119,7 @@ export function describePlace({ device, support }: DeviceSupport): string[] {
 }
 
 /** The line about the shared memory. */
-export const describeKind = (kind: KindName): string =>
+const describeKind = (kind: KindName): string =>
   labelled('shared', `${kind}: ${kinds[kind].description}`);
 
 /** How long copying took, where IPC takes 1. */
