@@ -31,6 +31,20 @@ const ELSEWHERE: readonly AnyClass[] = [ipc.ImportedPool];
 describe('console.log of every class', () => {
   test('an object says what it is, besides its class, and whether it is closed', async () => {
     emulate();
+    using channelPeers = peerPair();
+    const channel = ipc.Channel.create({ slots: 2, shape: 3, deliver: 'all' });
+    await channelPeers.a.send(channel as unknown);
+    const consumer = (await channelPeers.b.receive()) as ipc.ChannelConsumer;
+    const slot = await channel.acquire();
+    assert.equal(inspect(slot), 'ProducerSlot(message 0)');
+    slot.publish();
+    const received = (await consumer.receive()) as ipc.ConsumerSlot;
+    assert.equal(inspect(received), 'ConsumerSlot(message 0)');
+    received.release();
+    assert.equal(
+      `${inspect(slot)}, ${inspect(received)}`,
+      'ProducerSlot(message 0, published or canceled), ConsumerSlot(message 0, released)',
+    );
     const { pid } = process;
     const context = cuffi.Context.primary();
     const device = cuffi.Device.get();
@@ -54,20 +68,6 @@ describe('console.log of every class', () => {
     const child = ipc.spawnPeer('/dev/null', { execArgv: [], stdio: 'ignore' });
     const code = { kind: 'ptx', log: '', names: new Map(), code: Buffer.from('.version') } as const;
     const pinnedArrays = cuffi.pin(new Uint8Array(8192));
-    using channelPeers = peerPair();
-    const channel = ipc.Channel.create({ slots: 2, shape: 3, deliver: 'all' });
-    await channelPeers.a.send(channel as unknown);
-    const consumer = (await channelPeers.b.receive()) as ipc.ChannelConsumer;
-    const slot = await channel.acquire();
-    assert.equal(inspect(slot), 'ProducerSlot(message 0)');
-    slot.publish();
-    const received = (await consumer.receive()) as ipc.ConsumerSlot;
-    assert.equal(inspect(received), 'ConsumerSlot(message 0)');
-    received.release();
-    assert.equal(
-      `${inspect(slot)}, ${inspect(received)}`,
-      'ProducerSlot(message 0, published or canceled), ConsumerSlot(message 0, released)',
-    );
     const shown: readonly (readonly [object: object, text: string])[] = [
       [device, `Device 0 (${device.name})`],
       [context, `Context of Device 0 (${device.name})`],
