@@ -213,7 +213,7 @@ export class Stream extends Resource implements AsyncDisposable {
     if (typeof callback !== 'function')
       throw new TypeError(`callback must be a function, not ${formatValue(callback)}`);
     this.assertOpen();
-    const event = new InternalEvent(this.context);
+    const event = InternalEvent.behind(this.context, this);
     const canceled = new AbortController();
     const end = (error?: Error): void => {
       event[Symbol.dispose]();
@@ -223,12 +223,6 @@ export class Stream extends Resource implements AsyncDisposable {
         if (!canceled.signal.aborted) callback(error);
       });
     };
-    try {
-      event.record(this);
-    } catch (error) {
-      event[Symbol.dispose]();
-      throw error;
-    }
     const wait = { signal: canceled.signal };
     pollUntil(() => event.isDone, wait, undefined, event.armWakeUp).then(() => end(), end);
     return () => canceled.abort();

@@ -182,7 +182,7 @@ function makeGraph(stream: Stream) {
   };
 }
 
-export const ptx: string = readFileSync(new URL('../peers/kernels.ptx', import.meta.url), 'utf8');
+const ptx: string = readFileSync(new URL('../peers/kernels.ptx', import.meta.url), 'utf8');
 
 /** Makes a kernel store its arguments. */
 const ASKED = 0x8000_0000;

@@ -4,23 +4,19 @@
  */
 import { stat } from 'node:fs/promises';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { Module, Stream } from 'cuffi';
-import { registerKernel } from 'cuffi/ffi';
+import { Stream } from 'cuffi';
 import { Timeline } from 'cuffi/ipc';
 import type { Contestant } from '../measure.ts';
+import { Work } from '../ways/work.ts';
 import { type Case, type OpenCase, PUBLIC } from './case.ts';
 import { delays } from './event-loop.ts';
-import { ptx } from './kernels.ts';
 
-const NS_PER_MS = 1e6;
 /** What users write who have no better way. */
 const BY_TIMER = 'a timer of 1 ms';
 
 async function waitByTimer(stream: Stream): Promise<void> {
   while (!stream.done) await sleep(1);
 }
-
-registerKernel('spin', { params: ['uint64'], run() {} });
 
 const synchronizeCase = (ms: number): Case => ({
   name: 'stream.synchronize',
@@ -35,17 +31,15 @@ const synchronizeCase = (ms: number): Case => ({
     { peer: 'C', batch: `wait.spinning.${ms}`, name: 'C, spinning' },
   ],
   open() {
-    const module = Module.load(ptx);
-    const kernel = module.kernel('spin', ['uint64']);
+    const work = new Work(1000 * ms);
     const stream = Stream.create({ nonBlocking: true });
-    const duration = BigInt(ms * NS_PER_MS);
     const contestant = (name: string, wait: () => Promise<void>): Contestant => ({
       name,
       async run(calls, untimed) {
         let start = 0n;
         for (let call = -untimed; call < calls; call += 1) {
           if (call === 0) start = process.hrtime.bigint();
-          kernel.launch({ grid: 1, block: 1, stream }, duration);
+          work.queue(stream);
           await wait();
         }
         return Number(process.hrtime.bigint() - start);
@@ -58,7 +52,7 @@ const synchronizeCase = (ms: number): Case => ({
       ],
       close() {
         stream.close();
-        module.close();
+        work.close();
       },
     };
   },

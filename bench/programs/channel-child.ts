@@ -42,7 +42,7 @@ for (;;) {
     const consumer = {
       channel: order.channel,
       stream: Stream.create({ nonBlocking: true }),
-      work: Work.open(order.workUs),
+      work: order.workUs === 0 ? undefined : new Work(order.workUs),
     };
     consumer.channel.busyPollUs = order.busyPollUs;
     consumers.push(consumer);

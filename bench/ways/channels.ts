@@ -45,7 +45,7 @@ export const channelAhead = (slots: number, workUs = 0): Way => ({
     const busyPollUs = driver.emulated ? 0 : 100_000;
     const options = { slots, byteLength: 4096, deliver: 'all', ahead: true, busyPollUs } as const;
     const channel = Channel.create(options);
-    const work = Work.open(workUs);
+    const work = workUs === 0 ? undefined : new Work(workUs);
     const stream = Stream.create({ nonBlocking: true });
     const child = await children.consuming();
     const number = await child.give(channel, { isAhead: true, workUs });

@@ -10,18 +10,13 @@ export class Work {
   readonly #kernel: Kernel<['uint64']>;
   readonly #ns: bigint;
 
-  private constructor(us: number) {
+  constructor(us: number) {
     const ptx = readFileSync(new URL('../peers/kernels.ptx', import.meta.url), 'utf8');
     this.#module = Module.load(ptx);
     this.#kernel = this.#module.kernel('spin', ['uint64']);
     this.#ns = BigInt(us * 1000);
     // The first launch would block while a stream waits.
     this.#kernel.launch({ grid: 1, block: 1 }, 0n);
-  }
-
-  /** Undefined for no work. */
-  static open(us: number): Work | undefined {
-    return us === 0 ? undefined : new Work(us);
   }
 
   queue(stream: Stream): void {

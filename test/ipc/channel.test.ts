@@ -4,45 +4,27 @@ import { describe, test } from 'node:test';
 import { OUT0, readSize, writeStruct } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { Device, DeviceBuffer, Stream } from '../../src/index.ts';
-import {
-  Channel,
-  type ChannelConsumer,
-  type ChildPeer,
-  type ConsumerSlot,
-  spawnPeer,
-} from '../../src/ipc/index.ts';
+import { Channel, type ChannelConsumer, type ConsumerSlot } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
-import { killed, programFile } from '../support/program.ts';
 import type { Seen, Step } from './fixtures/channels.ts';
+import { placements, StepProcess } from './fixtures/steps.ts';
 
 if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
 
 const options = { timeout: 60_000 + iterations(0, 1_200_000) };
-const program = programFile(new URL('./fixtures/channels.ts', import.meta.url));
+const program = new URL('./fixtures/channels.ts', import.meta.url);
 
 /** A process with an end of a channel. */
-class Other implements AsyncDisposable {
-  readonly child: ChildPeer;
-
+class Other extends StepProcess<Step> {
   constructor(device = 0) {
-    const args = [String(device)];
-    this.child = spawnPeer(program.path, { args, execArgv: program.execArgv });
-  }
-
-  ask<T>(step: Step): Promise<T> {
-    return this.child.request(step, { timeoutMs: 60_000 }) as Promise<T>;
+    super(program, device);
   }
 
   consume(count?: number): Promise<Seen> {
     return this.ask({ do: 'consume', ...(count !== undefined && { count }) });
-  }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    this.child.close();
-    await killed(this.child.process);
   }
 }
 
@@ -424,9 +406,3 @@ async function consumerOf(
 
 const sleep = (ms: number): Promise<string> =>
   new Promise((resolve) => setTimeout(() => resolve('slept'), ms));
-
-/** The devices of the two processes: the same one, and different ones if there are two. */
-function placements(): (readonly [here: number, there: number])[] {
-  const same = [0, 0] as const;
-  return Device.count > 1 ? [same, [0, 1]] : [same];
-}

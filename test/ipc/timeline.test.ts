@@ -2,51 +2,31 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { describe, test } from 'node:test';
-import { Device, Stream } from '../../src/index.ts';
-import { type ChildPeer, spawnPeer, Timeline } from '../../src/ipc/index.ts';
+import { Stream } from '../../src/index.ts';
+import { Timeline } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
 import { iterations } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
-import { killed, programFile } from '../support/program.ts';
+import { killed } from '../support/program.ts';
+import { placements, StepProcess } from './fixtures/steps.ts';
 import type { Step } from './fixtures/timelines.ts';
 
 if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
 
 const options = { timeout: 60_000 + iterations(0, 1_200_000) };
-const program = programFile(new URL('./fixtures/timelines.ts', import.meta.url));
+const program = new URL('./fixtures/timelines.ts', import.meta.url);
 
 /** A child that waits for `timeline`, and signals the one that is returned. */
-class Other implements AsyncDisposable {
-  readonly child: ChildPeer;
-
+class Other extends StepProcess<Step> {
   constructor(device = 0) {
-    const args = [String(device)];
-    this.child = spawnPeer(program.path, { args, execArgv: program.execArgv });
-  }
-
-  ask<T>(step: Step): Promise<T> {
-    return this.child.request(step, { timeoutMs: 60_000 }) as Promise<T>;
+    super(program, device);
   }
 
   /** Exchanges timelines: sends one, and returns the child's. */
   take(timeline: Timeline): Promise<Timeline> {
     return this.ask({ do: 'take', timeline });
   }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    this.child.close();
-    await killed(this.child.process);
-  }
 }
-
-/** The devices of the two processes: the same one, and different ones if there are two. */
-const placements = (): (readonly [here: number, there: number])[] =>
-  Device.count > 1
-    ? [
-        [0, 0],
-        [0, 1],
-      ]
-    : [[0, 0]];
 
 describe('a timeline between processes', () => {
   for (const [here, there] of placements())

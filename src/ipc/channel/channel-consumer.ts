@@ -9,11 +9,12 @@ import { type Details, describeObject } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
-import { assertInternal, checkInstance, checkInteger } from '../../validate.ts';
+import { assertInternal, checkInstance } from '../../validate.ts';
+import { checkBusyPollUs } from '../wire/busy-poll.ts';
 import { Consumer, type ConsumerInit, type Taken } from './consumer.ts';
 import type { MessageLayout } from './message.ts';
 import type { Delivery } from './producer.ts';
-import { checkAheadStream, MAX_BUSY_POLL_US } from './slots.ts';
+import { checkAheadStream, describeChannel } from './slots.ts';
 
 /**
  * The end of a {@link Channel} in a process that it was sent to.
@@ -71,7 +72,7 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
   }
 
   set busyPollUs(durationUs: number) {
-    this.#state.sleepers.busyPollUs = checkInteger(durationUs, 'busyPollUs', 0, MAX_BUSY_POLL_US);
+    this.#state.sleepers.busyPollUs = checkBusyPollUs(durationUs);
   }
 
   /**
@@ -150,11 +151,7 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
 
   /** @internal */
   protected override describe(): Details {
-    const { ring, layout, deliver } = this.#state;
-    return [
-      `${ring.slots} slots of ${layout.dtype.name} [${layout.shape.join(', ')}]`,
-      `to ${deliver}`,
-    ];
+    return describeChannel(this.#state);
   }
 
   async #receive(wait: Wait): Promise<ConsumerSlot<D> | undefined> {
@@ -189,13 +186,13 @@ export class ConsumerSlot<out D extends Dtype = Dtype> {
   /** The memory as an array, in the layout of the message. @throws CuffiError after {@link release} */
   get array(): DeviceArray<D> {
     this.#assertUsable();
-    return this.#consumer.arrayOf(this.message, this.#layout) as DeviceArray<D>;
+    return this.#consumer.views.array(this.message, this.#layout) as DeviceArray<D>;
   }
 
   /** All bytes of the slot. @throws CuffiError after {@link release} */
   get buffer(): DeviceBuffer {
     this.#assertUsable();
-    return this.#consumer.bufferOf(this.message);
+    return this.#consumer.views.buffer(this.message);
   }
 
   /**

@@ -10,9 +10,10 @@ import { ShareableResource } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
-import { assertInternal, checkInteger, checkOptions } from '../../validate.ts';
+import { assertInternal, checkOptions } from '../../validate.ts';
+import { checkBusyPollUs } from '../wire/busy-poll.ts';
 import { type ChannelOptions, type Delivery, Producer } from './producer.ts';
-import { checkAheadStream, MAX_BUSY_POLL_US } from './slots.ts';
+import { checkAheadStream, describeChannel } from './slots.ts';
 
 /** Options of {@link Channel.acquire}. */
 export interface AcquireOptions extends WaitOptions {
@@ -120,12 +121,7 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
   }
 
   set busyPollUs(durationUs: number) {
-    this.#producer.sleepers.busyPollUs = checkInteger(
-      durationUs,
-      'busyPollUs',
-      0,
-      MAX_BUSY_POLL_US,
-    );
+    this.#producer.sleepers.busyPollUs = checkBusyPollUs(durationUs);
   }
 
   /**
@@ -185,11 +181,7 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
 
   /** @internal */
   protected override describe(): Details {
-    const { ring, layout, deliver } = this.#producer;
-    return [
-      `${ring.slots} slots of ${layout.dtype.name} [${layout.shape.join(', ')}]`,
-      `to ${deliver}`,
-    ];
+    return describeChannel(this.#producer);
   }
 }
 
@@ -210,13 +202,13 @@ export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
   /** The memory as an array of the channel's shape and dtype. @throws CuffiError after it was published */
   get array(): DeviceArray<D> {
     this.#assertUsable();
-    return this.#producer.arrayOf(this.message) as DeviceArray<D>;
+    return this.#producer.views.array(this.message) as DeviceArray<D>;
   }
 
   /** All bytes of the slot. @throws CuffiError after it was published */
   get buffer(): DeviceBuffer {
     this.#assertUsable();
-    return this.#producer.bufferOf(this.message);
+    return this.#producer.views.buffer(this.message);
   }
 
   /**

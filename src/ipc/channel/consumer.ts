@@ -1,4 +1,3 @@
-import type { DeviceArray } from '../../array/device-array.ts';
 import type { Context } from '../../context.ts';
 import type { Wait } from '../../deadline.ts';
 import type { Device } from '../../device.ts';
@@ -58,7 +57,7 @@ export class Consumer {
   readonly #seat: Seat;
   readonly #memory: DeviceBuffer;
   readonly #mappedByteLength: number;
-  readonly #views: SlotViews;
+  readonly views: SlotViews;
   readonly #pipes: WakePipes;
   readonly #stores: StoreTracker;
   readonly #onReleased: (() => void) | undefined;
@@ -82,7 +81,8 @@ export class Consumer {
     this.#seat = seat;
     this.#memory = memory;
     this.#mappedByteLength = init.mappedByteLength;
-    this.#views = new SlotViews(memory, stride, byteLength, layout);
+    const plan = { slots: ring.slots, stride, byteLength, layout };
+    this.views = new SlotViews(memory, plan);
     this.#onReleased = init.onReleased;
     const { start } = seat;
     if (!Number.isSafeInteger(start) || start < 0)
@@ -100,14 +100,6 @@ export class Consumer {
 
   assertOpen(): void {
     if (this.#isClosed) throw new ClosedError('this ChannelConsumer is closed');
-  }
-
-  arrayOf(message: number, layout: MessageLayout): DeviceArray {
-    return this.#views.array(message % this.ring.slots, layout);
-  }
-
-  bufferOf(message: number): DeviceBuffer {
-    return this.#views.buffer(message % this.ring.slots);
   }
 
   allowAccess(device: Device): void {

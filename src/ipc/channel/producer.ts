@@ -1,5 +1,4 @@
 import { closeFd, duplicateFd } from '../../../ffi/linux/libc.ts';
-import type { DeviceArray } from '../../array/device-array.ts';
 import { type Shape, sizeOf } from '../../array/shape.ts';
 import type { Context, PlaceOptions } from '../../context.ts';
 import type { Wait } from '../../deadline.ts';
@@ -7,17 +6,17 @@ import { type DtypeOrName, uint8 } from '../../dtype.ts';
 import { ClosedError, CuffiError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
-import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { checkBoolean, checkInteger, checkOptions, formatValue } from '../../validate.ts';
 import { StoreTracker } from '../timeline/store-tracker.ts';
 import { enqueueWait } from '../timeline/stream-waits.ts';
+import { checkBusyPollUs } from '../wire/busy-poll.ts';
 import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './message.ts';
 import { type Grant, MAX_SLOTS, Ring, Seat } from './ring.ts';
 import { Sleepers } from './sleepers.ts';
-import { MAX_BUSY_POLL_US, SlotViews } from './slots.ts';
+import { SlotViews } from './slots.ts';
 import { type SentEnds, WakePipes } from './wake-pipes.ts';
 
 /** Whether each consumer gets each message, or each message goes to one consumer. */
@@ -61,7 +60,7 @@ export class Producer {
   readonly isAhead: boolean;
   readonly isReadOnly: boolean;
   readonly sleepers: Sleepers;
-  readonly #views: SlotViews;
+  readonly views: SlotViews;
   readonly #stores: StoreTracker;
   readonly #seats = new Set<ProducerSeat>();
   /** Seats whose descriptors were not exported yet. */
@@ -78,16 +77,12 @@ export class Producer {
   #isClosed = false;
   #failure: unknown;
 
-  private constructor(init: {
-    readonly ring: Ring;
-    readonly memory: VirtualMemory;
-    readonly layout: MessageLayout;
-    readonly byteLength: number;
-    readonly stride: number;
-    readonly deliver: Delivery;
-    readonly isAhead: boolean;
-    readonly isReadOnly: boolean;
-  }) {
+  private constructor(
+    init: Pick<
+      Producer,
+      'ring' | 'memory' | 'layout' | 'byteLength' | 'stride' | 'deliver' | 'isAhead' | 'isReadOnly'
+    >,
+  ) {
     const { ring, memory, layout, byteLength, stride } = init;
     this.context = memory.context;
     this.ring = ring;
@@ -98,7 +93,8 @@ export class Producer {
     this.deliver = init.deliver;
     this.isAhead = init.isAhead;
     this.isReadOnly = init.isReadOnly;
-    this.#views = new SlotViews(memory.buffer, stride, byteLength, layout);
+    const plan = { slots: ring.slots, stride, byteLength, layout };
+    this.views = new SlotViews(memory.buffer, plan);
     this.#stores = new StoreTracker(ring.words, {
       onStored: (error) => {
         if (error !== undefined) this.#fail(error);
@@ -138,7 +134,7 @@ export class Producer {
     if (isAhead && deliver === 'one')
       throw new TypeError("ahead needs deliver: 'all': whom a message goes to is known only later");
     const isReadOnly = checkBoolean(readOnly, 'readOnly', false);
-    if (busyPollUs !== undefined) checkInteger(busyPollUs, 'busyPollUs', 0, MAX_BUSY_POLL_US);
+    const duration = checkBusyPollUs(busyPollUs ?? 0);
     const layout = layoutOf(shape, dtype, byteLength);
     const size = byteLength ?? sizeOf(layout.shape) * layout.dtype.itemsize;
     const stride = Math.ceil(size / SLOT_ALIGNMENT) * SLOT_ALIGNMENT;
@@ -150,7 +146,7 @@ export class Producer {
       const ring = Ring.create({ slots: count, hasRecords: !isAhead });
       const init = { ring, memory, layout, byteLength: size, stride, deliver, isAhead, isReadOnly };
       const producer = new Producer(init);
-      producer.sleepers.busyPollUs = busyPollUs ?? 0;
+      producer.sleepers.busyPollUs = duration;
       return producer;
     } catch (error) {
       memory.close();
@@ -172,14 +168,6 @@ export class Producer {
         cause: this.#failure,
       });
     if (this.#isClosed) throw new ClosedError('this Channel is closed');
-  }
-
-  arrayOf(message: number): DeviceArray {
-    return this.#views.array(message % this.ring.slots);
-  }
-
-  bufferOf(message: number): DeviceBuffer {
-    return this.#views.buffer(message % this.ring.slots);
   }
 
   // ---- Acquiring ----

@@ -2,12 +2,10 @@
 import type { DeviceArray } from '../../array/device-array.ts';
 import { fromBuffer } from '../../array/from-buffer.ts';
 import type { Dtype } from '../../dtype.ts';
+import type { Details } from '../../inspect.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import type { Stream } from '../../stream.ts';
 import type { MessageLayout } from './message.ts';
-
-/** The longest that an end polls before it sleeps: a second. */
-export const MAX_BUSY_POLL_US = 1_000_000;
 
 /** The most slots that a stream waits for at a time. */
 export const MAX_AHEAD = 64;
@@ -25,36 +23,62 @@ export function checkAheadStream(stream: Stream, isAhead: boolean): void {
     );
 }
 
-/** The arrays of the slots, in the layout of the channel; made at their first use. */
+/** How an end of a channel prints itself. */
+export const describeChannel = ({
+  layout,
+  ring,
+  deliver,
+}: {
+  readonly layout: MessageLayout;
+  readonly ring: { readonly slots: number };
+  readonly deliver: string;
+}): Details => [
+  `${ring.slots} slots of ${layout.dtype.name} [${layout.shape.join(', ')}]`,
+  `to ${deliver}`,
+];
+
+/** How the slots lie in the memory of a channel. */
+export interface SlotPlan {
+  readonly slots: number;
+  /** From the beginning of a slot to that of the next, in bytes. */
+  readonly stride: number;
+  /** The size of a slot. */
+  readonly byteLength: number;
+  /** The layout of messages that have none of their own. */
+  readonly layout: MessageLayout;
+}
+
+/** The slots of messages as buffers and arrays, which are made at their first use. */
 export class SlotViews {
   readonly #memory: DeviceBuffer;
-  readonly #stride: number;
-  readonly #byteLength: number;
-  readonly #layout: MessageLayout;
+  readonly #plan: SlotPlan;
   readonly #buffers: DeviceBuffer[] = [];
   readonly #arrays: DeviceArray[] = [];
 
-  constructor(memory: DeviceBuffer, stride: number, byteLength: number, layout: MessageLayout) {
+  constructor(memory: DeviceBuffer, plan: SlotPlan) {
     this.#memory = memory;
-    this.#stride = stride;
-    this.#byteLength = byteLength;
-    this.#layout = layout;
+    this.#plan = plan;
   }
 
-  buffer(slot: number): DeviceBuffer {
+  /** All bytes of the slot of a message. */
+  buffer(message: number): DeviceBuffer {
+    const { slots, stride, byteLength } = this.#plan;
+    const slot = message % slots;
     const known = this.#buffers[slot];
     if (known?.closed === false) return known;
-    const begin = slot * this.#stride;
-    const buffer = this.#memory.subarray(begin, begin + this.#byteLength);
+    const buffer = this.#memory.subarray(slot * stride, slot * stride + byteLength);
     this.#buffers[slot] = buffer;
     return buffer;
   }
 
-  array(slot: number, layout: MessageLayout = this.#layout): DeviceArray {
-    const known = layout === this.#layout ? this.#arrays[slot] : undefined;
+  /** The slot of a message in a layout, by default in that of the channel. */
+  array(message: number, layout: MessageLayout = this.#plan.layout): DeviceArray {
+    const isOwn = layout === this.#plan.layout;
+    const slot = message % this.#plan.slots;
+    const known = isOwn ? this.#arrays[slot] : undefined;
     if (known?.closed === false && !known.buffer.closed) return known;
-    const array = fromBuffer(this.buffer(slot), layout.shape, layout.dtype as Dtype);
-    if (layout === this.#layout) this.#arrays[slot] = array;
+    const array = fromBuffer(this.buffer(message), layout.shape, layout.dtype as Dtype);
+    if (isOwn) this.#arrays[slot] = array;
     return array;
   }
 }

@@ -2,6 +2,7 @@
 import { runtimeWithoutWatches } from '../../../ffi/linux/poll.ts';
 import { NotSupportedError } from '../../errors.ts';
 import { checkInteger } from '../../validate.ts';
+import { checkBusyPollUs } from '../wire/busy-poll.ts';
 
 /** How a peer waits for messages. */
 export interface BusyPollOptions {
@@ -32,7 +33,6 @@ export interface PeerOptions extends BusyPollOptions, GraceOptions {}
 /** The names of the options. */
 export const peerOptionNames = ['busyPollUs', 'orphanGraceMs'] as const;
 
-const MAX_BUSY_POLL_US = 1_000_000;
 const MAX_GRACE_MS = 2 ** 31 - 1;
 
 /** Every function that makes a connection calls this first. @throws NotSupportedError in Bun and Deno */
@@ -47,7 +47,7 @@ export function assertCanConnect(caller: string): void {
 
 /** Returns the given options. @throws TypeError, RangeError for invalid times */
 export function checkPeerOptions({ busyPollUs, orphanGraceMs }: PeerOptions): PeerOptions {
-  if (busyPollUs !== undefined) checkInteger(busyPollUs, 'busyPollUs', 0, MAX_BUSY_POLL_US);
+  if (busyPollUs !== undefined) checkBusyPollUs(busyPollUs);
   if (orphanGraceMs !== undefined) checkInteger(orphanGraceMs, 'orphanGraceMs', 0, MAX_GRACE_MS);
   return { busyPollUs, orphanGraceMs };
 }

@@ -4,7 +4,15 @@
  */
 
 import { yieldCore } from '../../../ffi/linux/libc.ts';
+import { checkInteger } from '../../validate.ts';
 import type { FramedSocket } from './framed-socket.ts';
+
+/** The longest that anything polls before it sleeps: a second. */
+const MAX_BUSY_POLL_US = 1_000_000;
+
+/** Returns a checked duration. @throws TypeError, RangeError */
+export const checkBusyPollUs = (busyPollUs: unknown): number =>
+  checkInteger(busyPollUs, 'busyPollUs', 0, MAX_BUSY_POLL_US);
 
 /** What one poll found. */
 export type PollResult =
