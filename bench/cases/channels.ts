@@ -19,7 +19,7 @@ const MIB = 1 << 20;
 const LARGE = 1024 * MIB;
 const SLOTS = [1, 8, 64];
 const WORK_US = [10, 200];
-const CONSUMERS = [1, 4, 16];
+const CONSUMERS = [1, 4, 12, 16];
 const UNTIMED = 20;
 /** As many slots as a consumer takes ahead. */
 const AHEAD = 64;

@@ -35,8 +35,9 @@ export interface StoreListener {
 }
 
 /**
- * Stores points when the work of streams is done: by the device, or by the host if the device cannot,
- * or if the stream has no room behind a wait. The process stays alive until they are stored.
+ * Stores points when the work of streams is done: by the device, or by the host if that work is done
+ * already, if the device cannot, or if the stream has no room behind a wait. The process stays alive
+ * until they are stored.
  */
 export class StoreTracker {
   readonly #page: StoredPage;
@@ -57,6 +58,12 @@ export class StoreTracker {
    */
   store(point: TimelinePoint, context: Context, stream: Stream | undefined): void {
     assertNotCapturing('signaling another process');
+    if (stream?.done) {
+      // Cheaper and sooner than by the device, which would also take turns with other processes.
+      this.#page.store(point);
+      this.#listener.onStored();
+      return;
+    }
     const isByDevice = storeFromDevice(this.#page, point, context, stream);
     if (isByDevice && this.#page.isReached(point)) {
       this.#listener.onStored();

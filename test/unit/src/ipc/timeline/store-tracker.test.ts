@@ -46,6 +46,21 @@ describe('StoreTracker', () => {
       }
   });
 
+  test('lets the host store at once what follows no work, and tells the driver nothing', () => {
+    emulate();
+    const { ring, stores, reports } = tracker();
+    using stream = Stream.create({ nonBlocking: true });
+    const recorder = recordCalls();
+    stores.store(ring.filled(0), stream.context, stream);
+    recorder.stop();
+    assert.deepEqual(
+      recorder.calls.map(({ name }) => name),
+      ['cuStreamQuery'],
+    );
+    assert.deepEqual([ring.isFilled(0), reports], [true, [undefined]]);
+    ring.words.close();
+  });
+
   test('if it is lazy, reports the last of many stores', async () => {
     emulate();
     const { ring, stores, reports } = tracker({ isAwaited: true, isLazy: true });
