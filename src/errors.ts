@@ -122,6 +122,7 @@ export interface PeerGoneDetails {
   readonly abandonedWaits: number;
   readonly exitCode?: number | undefined;
   readonly signal?: NodeJS.Signals | undefined;
+  readonly stderr?: string | undefined;
 }
 
 /**
@@ -143,6 +144,8 @@ export class PeerGoneError extends CuffiError {
   readonly exitCode: number | undefined;
   /** The signal that ended a child of this process; undefined if it exited, and for others. */
   readonly signal: NodeJS.Signals | undefined;
+  /** The last 4 KiB that a child of `spawnPython` has written to stderr; undefined for others. */
+  readonly stderr: string | undefined;
 
   constructor(message: string, details: PeerGoneDetails, options?: ErrorOptions) {
     super(message, options);
@@ -150,6 +153,7 @@ export class PeerGoneError extends CuffiError {
     this.abandonedWaits = details.abandonedWaits;
     this.exitCode = details.exitCode;
     this.signal = details.signal;
+    this.stderr = details.stderr;
   }
 }
 

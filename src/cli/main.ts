@@ -4,10 +4,12 @@ import { readFileSync } from 'node:fs';
 import { extname } from 'node:path';
 import { didYouMean } from '../validate.ts';
 import { type Command, UsageError } from './command.ts';
+import { pythonCommand } from './python-command.ts';
 import { roundtripCommand } from './roundtrip-command.ts';
 
 const commands: Readonly<Record<string, Command>> = {
   roundtrip: roundtripCommand,
+  python: pythonCommand,
   help: {
     summary: 'prints this, or the usage of a command: cuffi help roundtrip',
     usage: 'usage: cuffi help [command]',

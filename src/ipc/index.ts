@@ -47,6 +47,7 @@ export type { RequestContext } from './peer/requests.ts';
 export type { Answer, Anything, Outgoing, Sendable } from './peer/sendable.ts';
 export { ChildPeer } from './peer/spawn.ts';
 export { spawnPeer, type SpawnPeerOptions } from './peer/spawn.ts';
+export { spawnPython, type SpawnPythonOptions } from './peer/spawn-python.ts';
 export { parentPeer } from './peer/spawn.ts';
 export { listen, Listener, type ListenOptions } from './peer/listener.ts';
 export { connect, type ConnectOptions } from './peer/connect.ts';

@@ -7,6 +7,8 @@ import { isProcessEnding, processStartTime } from '../../../ffi/linux/process.ts
 interface ProcessExit {
   readonly exitCode: number | undefined;
   readonly signal: NodeJS.Signals | undefined;
+  /** The end of what it has written to stderr, if that was read. */
+  readonly stderr: string | undefined;
 }
 
 /**

@@ -146,7 +146,9 @@ export class Session implements SharingSession {
       abandonedWaits > 0
         ? `; ${abandonedWaits} waits for its work were abandoned, so memory that it should have written is incomplete`
         : ' without closing the connection';
-    return new PeerGoneError(`${this.#peerName} ${how}${consequence}`, {
+    const lastLine = exit?.stderr?.trimEnd().split('\n').at(-1);
+    const reason = lastLine ? `: ${lastLine}` : '';
+    return new PeerGoneError(`${this.#peerName} ${how}${consequence}${reason}`, {
       pid,
       abandonedWaits,
       ...exit,

@@ -59,25 +59,52 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
   const ownArgs = checkStrings(execArgv, 'execArgv');
   if (typeof env !== 'object' || env === null)
     throw new TypeError(`env must be an object, not ${formatValue(env)}`);
+  const path = scriptPath(script);
+  const streams = Array.isArray(stdio) ? [...stdio] : [stdio, stdio, stdio];
+  while (streams.length < 3) streams.push('inherit');
+  return startChild(
+    { file: process.execPath, args: [...ownArgs, path, ...given], env, stdio: streams, cwd },
+    (socket, child) => {
+      const file = resolve(cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.'), path);
+      return new ChildPeer(socket, child, { findFault: () => missingScript(file) }, init);
+    },
+  );
+}
+
+/** @throws TypeError for anything but a path or a file URL */
+export function scriptPath(script: unknown): string {
   const path = script instanceof URL ? fileURLToPath(script) : script;
   if (typeof path === 'string' && path.startsWith('file:'))
     throw new TypeError(`the script is a file URL as a string: pass new URL(${formatValue(path)})`);
   if (typeof path !== 'string' || path === '')
     throw new TypeError(`the script must be a path or a file URL, not ${formatValue(script)}`);
-  const streams = Array.isArray(stdio) ? [...stdio] : [stdio, stdio, stdio];
-  while (streams.length < 3) streams.push('inherit');
+  return path;
+}
 
+/** How a connected child is started. */
+interface ChildCommand {
+  readonly file: string;
+  readonly args: readonly string[];
+  readonly env: NodeJS.ProcessEnv;
+  readonly stdio: readonly unknown[];
+  readonly cwd: string | URL | undefined;
+}
+
+/** Starts a child that inherits its end of a connection, behind its other descriptors. */
+export function startChild<P>(
+  { file, args, env, stdio, cwd }: ChildCommand,
+  connect: (socket: number, child: ChildProcess) => P,
+): P {
   const [own, other] = socketPair();
   let isOwned = false;
   try {
-    const child = spawn(process.execPath, [...ownArgs, path, ...given], {
-      env: { ...env, [PARENT_VARIABLE]: `${streams.length}:${fstatSync(other).ino}` },
-      stdio: [...streams, other],
+    const child = spawn(file, args, {
+      env: { ...env, [PARENT_VARIABLE]: `${stdio.length}:${fstatSync(other).ino}` },
+      stdio: [...stdio, other] as SpawnOptions['stdio'],
       ...(cwd === undefined ? {} : { cwd }),
     });
     isOwned = true;
-    const file = resolve(cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.'), path);
-    return new ChildPeer(own, child, file, init);
+    return connect(own, child);
   } finally {
     if (!isOwned) closeFd(own);
     closeFd(other);
@@ -100,6 +127,16 @@ function ownExecArgv(): string[] {
   return args.filter((arg) => !arg.startsWith('--input-type'));
 }
 
+/** What is known of a child besides its process. */
+interface ChildInit {
+  /** Returns why it could not run, if a reason is found. */
+  findFault(): string | undefined;
+  /** Resolves with the end of what it has written to stderr, once it has exited. */
+  lastOutput?(): Promise<string>;
+  /** What to do if it cannot be started. */
+  readonly remedy?: string;
+}
+
 /**
  * A child process that {@link spawnPeer} started. Its exit ends the peer, after the last values
  * that it sent. That holds even if a process of its own still holds the connection.
@@ -112,26 +149,30 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
   readonly process: ChildProcess;
 
   /** @internal */
-  constructor(socket: number, child: ChildProcess, script: string, options: BusyPollOptions) {
+  constructor(socket: number, child: ChildProcess, init: ChildInit, options: BusyPollOptions) {
     assertInternal(child, Object, 'ChildPeer', 'spawnPeer');
     const pid = child.pid ?? 0;
     const peerProcess = PeerProcess.ofChild(pid);
-    const init = { process: peerProcess, busyPollUs: options.busyPollUs };
-    super(socket, { pid, uid: process.getuid?.() ?? 0 }, init);
+    const { busyPollUs } = options;
+    super(socket, { pid, uid: process.getuid?.() ?? 0 }, { process: peerProcess, busyPollUs });
     this.process = child;
     const { connection } = this;
-    connection.awaitExit(() => missingScript(script));
+    connection.awaitExit(init.findFault);
     child.once('exit', (exitCode, signal) => {
-      peerProcess.exit = { exitCode: exitCode ?? undefined, signal: signal ?? undefined };
-      peerProcess.markGone();
-      connection.onExitKnown();
+      const report = (stderr?: string): void => {
+        peerProcess.exit = { exitCode: exitCode ?? undefined, signal: signal ?? undefined, stderr };
+        peerProcess.markGone();
+        connection.onExitKnown();
+      };
+      if (init.lastOutput) void init.lastOutput().then(report);
+      else report();
     });
     child.on('error', (error) => {
       // This event also reports a failed kill.
       if (child.pid === undefined)
         connection.fail(
           new IpcError(
-            `the child could not be started: ${error.message}`,
+            `the child could not be started: ${error.message}${init.remedy ?? ''}`,
             undefined,
             'spawn-failed',
           ),

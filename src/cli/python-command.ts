@@ -1,0 +1,42 @@
+import { copyFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { companionFile } from '../python/companion.ts';
+import { type Command, UsageError } from './command.ts';
+
+/** Prints where the companion for Python is, or copies it. */
+export const pythonCommand: Command = {
+  summary: 'prints the path of the companion for Python, or copies it',
+  usage: `usage: cuffi python [options]
+
+Prints the path of cuffi.py, the companion for Python: put its folder on PYTHONPATH, or copy it.
+
+  --copy FOLDER   copies it into a folder, over an earlier copy`,
+  run(argv) {
+    const copyTo = parse(argv);
+    const file = companionFile();
+    if (copyTo === undefined) {
+      console.log(file);
+      return true;
+    }
+    const target = join(copyTo, 'cuffi.py');
+    try {
+      copyFileSync(file, target);
+    } catch (error) {
+      console.error(`cuffi: ${target} cannot be written: ${(error as Error).message}`);
+      return false;
+    }
+    console.log(target);
+    return true;
+  },
+};
+
+/** @throws UsageError */
+function parse(argv: readonly string[]): string | undefined {
+  try {
+    const { values } = parseArgs({ args: [...argv], options: { copy: { type: 'string' } } });
+    return values.copy;
+  } catch (error) {
+    throw new UsageError((error as Error).message);
+  }
+}

@@ -1,0 +1,125 @@
+import type { ChildProcess } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { delimiter, dirname, join, resolve } from 'node:path';
+import type { Readable } from 'node:stream';
+import { fileURLToPath } from 'node:url';
+import { companionFile } from '../../python/companion.ts';
+import { checkOptions, checkStrings, formatValue } from '../../validate.ts';
+import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
+import type { Anything } from './sendable.ts';
+import { ChildPeer, scriptPath, startChild } from './spawn.ts';
+
+/** Options of {@link spawnPython}: how the child is started. */
+export interface SpawnPythonOptions extends BusyPollOptions {
+  /** The script's arguments, from `sys.argv[1]` on. */
+  readonly args?: readonly string[];
+  /**
+   * The interpreter. Default: the environment variable `CUFFI_PYTHON`, that of the virtual environment
+   * (`VIRTUAL_ENV`), or `python3`.
+   */
+  readonly python?: string;
+  /** Default: the environment of this process. */
+  readonly env?: NodeJS.ProcessEnv;
+  readonly cwd?: string | URL;
+}
+
+/**
+ * Starts a Python process that is connected to this one. In the script, `cuffi.parent()` is this process;
+ * `import cuffi` finds the companion of this package. Its standard streams are those of this process.
+ *
+ * When the child exits for any reason, the peer's values end. If it failed, PeerGoneError has its exit
+ * code or signal, and the last 4 KiB of its stderr.
+ *
+ * @param script a Python file
+ * @throws NotSupportedError in Bun and Deno
+ * @throws TypeError for invalid arguments; a script or an interpreter that is missing ends the peer
+ * @example
+ * using model = spawnPython('model.py', { args: ['--device', '0'] });
+ * const result = await model.request({ image });
+ */
+export function spawnPython<Receives = unknown, Sends = Anything>(
+  script: string | URL,
+  options?: SpawnPythonOptions,
+): ChildPeer<Receives, Sends> {
+  assertCanConnect('spawnPython');
+  const {
+    args = [],
+    python,
+    env = process.env,
+    cwd,
+    busyPollUs,
+  } = checkOptions(options, ['args', 'python', 'env', 'cwd', 'busyPollUs'], 'spawnPython');
+  const init = checkPeerOptions({ busyPollUs });
+  const given = checkStrings(args, 'args');
+  if (typeof env !== 'object' || env === null)
+    throw new TypeError(`env must be an object, not ${formatValue(env)}`);
+  if (python !== undefined && (typeof python !== 'string' || python === ''))
+    throw new TypeError(`python must be the path of an interpreter, not ${formatValue(python)}`);
+  const path = scriptPath(script);
+  const file = resolve(cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.'), path);
+  const command = {
+    file: python ?? interpreterIn(env),
+    args: [path, ...given],
+    env: { ...env, PYTHONPATH: withCompanion(env['PYTHONPATH']) },
+    stdio: ['inherit', 'inherit', 'pipe'],
+    cwd,
+  };
+  return startChild(command, (socket, child) => {
+    const stderr = new LastOutput(child);
+    return new ChildPeer<Receives, Sends>(
+      socket,
+      child,
+      {
+        findFault: () => (existsSync(file) ? undefined : `there is no script ${file}`),
+        lastOutput: () => stderr.whenEnded(),
+        remedy: ': name the interpreter with { python } or CUFFI_PYTHON',
+      },
+      init,
+    );
+  });
+}
+
+function interpreterIn(env: NodeJS.ProcessEnv): string {
+  const { CUFFI_PYTHON: chosen, VIRTUAL_ENV: environment } = env;
+  if (chosen) return chosen;
+  const own = environment && join(environment, 'bin', 'python3');
+  return own && existsSync(own) ? own : 'python3';
+}
+
+/** The companion comes last: a script may have its own copy. */
+const withCompanion = (path: string | undefined): string =>
+  [...(path ? [path] : []), dirname(companionFile())].join(delimiter);
+
+const KEPT_BYTES = 4096;
+/** How long the rest of the output may take after the exit: another process may hold the pipe. */
+const REST_MS = 200;
+
+/** Passes a child's stderr through, and keeps its end. */
+class LastOutput {
+  #kept: Buffer = Buffer.alloc(0);
+  readonly #ended: Promise<unknown>;
+
+  constructor({ stderr }: ChildProcess) {
+    const stream = stderr as Readable;
+    stream.on('data', (chunk: Buffer) => {
+      process.stderr.write(chunk);
+      this.#kept = Buffer.concat([this.#kept, chunk]).subarray(-KEPT_BYTES);
+    });
+    this.#ended = new Promise((done) => {
+      stream.once('close', done);
+    });
+    // The connection keeps this process alive, not the pipe.
+    (stream as Readable & { unref?(): void }).unref?.();
+  }
+
+  /** Resolves with the end of the output, when it has ended. */
+  async whenEnded(): Promise<string> {
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise((done) => {
+      timer = setTimeout(done, REST_MS);
+    });
+    await Promise.race([this.#ended, late]);
+    clearTimeout(timer);
+    return this.#kept.toString();
+  }
+}

@@ -1,0 +1,3614 @@
+"""cuffi for Python: shares GPU memory with Node's cuffi, without copying it.
+
+    import cuffi, torch
+
+    parent = cuffi.parent()                  # started by spawnPython; or cuffi.connect('render')
+    for array in parent:                     # what the other end sends
+        with array:
+            parent.send(model(torch.from_dlpack(array)))
+
+This file is all that Python needs: copy it next to your program, or put its folder on PYTHONPATH
+(`npx cuffi python` prints it). It needs Linux, Python 3.9 and the CUDA driver, and no package. What it
+speaks is described in docs/protocol.md of cuffi. The protocol's version must be the same on both sides.
+
+Order. Without `stream`, `send` waits on the host until all work of the device is done, `receive` until
+the sender's work on what was sent is done, and `close` until all work of the device is done. With
+`stream`, nothing waits on the host: `send` tells the other end to wait for that stream, `receive` makes
+that stream wait, and `close` gives the memory back behind that stream. A stream is an int, or an object
+with `cuda_stream` (torch), `ptr` (cupy) or `handle` (numba, cuda.core).
+
+Ownership. What is sent is kept alive until the other end has closed it. What is received is closed with
+`close()`, a `with` block, or the last reference, and stays mapped while a tensor made of it lives.
+"""
+
+from __future__ import annotations
+
+import array as _array
+import atexit
+import asyncio
+import collections
+import ctypes
+import datetime
+import errno
+import fcntl
+import math
+import mmap
+import os
+import secrets
+import select
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+__all__ = [
+    'BigInt', 'ClosedError', 'CudaError', 'CuffiError', 'DriverNotFoundError', 'Event', 'GpuArray',
+    'GpuBuffer', 'GpuPool', 'IpcError', 'Listener', 'Map', 'NotSupportedError', 'Peer', 'PeerGoneError',
+    'RemoteError', 'connect', 'empty', 'listen', 'parent',
+]  # fmt: skip
+
+PROTOCOL_VERSION = 3
+
+# ---- Errors -----------------------------------------------------------------------------------------------
+
+
+class CuffiError(Exception):
+    """The base of all errors of cuffi. `code` tells what kind it is, as in Node."""
+
+    code = 'invalid-state'
+
+
+class CudaError(CuffiError):
+    """A call of the driver failed. `status` is its number, `code` its name."""
+
+    def __init__(self, call: str, status: int, doing: str = '') -> None:
+        self.status, self.call = status, call
+        self.code, description = _describe_status(status)
+        while_doing = f' while {doing}' if doing else ''
+        super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status})')
+
+    @property
+    def sticky(self) -> bool:
+        """Whether the context is lost: every later call fails until the process ends."""
+        return self.status in _STICKY
+
+
+_STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719))
+
+
+class DriverNotFoundError(CuffiError):
+    """No CUDA driver could be opened."""
+
+    code = 'driver-not-found'
+
+
+class NotSupportedError(CuffiError):
+    """The companion, the device or the driver does not support what was requested."""
+
+    code = 'not-supported'
+
+
+class ClosedError(CuffiError):
+    """An object was used after it was closed."""
+
+    code = 'closed'
+
+
+class IpcError(CuffiError):
+    """Something of another process cannot be used. `code` tells why, as in Node."""
+
+    def __init__(self, message: str, code: str = 'ipc-failed') -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class PeerGoneError(CuffiError):
+    """The process at the other end ended without closing the connection."""
+
+    code = 'peer-gone'
+
+    def __init__(self, message: str, pid: int = 0) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+class RemoteError(CuffiError):
+    """An error of the other end: what its handler threw, or an error that was sent as a value."""
+
+    def __init__(
+        self,
+        message: str,
+        name: str = 'Error',
+        code: str = 'remote-error',
+        stack: Optional[str] = None,
+        errors: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message, self.name, self.code, self.stack, self.errors = message, name, code, stack, list(errors)
+
+    def __str__(self) -> str:
+        return f'{self.name}: {self.message}'
+
+
+# ---- The driver -------------------------------------------------------------------------------------------
+
+# As ffi/driver.ts: the loader's own, then those of WSL, containers and distributions.
+_LIBRARIES = (
+    'libcuda.so.1',
+    '/usr/lib/wsl/lib/libcuda.so.1',
+    '/usr/local/nvidia/lib64/libcuda.so.1',
+    '/usr/local/nvidia/lib/libcuda.so.1',
+    '/usr/lib/x86_64-linux-gnu/libcuda.so.1',
+    '/usr/lib/aarch64-linux-gnu/libcuda.so.1',
+    '/usr/lib64/libcuda.so.1',
+    '/run/opengl-driver/lib/libcuda.so.1',
+    '/usr/local/cuda/compat/libcuda.so.1',
+)
+
+_u32, _u64, _int, _size, _out = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
+
+
+class _Handle64(ctypes.Structure):
+    """The driver's 64 bytes for memory or an event, passed by value."""
+
+    _fields_ = [('reserved', ctypes.c_ubyte * 64)]
+
+
+class _AllocationProp(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = [
+        ('type', _int),
+        ('handle_types', _int),
+        ('location_type', _int),
+        ('location_id', _int),
+        ('win32', ctypes.c_void_p),
+        ('flags', ctypes.c_ubyte * 8),
+    ]
+
+
+class _AccessDesc(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = [('location_type', _int), ('location_id', _int), ('flags', _int)]
+
+
+# https://docs.nvidia.com/cuda/cuda-driver-api/
+_FUNCTIONS: Dict[str, Tuple[Any, ...]] = {
+    'cuInit': (_u32,),
+    'cuGetErrorName': (_int, _out),
+    'cuGetErrorString': (_int, _out),
+    'cuDeviceGetCount': (_out,),
+    'cuDeviceGet': (_out, _int),
+    'cuDeviceGetName': (_out, _int, _int),
+    'cuDeviceGetUuid_v2': (_out, _int),
+    'cuDevicePrimaryCtxRetain': (_out, _int),
+    'cuCtxGetCurrent': (_out,),
+    'cuCtxPushCurrent_v2': (_u64,),
+    'cuCtxPopCurrent_v2': (_out,),
+    'cuCtxGetDevice': (_out,),
+    'cuCtxSynchronize': (),
+    'cuStreamQuery': (_u64,),
+    'cuStreamWaitEvent': (_u64, _u64, _u32),
+    'cuStreamWaitValue64_v2': (_u64, _u64, _u64, _u32),
+    'cuStreamWriteValue64_v2': (_u64, _u64, _u64, _u32),
+    'cuEventCreate': (_out, _u32),
+    'cuEventDestroy_v2': (_u64,),
+    'cuEventQuery': (_u64,),
+    'cuEventRecord': (_u64, _u64),
+    'cuIpcGetEventHandle': (_out, _u64),
+    'cuIpcOpenEventHandle': (_out, _Handle64),
+    'cuIpcGetMemHandle': (_out, _u64),
+    'cuIpcOpenMemHandle_v2': (_out, _Handle64, _u32),
+    'cuIpcCloseMemHandle': (_u64,),
+    'cuMemGetAddressRange_v2': (_out, _out, _u64),
+    'cuPointerGetAttribute': (_out, _int, _u64),
+    'cuMemHostRegister_v2': (_u64, _size, _u32),
+    'cuMemHostGetDevicePointer_v2': (_out, _u64, _u32),
+    'cuMemHostUnregister': (_u64,),
+    'cuMemcpyDtoH_v2': (_out, _u64, _size),
+    'cuMemcpyHtoD_v2': (_u64, _out, _size),
+    'cuMemGetAllocationGranularity': (_out, _out, _int),
+    'cuMemAddressReserve': (_out, _size, _size, _u64, _u64),
+    'cuMemAddressFree': (_u64, _size),
+    'cuMemCreate': (_out, _size, _out, _u64),
+    'cuMemRelease': (_u64,),
+    'cuMemMap': (_u64, _size, _size, _u64, _u64),
+    'cuMemUnmap': (_u64, _size),
+    'cuMemSetAccess': (_u64, _size, _out, _size),
+    'cuMemExportToShareableHandle': (_out, _u64, _int, _u64),
+    'cuMemImportFromShareableHandle': (_out, _u64, _int),
+    'cuMemPoolImportFromShareableHandle': (_out, _u64, _int, _u64),
+    'cuMemPoolImportPointer': (_out, _u64, _out),
+    'cuMemPoolSetAccess': (_u64, _out, _size),
+    'cuMemPoolDestroy': (_u64,),
+    'cuMemFree_v2': (_u64,),
+}
+
+_POSIX_FD = 1
+_READ, _READ_WRITE = 1, 3
+_NOT_READY = 600
+_LEGACY_STREAM = 1
+_WAIT_GEQ = 0
+_ATTRIBUTE_BUFFER_ID, _ATTRIBUTE_IPC_CAPABLE, _ATTRIBUTE_RANGE_SIZE, _ATTRIBUTE_POOL = 7, 10, 12, 17
+
+
+class _Driver:
+    """libcuda. Opened when it is needed first."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        for name, argtypes in _FUNCTIONS.items():
+            function = getattr(library, name, None)
+            if function is not None and isinstance(library, ctypes.CDLL):
+                function.argtypes, function.restype = argtypes, _int
+            setattr(self, name, function or self._missing(name))
+
+    @staticmethod
+    def _missing(name: str) -> Callable[..., int]:
+        def missing(*_: Any) -> int:
+            raise NotSupportedError(f'this CUDA driver has no {name}: update it')
+
+        return missing
+
+    def __getattr__(self, name: str) -> Callable[..., int]:  # Only for type checkers: all are set above.
+        raise AttributeError(name)
+
+
+_driver: Optional[_Driver] = None
+_devices: List['_Device'] = []
+_lock = threading.RLock()
+
+
+def _cuda() -> _Driver:
+    global _driver
+    if _driver is None:
+        with _lock:
+            if _driver is None:
+                driver = _Driver(_open_library())
+                _check(driver.cuInit(0), 'cuInit', driver=driver)
+                _driver = driver
+    return _driver
+
+
+def _open_library() -> Any:
+    chosen = os.environ.get('CUFFI_DRIVER') or 'cuda'
+    if chosen == 'emulated':
+        # The emulated driver of cuffi's own tests.
+        return __import__('cuffi_emulated').Library()
+    if chosen != 'cuda' and '/' not in chosen:
+        raise DriverNotFoundError(f'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda, not {chosen!r}')
+    tried = []
+    for path in _LIBRARIES if chosen == 'cuda' else (chosen,):
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            tried.append(f'  {path}: {error}')
+    raise DriverNotFoundError('no CUDA driver (libcuda.so.1) was found. Tried:\n' + '\n'.join(tried))
+
+
+def _describe_status(status: int) -> Tuple[str, str]:
+    texts = []
+    for name in ('cuGetErrorName', 'cuGetErrorString'):
+        text = ctypes.c_char_p()
+        known = _driver is not None and getattr(_driver, name)(status, ctypes.byref(text)) == 0
+        texts.append((text.value or b'').decode() if known else '')
+    return texts[0] or f'CUDA_ERROR_{status}', texts[1] or 'unknown error'
+
+
+def _check(status: int, call: str, doing: str = '', driver: Optional[_Driver] = None) -> None:
+    if status:
+        raise CudaError(call, status, doing)
+
+
+class _Device:
+    """A GPU, and its primary context, which torch, cupy, numba and cuda.core use as well."""
+
+    def __init__(self, ordinal: int) -> None:
+        cuda = _cuda()
+        number, name, uuid = _int(), ctypes.create_string_buffer(256), (ctypes.c_ubyte * 16)()
+        _check(cuda.cuDeviceGet(ctypes.byref(number), ordinal), 'cuDeviceGet')
+        _check(cuda.cuDeviceGetName(name, 256, number.value), 'cuDeviceGetName')
+        _check(cuda.cuDeviceGetUuid_v2(ctypes.byref(uuid), number.value), 'cuDeviceGetUuid_v2')
+        self.ordinal, self._number = ordinal, number.value
+        # A slice of a GPU (MIG) has its own UUID.
+        self.uuid = (b'\x01' if b' MIG ' in name.value else b'\x00') + bytes(uuid)
+        self._context = 0
+        self.granularity = 0
+
+    @property
+    def context(self) -> int:
+        if not self._context:
+            found = _u64()
+            _check(_cuda().cuDevicePrimaryCtxRetain(ctypes.byref(found), self._number), 'cuDevicePrimaryCtxRetain')
+            self._context = found.value
+        return self._context
+
+    def __enter__(self) -> '_Device':
+        """Makes its context the current one of this thread."""
+        _check(_cuda().cuCtxPushCurrent_v2(self.context), 'cuCtxPushCurrent_v2')
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _cuda().cuCtxPopCurrent_v2(ctypes.byref(_u64()))
+
+    def synchronize(self) -> None:
+        with self:
+            _check(_cuda().cuCtxSynchronize(), 'cuCtxSynchronize')
+
+    def access(self, flags: int) -> _AccessDesc:
+        return _AccessDesc(1, self._number, flags)
+
+    def allocation_prop(self) -> _AllocationProp:
+        return _AllocationProp(1, _POSIX_FD, 1, self._number, None, (ctypes.c_ubyte * 8)())
+
+
+def _all_devices() -> List[_Device]:
+    if not _devices:
+        with _lock:
+            if not _devices:
+                count = _int()
+                _check(_cuda().cuDeviceGetCount(ctypes.byref(count)), 'cuDeviceGetCount')
+                _devices.extend(_Device(ordinal) for ordinal in range(count.value))
+    return _devices
+
+
+def _device_of(uuid: bytes) -> _Device:
+    for device in _all_devices():
+        if device.uuid == uuid:
+            return device
+    seen = ', '.join(_format_uuid(device.uuid) for device in _all_devices())
+    raise IpcError(
+        f'this memory is of GPU {_format_uuid(uuid)}, which this process does not see; it sees {seen}: '
+        'make it visible (CUDA_VISIBLE_DEVICES)',
+        'device-not-visible',
+    )
+
+
+def _format_uuid(uuid: bytes) -> str:
+    text = uuid[1:].hex()
+    return f'{"MIG" if uuid[0] else "GPU"}-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}'
+
+
+def _current_device() -> _Device:
+    """The device of the current context, or the first one."""
+    devices, current, number = _all_devices(), _u64(), _int()
+    if _cuda().cuCtxGetCurrent(ctypes.byref(current)) == 0 and current.value:
+        if _cuda().cuCtxGetDevice(ctypes.byref(number)) == 0:
+            return next((device for device in devices if device._number == number.value), devices[0])
+    if not devices:
+        raise NotSupportedError('this process sees no GPU')
+    return devices[0]
+
+
+def _stream_handle(stream: Any) -> int:
+    """The driver's handle of a stream of any library."""
+    if isinstance(stream, int):
+        return stream or _LEGACY_STREAM
+    for name in ('cuda_stream', 'ptr', 'handle'):
+        found = getattr(stream, name, None)
+        if found is None:
+            continue
+        # numba has a ctypes pointer, cuda.core an object that int() takes.
+        value = getattr(found, 'value', found)
+        return int(value or 0) or _LEGACY_STREAM
+    raise TypeError(f'stream must be an int, or have cuda_stream, ptr or handle, not {type(stream).__name__}')
+
+
+# ---- Dtypes -----------------------------------------------------------------------------------------------
+
+
+class _Dtype:
+    """A dtype by NumPy's name, with its typestr and DLPack's code."""
+
+    def __init__(self, name: str, typestr: str, code: int, itemsize: int) -> None:
+        self.name, self.typestr, self.code, self.itemsize = name, typestr, code, itemsize
+
+
+_DTYPES: Dict[str, _Dtype] = {
+    name: _Dtype(name, typestr, code, itemsize)
+    for name, typestr, code, itemsize in (
+        ('bool', '|b1', 6, 1),
+        ('int8', '|i1', 0, 1),
+        ('int16', '<i2', 0, 2),
+        ('int32', '<i4', 0, 4),
+        ('int64', '<i8', 0, 8),
+        ('uint8', '|u1', 1, 1),
+        ('uint16', '<u2', 1, 2),
+        ('uint32', '<u4', 1, 4),
+        ('uint64', '<u8', 1, 8),
+        ('float16', '<f2', 2, 2),
+        ('bfloat16', '', 4, 2),
+        ('float32', '<f4', 2, 4),
+        ('float64', '<f8', 2, 8),
+        ('complex64', '<c8', 5, 8),
+        ('complex128', '<c16', 5, 16),
+    )
+}
+_BY_TYPESTR = {dtype.typestr: dtype for dtype in _DTYPES.values() if dtype.typestr}
+_BY_DLPACK = {(dtype.code, dtype.itemsize * 8): dtype for dtype in _DTYPES.values()}
+
+
+def _dtype(of: Any) -> _Dtype:
+    """Finds a dtype by its name, its typestr, or what NumPy, cupy or torch call it."""
+    if isinstance(of, _Dtype):
+        return of
+    if isinstance(of, type):
+        name = {bool: 'bool', int: 'int64', float: 'float64', complex: 'complex128'}.get(of, of.__name__)
+    else:
+        name = of if isinstance(of, str) else str(getattr(of, 'name', of))
+    name = name.rpartition('.')[2]
+    found = _DTYPES.get(name) or _BY_TYPESTR.get(name)
+    if found is None and name[:1] == 'V' and name[1:].isascii() and name[1:].isdigit() and name[1] != '0':
+        found = _raw_dtype(int(name[1:]))
+    if found is None:
+        raise TypeError(f'unknown dtype {of!r}: it must be one of {", ".join(_DTYPES)}, V<itemsize>')
+    return found
+
+
+def _raw_dtype(itemsize: int) -> _Dtype:
+    if itemsize > 2**31 - 1:
+        raise TypeError(f'an item has at most {2**31 - 1} bytes, not {itemsize}')
+    return _Dtype(f'V{itemsize}', f'|V{itemsize}', 1, itemsize)
+
+
+def _contiguous(shape: Sequence[int], itemsize: int) -> Tuple[int, ...]:
+    strides, step = [], itemsize
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return tuple(reversed(strides))
+
+
+def _extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:
+    """The first byte of the items, and the one behind the last, from item [0, 0, ...]."""
+    low, high = 0, itemsize
+    for length, stride in zip(shape, strides):
+        if length == 0:
+            return 0, 0
+        reach = (length - 1) * stride
+        if reach < 0:
+            low += reach
+        else:
+            high += reach
+    return low, high
+
+
+def _check_shape(shape: Any) -> Tuple[int, ...]:
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not all(isinstance(length, int) and length >= 0 for length in lengths) or len(lengths) > 64:
+        raise ValueError(f'shape must have at most 64 lengths of at least 0, not {shape!r}')
+    return lengths
+
+
+# ---- DLPack -----------------------------------------------------------------------------------------------
+# https://dmlc.github.io/dlpack/latest/c_api.html
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ('data', ctypes.c_void_p),
+        ('device_type', ctypes.c_int32),
+        ('device_id', ctypes.c_int32),
+        ('ndim', ctypes.c_int32),
+        ('code', ctypes.c_uint8),
+        ('bits', ctypes.c_uint8),
+        ('lanes', ctypes.c_uint16),
+        ('shape', ctypes.POINTER(ctypes.c_int64)),
+        ('strides', ctypes.POINTER(ctypes.c_int64)),
+        ('byte_offset', ctypes.c_uint64),
+    ]
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _DLManaged(ctypes.Structure):
+    """DLManagedTensor, of versions before 1.0."""
+
+    _fields_ = [('tensor', _DLTensor), ('context', ctypes.c_void_p), ('deleter', _Deleter)]
+
+
+class _DLManagedVersioned(ctypes.Structure):
+    """DLManagedTensorVersioned."""
+
+    _fields_ = [
+        ('major', ctypes.c_uint32),
+        ('minor', ctypes.c_uint32),
+        ('context', ctypes.c_void_p),
+        ('deleter', _Deleter),
+        ('flags', ctypes.c_uint64),
+        ('tensor', _DLTensor),
+    ]
+
+
+_CUDA_DEVICE = 2
+_READ_ONLY_FLAG = 1
+_CapsuleDestructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _CapsuleDestructor)(
+    ('PyCapsule_New', ctypes.pythonapi)
+)
+_capsule_is_valid = ctypes.PYFUNCTYPE(_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ('PyCapsule_IsValid', ctypes.pythonapi)
+)
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ('PyCapsule_GetPointer', ctypes.pythonapi)
+)
+
+# What tensors of other libraries keep: by the address of the structure that they were given.
+_given: Dict[int, Tuple[Any, ...]] = {}
+
+
+@_Deleter
+def _delete_given(address: int) -> None:
+    _given.pop(address, None)
+
+
+@_CapsuleDestructor
+def _destroy_capsule(capsule: int) -> None:
+    """Frees what nobody has taken. A consumer renames the capsule."""
+    for name, kind in ((b'dltensor', _DLManaged), (b'dltensor_versioned', _DLManagedVersioned)):
+        if _capsule_is_valid(capsule, name):
+            get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+            _given.pop(get(('PyCapsule_GetPointer', ctypes.pythonapi))(capsule, name) or 0, None)
+
+
+def _make_capsule(array: 'GpuArray', is_versioned: bool) -> Any:
+    ndim, dtype = len(array.shape), array._dtype
+    lanes = 1 if dtype.typestr[1:2] != 'V' else dtype.itemsize
+    if lanes > 0xFFFF:
+        raise BufferError(f'DLPack has no type for {dtype.name}')
+    shape = (ctypes.c_int64 * max(ndim, 1))(*array.shape)
+    strides = (ctypes.c_int64 * max(ndim, 1))(*(stride // dtype.itemsize for stride in array.strides))
+    managed = (_DLManagedVersioned if is_versioned else _DLManaged)()
+    tensor = managed.tensor
+    tensor.data, tensor.device_type, tensor.device_id = array.ptr, _CUDA_DEVICE, array._device.ordinal
+    tensor.ndim, tensor.code, tensor.lanes = ndim, dtype.code, lanes
+    tensor.bits = dtype.itemsize * 8 if lanes == 1 else 8
+    tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
+    tensor.strides = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
+    managed.deleter = _delete_given
+    if is_versioned:
+        managed.major, managed.minor = 1, 0
+        managed.flags = _READ_ONLY_FLAG if array.read_only else 0
+    address = ctypes.addressof(managed)
+    _given[address] = (managed, shape, strides, array._held())
+    name = b'dltensor_versioned' if is_versioned else b'dltensor'
+    return _capsule_new(address, name, _destroy_capsule)
+
+
+def _read_capsule(capsule: Any) -> Tuple[_DLTensor, bool]:
+    """The tensor of a capsule, which stays the capsule's, and whether it is read-only."""
+    if _capsule_is_valid(id(capsule), b'dltensor_versioned'):
+        versioned = _DLManagedVersioned.from_address(_capsule_pointer(capsule, b'dltensor_versioned'))
+        if versioned.major != 1:
+            raise NotSupportedError(f'DLPack {versioned.major}.{versioned.minor} is not known here')
+        return versioned.tensor, bool(versioned.flags & _READ_ONLY_FLAG)
+    return _DLManaged.from_address(_capsule_pointer(capsule, b'dltensor')).tensor, False
+
+
+# ---- Memory -----------------------------------------------------------------------------------------------
+
+
+class _OwnMemory:
+    """Virtual memory of this process, which any other one can map by its file descriptor."""
+
+    def __init__(self, device: _Device, byte_length: int) -> None:
+        self.device, self.id, self.generation = device, secrets.token_bytes(16), secrets.randbits(48)
+        self.address = self.byte_length = 0
+        self.fd = -1
+        cuda = _cuda()
+        prop, handle, fd = device.allocation_prop(), _u64(), _int()
+        with device:
+            if not device.granularity:
+                unit = _size()
+                status = cuda.cuMemGetAllocationGranularity(ctypes.byref(unit), ctypes.byref(prop), 1)
+                _check(status, 'cuMemGetAllocationGranularity')
+                device.granularity = unit.value
+            size = -(-byte_length // device.granularity) * device.granularity
+            doing = f'allocating {byte_length} bytes'
+            _check(cuda.cuMemCreate(ctypes.byref(handle), size, ctypes.byref(prop), 0), 'cuMemCreate', doing)
+            try:
+                status = cuda.cuMemExportToShareableHandle(ctypes.byref(fd), handle.value, _POSIX_FD, 0)
+                _check(status, 'cuMemExportToShareableHandle', doing)
+                self.fd = fd.value
+                os.set_inheritable(self.fd, False)
+                self.address = _reserve(size)
+                self.byte_length = size
+                _check(cuda.cuMemMap(self.address, size, 0, handle.value, 0), 'cuMemMap', doing)
+                access = device.access(_READ_WRITE)
+                status = cuda.cuMemSetAccess(self.address, size, ctypes.byref(access), 1)
+                _check(status, 'cuMemSetAccess', doing)
+            except BaseException:
+                self._free()
+                raise
+            finally:
+                cuda.cuMemRelease(handle.value)
+        with _lock:
+            _own_memory[self.address] = self
+
+    def _free(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        if self.address:
+            cuda = _cuda()
+            cuda.cuMemUnmap(self.address, self.byte_length)
+            cuda.cuMemAddressFree(self.address, self.byte_length)
+        self.fd, self.address = -1, 0
+
+    def __del__(self) -> None:
+        if self.address == 0 or _is_exiting:
+            return
+        _own_memory.pop(self.address, None)
+        try:
+            # Unmapping does not wait for work that uses the memory.
+            with self.device:
+                _cuda().cuCtxSynchronize()
+                self._free()
+        except CuffiError:
+            pass  # The context is lost: the memory ends with the process.
+
+
+# What tensors of other libraries are found by, when they are sent. Weak: only users keep memory alive.
+import weakref  # noqa: E402
+
+_own_memory: 'weakref.WeakValueDictionary[int, _OwnMemory]' = weakref.WeakValueDictionary()
+_received_memory: 'weakref.WeakSet[_ReceivedMemory]' = weakref.WeakSet()
+_is_exiting = False
+
+
+def _reserve(byte_length: int) -> int:
+    address = _u64()
+    status = _cuda().cuMemAddressReserve(ctypes.byref(address), byte_length, 0, 0, 0)
+    _check(status, 'cuMemAddressReserve', f'reserving {byte_length} bytes')
+    return address.value
+
+
+class _Mapping:
+    """Memory of another process that is mapped here, once for all who received it."""
+
+    def __init__(self, device: _Device, base: int, byte_length: int, unmap: Callable[[], None]) -> None:
+        self.device, self.base, self.byte_length = device, base, byte_length
+        self._unmap = unmap
+        self.users = self.version = 0
+        self.is_read_only = False
+        self.on_unused: Callable[[], None] = lambda: None
+
+    def release(self) -> None:
+        """Ends one use. The last one unmaps it. The work that used it must be done."""
+        with _lock:
+            self.users -= 1
+            if self.users:
+                return
+            self.on_unused()
+            with self.device:
+                self._unmap()
+
+
+class _ReceivedMemory:
+    """A range of memory of another process: one lease. It is given back when nothing refers to it."""
+
+    def __init__(self, connection: '_Connection', lease: int, fields: '_MemoryFields', mapping: _Mapping) -> None:
+        self.connection, self.lease, self.fields, self.mapping = connection, lease, fields, mapping
+        self.device = mapping.device
+        self.address = mapping.base + fields.byte_offset
+        self.byte_length = fields.byte_length
+        # The stream behind which it is given back.
+        self.stream: Optional[int] = None
+        self.revoked_by: Optional[str] = None
+        _received_memory.add(self)
+
+    def __del__(self) -> None:
+        if not _is_exiting and hasattr(self, 'device'):
+            self.connection.give_back_later((self.lease, self.mapping, self.device, self.stream))
+
+
+class _BorrowedMemory:
+    """Memory of another library of this process."""
+
+    def __init__(self, device: _Device, address: int, byte_length: int, owner: Any) -> None:
+        self.device, self.address, self.byte_length, self.owner = device, address, byte_length, owner
+
+
+_Memory = Union[_OwnMemory, _ReceivedMemory, _BorrowedMemory]
+
+
+class GpuArray:
+    """An array in the memory of a GPU: made by `empty`, or received.
+
+    torch, cupy, numba, cuda.core and jax take it as it is: `torch.from_dlpack(array)`,
+    `cupy.asarray(array)`, `numba.cuda.as_cuda_array(array)`, `jax.dlpack.from_dlpack(array)`. Their
+    tensors share its memory, and keep it. torch refuses the `__cuda_array_interface__` of read-only
+    arrays: use `torch.from_dlpack`. torch does not refuse to write into such a tensor, but the GPU
+    does: the kernel fails with 700, and the context is lost.
+    """
+
+    def __init__(self, memory: _Memory, address: int, shape: Tuple[int, ...], dtype: _Dtype,
+                 strides: Tuple[int, ...], read_only: bool, stream: Optional[int] = None) -> None:  # fmt: skip
+        self._memory: Optional[_Memory] = memory
+        self._device = memory.device
+        self._address, self._shape, self._dtype, self._strides = address, shape, dtype, strides
+        self._read_only, self._stream = read_only, stream
+        # What a consumer of the __cuda_array_interface__ keeps by keeping this object.
+        self._exposed: Optional[_Memory] = None
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name of the dtype, such as float32. bfloat16 is `bfloat16`, raw bytes are `V12`."""
+        return self._dtype.name
+
+    @property
+    def itemsize(self) -> int:
+        return self._dtype.itemsize
+
+    @property
+    def strides(self) -> Tuple[int, ...]:
+        """In bytes."""
+        return self._strides
+
+    @property
+    def size(self) -> int:
+        """The number of items."""
+        return math.prod(self._shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all items."""
+        return self.size * self.itemsize
+
+    @property
+    def read_only(self) -> bool:
+        return self._read_only
+
+    @property
+    def device(self) -> int:
+        """The ordinal of the device."""
+        return self._device.ordinal
+
+    @property
+    def ptr(self) -> int:
+        """The address of item [0, 0, ...]. Raises ClosedError."""
+        self._held()
+        return self._address
+
+    @property
+    def closed(self) -> bool:
+        return self._memory is None
+
+    def _held(self) -> _Memory:
+        memory = self._memory
+        if memory is None:
+            raise ClosedError(f'this {type(self).__name__} is closed')
+        if isinstance(memory, _ReceivedMemory) and memory.revoked_by:
+            raise ClosedError(f'this {type(self).__name__} is closed: {memory.revoked_by} has revoked it')
+        return memory
+
+    @property
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
+        """Version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html"""
+        if not self._dtype.typestr:
+            raise AttributeError('bfloat16 has no typestr: use DLPack, such as torch.from_dlpack(array)')
+        self._exposed = self._held()
+        is_contiguous = self._strides == _contiguous(self._shape, self.itemsize)
+        return {
+            'shape': self._shape,
+            'typestr': self._dtype.typestr,
+            'data': (self._address, self._read_only),
+            'strides': None if is_contiguous else self._strides,
+            'version': 3,
+            'stream': self._stream,
+        }
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return _CUDA_DEVICE, self._device.ordinal
+
+    def __dlpack__(self, *, stream: Optional[int] = None, max_version: Optional[Tuple[int, int]] = None,
+                   dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:  # fmt: skip
+        """https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html"""
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f'the array is on device {self.__dlpack_device__()}, not {dl_device}')
+        if copy:
+            raise BufferError('cuffi does not copy: copy the tensor')
+        if stream == 0:
+            raise ValueError('stream 0 is ambiguous: 1 is the legacy default stream, 2 the one of the thread')
+        self._held()
+        if stream != -1 and self._stream is not None:
+            self._let_wait(_LEGACY_STREAM if stream is None else int(stream))
+        return _make_capsule(self, max_version is not None and tuple(max_version) >= (1, 0))
+
+    def _let_wait(self, stream: int) -> None:
+        """Makes a stream wait for the one that this array is ordered by."""
+        own = self._stream
+        if own is None or own == stream:
+            return
+        cuda, event = _cuda(), _u64()
+        with self._device:
+            _check(cuda.cuEventCreate(ctypes.byref(event), 2), 'cuEventCreate')
+            try:
+                _check(cuda.cuEventRecord(event.value, own), 'cuEventRecord')
+                _check(cuda.cuStreamWaitEvent(stream, event.value, 0), 'cuStreamWaitEvent')
+            finally:
+                cuda.cuEventDestroy_v2(event.value)
+
+    def copy_to_host(self) -> bytes:
+        """Returns the bytes of all items, of a contiguous array. Waits for the work of the device."""
+        self._assert_contiguous()
+        out = ctypes.create_string_buffer(max(self.nbytes, 1))
+        if self.nbytes:
+            with self._held().device as device:
+                _check(_cuda().cuCtxSynchronize(), 'cuCtxSynchronize')
+                _check(_cuda().cuMemcpyDtoH_v2(out, self._address, self.nbytes), 'cuMemcpyDtoH_v2')
+                del device
+        return out.raw[: self.nbytes]
+
+    def copy_from_host(self, data: Any) -> None:
+        """Writes all items of a contiguous array, from bytes or anything with as many bytes."""
+        self._assert_contiguous()
+        if self._read_only:
+            raise CuffiError('this array is read-only')
+        view = memoryview(data).cast('B')
+        if view.nbytes != self.nbytes:
+            raise ValueError(f'{view.nbytes} bytes for an array of {self.nbytes}')
+        if not view.nbytes:
+            return
+        with self._held().device:
+            _check(_cuda().cuMemcpyHtoD_v2(self._address, bytes(view), view.nbytes), 'cuMemcpyHtoD_v2')
+            # A copy from pageable memory may return before it is done.
+            _check(_cuda().cuCtxSynchronize(), 'cuCtxSynchronize')
+
+    def _assert_contiguous(self) -> None:
+        self._held()
+        if self.size and self._strides != _contiguous(self._shape, self.itemsize):
+            raise CuffiError('this array is not contiguous: copy it with torch or cupy')
+
+    def close(self, stream: Any = None) -> None:
+        """Gives the memory back, once no tensor made of this array uses it. The second call does nothing.
+
+        Without `stream` it waits until all work of the device is done. With it, nothing waits: the memory
+        is given back behind the work that is queued in that stream.
+        """
+        memory = self._memory
+        if memory is None:
+            return
+        if stream is not None and isinstance(memory, _ReceivedMemory):
+            memory.stream = _stream_handle(stream)
+        self._memory = None
+        connection = memory.connection if isinstance(memory, _ReceivedMemory) else None
+        del memory
+        if connection is not None:
+            connection.give_back()
+
+    def __enter__(self) -> 'GpuArray':
+        self._held()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError('len() of an array without axes')
+        return self._shape[0]
+
+    def __repr__(self) -> str:
+        state = ' closed' if self.closed else ''
+        return f'<cuffi.{type(self).__name__} {self.dtype} {list(self._shape)} on device {self.device}{state}>'
+
+
+class GpuBuffer(GpuArray):
+    """Plain bytes in the memory of a GPU: what Node sends as a DeviceBuffer. An array of uint8."""
+
+
+class GpuPool:
+    """A memory pool of another process. Its memory arrives as arrays and buffers; this only names it."""
+
+    def __init__(self, uuid: bytes) -> None:
+        self._uuid = uuid
+
+    @property
+    def device(self) -> int:
+        return _device_of(self._uuid).ordinal
+
+    def close(self) -> None:
+        """Does nothing: the pool is closed with its last array, and with the connection."""
+
+
+class Event:
+    """An event that processes share: made here, or received.
+
+    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
+    """
+
+    def __init__(self, device: Optional[int] = None) -> None:
+        self._device = _current_device() if device is None else _all_devices()[device]
+        self._handle: int = 0
+        self._on_close: Optional[Callable[[], None]] = None
+        self._fields: Optional[bytes] = None
+        event, cuda = _u64(), _cuda()
+        with self._device:
+            # Without timing, for other processes.
+            _check(cuda.cuEventCreate(ctypes.byref(event), 2 | 4), 'cuEventCreate')
+        self._handle = event.value
+
+    @classmethod
+    def _opened(cls, device: _Device, handle: int, fields: bytes, on_close: Callable[[], None]) -> 'Event':
+        event = cls.__new__(cls)
+        event._device, event._handle, event._fields, event._on_close = device, handle, fields, on_close
+        return event
+
+    @property
+    def handle(self) -> int:
+        """The driver's handle. Raises ClosedError."""
+        if not self._handle:
+            raise ClosedError('this Event is closed')
+        return self._handle
+
+    @property
+    def done(self) -> bool:
+        """Whether the work is done that was queued before the last record."""
+        with self._device:
+            status = _cuda().cuEventQuery(self.handle)
+        if status not in (0, _NOT_READY):
+            raise CudaError('cuEventQuery', status)
+        return status == 0
+
+    def record(self, stream: Any = _LEGACY_STREAM) -> None:
+        """Records the work that is queued in a stream, by default the legacy default stream."""
+        with self._device:
+            _check(_cuda().cuEventRecord(self.handle, _stream_handle(stream)), 'cuEventRecord')
+
+    def wait(self, stream: Any = _LEGACY_STREAM) -> None:
+        """Makes later work of a stream wait for the last record."""
+        with self._device:
+            _check(_cuda().cuStreamWaitEvent(_stream_handle(stream), self.handle, 0), 'cuStreamWaitEvent')
+
+    def synchronize(self, timeout: Optional[float] = None) -> None:
+        """Waits on the host for the last record. Raises TimeoutError."""
+        _wait_until(lambda: self.done, timeout, 'an event')
+
+    def close(self) -> None:
+        """Destroys it. The second call does nothing."""
+        handle, self._handle = self._handle, 0
+        if not handle:
+            return
+        with self._device:
+            _cuda().cuEventDestroy_v2(handle)
+        if self._on_close:
+            self._on_close()
+
+    def __enter__(self) -> 'Event':
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not _is_exiting and getattr(self, '_handle', 0):
+            try:
+                self.close()
+            except CuffiError:
+                pass  # The context is lost.
+
+
+def empty(shape: Any, dtype: Any = 'float32', device: Optional[int] = None) -> GpuArray:
+    """Returns uninitialized memory that every process and library can share, whatever allocates theirs.
+
+    >>> frame = torch.from_dlpack(cuffi.empty((1080, 1920, 3), 'uint8'))
+    >>> peer.send(frame)
+
+    Raises CudaError if the device has no memory left.
+    """
+    lengths, kind = _check_shape(shape), _dtype(dtype)
+    where = _current_device() if device is None else _all_devices()[device]
+    memory = _OwnMemory(where, max(math.prod(lengths) * kind.itemsize, 1))
+    return GpuArray(memory, memory.address, lengths, kind, _contiguous(lengths, kind.itemsize), False)
+
+
+def _wait_until(is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+    until = None if timeout is None else time.monotonic() + timeout
+    pause = 0.0
+    while not is_done():
+        if until is not None and time.monotonic() >= until:
+            raise TimeoutError(f'waiting for {what} took more than {timeout} s')
+        time.sleep(pause)
+        pause = min(pause + 0.00002, 0.001)
+
+
+# ---- This process, as others see it -----------------------------------------------------------------------
+
+
+def _start_time(pid: Union[int, str]) -> int:
+    """In clock ticks since boot; 0 if the process is gone. Pids are reused, start times are not."""
+    try:
+        with open(f'/proc/{pid}/stat', 'rb') as file:
+            return int(file.read().rpartition(b')')[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+class _Process:
+    """This process: the fields of what it exports."""
+
+    def __init__(self) -> None:
+        with open('/proc/sys/kernel/random/boot_id') as file:
+            self.machine = bytes.fromhex(file.read().strip().replace('-', ''))
+        self.pid, self.start_time = os.getpid(), _start_time('self')
+        try:
+            self.namespace = os.stat('/proc/self/ns/pid').st_ino
+        except OSError:
+            self.namespace = 0
+        # A pointer's number would tell other processes about this one.
+        self.secret = secrets.randbits(48)
+
+    def exporter(self, device: _Device) -> bytes:
+        return device.uuid + self.machine + struct.pack('<Iqq', self.pid, self.start_time, self.namespace)
+
+
+_process: Optional[_Process] = None
+
+
+def _self() -> _Process:
+    global _process
+    if _process is None or _process.pid != os.getpid():
+        _process = _Process()
+    return _process
+
+
+# ---- Bytes ------------------------------------------------------------------------------------------------
+
+
+class BigInt(int):
+    """An int that Node gets as a bigint, whatever its size. Received bigints are of this type."""
+
+
+class Map(Dict[Any, Any]):
+    """A dict that Node gets as a Map. Received Maps are of this type."""
+
+
+_MAX_PARTS, _MAX_BINARIES, _MAX_COLLECTIONS, _MAX_DEPTH = 1 << 20, 1 << 17, 1 << 17, 64
+_MAX_DIGITS, _MAX_VALUE, _MAX_TABLE, _MAX_CONTROL = 1 << 20, 16 << 20, 4 << 20, 1 << 20
+_MAX_OBJECTS, _MAX_FDS, _MAX_FIELDS, _MAX_POINTS, _MAX_RELEASE_POINTS = 4096, 253, 4096, 512, 2048
+_COUNTERS, _PAGE = 512, 4096
+_SAFE = 2**53 - 1
+_pack_double, _pack_int = struct.Struct('<d').pack, struct.Struct('<i').pack
+_unpack_double, _unpack_int = struct.Struct('<d').unpack_from, struct.Struct('<i').unpack_from
+
+
+def _write_length(out: bytearray, value: int) -> None:
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+class _Reader:
+    """Reads what another process has sent. Raises IpcError for anything that is not what it should be."""
+
+    __slots__ = ('data', 'at', 'end')
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at, self.end = data, 0, len(data)
+
+    def skip(self, count: int) -> int:
+        """Returns where so many bytes begin, and goes behind them."""
+        at = self.at
+        if count > self.end - at:
+            raise IpcError('a message ends in the middle')
+        self.at = at + count
+        return at
+
+    def take(self, count: int) -> bytes:
+        at = self.skip(count)
+        return self.data[at : at + count]
+
+    def byte(self) -> int:
+        return self.data[self.skip(1)]
+
+    def flag(self) -> bool:
+        value = self.byte()
+        if value > 1:
+            raise IpcError(f'{value} is neither 0 nor 1')
+        return value == 1
+
+    def length(self, least_each: int = 1) -> int:
+        """Reads a length of things that take so many bytes each at least."""
+        value = shift = 0
+        while True:
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 21:
+                raise IpcError('a length has more than 4 bytes')
+        if value * least_each > self.end - self.at:
+            raise IpcError(f'{value} things do not fit in the {self.end - self.at} bytes that follow')
+        return value
+
+    def double(self) -> float:
+        return _unpack_double(self.data, self.skip(8))[0]
+
+    def number(self, least: int = 0) -> int:
+        """Reads an integer that was sent as a number."""
+        value = self.double()
+        if not (value >= least and value <= _SAFE and value == math.floor(value)):
+            raise IpcError(f'{value} is not an integer of at least {least}')
+        return int(value)
+
+    def size(self, least: int = 0, most: int = _SAFE, form: str = '<q') -> int:
+        value = struct.unpack_from(form, self.data, self.skip(struct.calcsize(form)))[0]
+        if not least <= value <= most:
+            raise IpcError(f'{value} is not from {least} to {most}', 'invalid-descriptor')
+        return value
+
+    def string(self) -> str:
+        tag = self.byte()
+        if tag == 6:
+            return self.take(self.length()).decode('latin-1')
+        if tag != 7:
+            raise IpcError('a name is not a string')
+        data = self.take(self.length())
+        if len(data) % 2:
+            raise IpcError('a string ends in the middle of a character')
+        return data.decode('utf-16-le', 'surrogatepass')
+
+    def points(self) -> List[Tuple[int, int]]:
+        count = self.length(9)
+        if count > _MAX_POINTS:
+            raise IpcError(f'a list of {count} points is too long')
+        points = []
+        for _ in range(count):
+            index = self.length(0)
+            if index >= _COUNTERS:
+                raise IpcError(f'a page has no counter {index}')
+            points.append((index, self.number(1)))
+        return points
+
+
+# ---- Values -----------------------------------------------------------------------------------------------
+# Types of binary data: their format in Python, by their number. None: bytes.
+_BINARIES: Tuple[Optional[str], ...] = (
+    None, None, None, 'b', None, 'H', 'h', 'I', 'i', 'f', 'd', 'Q', 'q',
+)  # fmt: skip
+_BINARY_SIZES = (1, 1, 1, 1, 1, 2, 2, 4, 4, 4, 8, 8, 8)
+_BINARY_OF = {('b', 1): 3, ('H', 2): 5, ('h', 2): 6, ('f', 4): 9, ('d', 8): 10}
+for _sign, _formats in ((True, 'ilq'), (False, 'ILQ')):
+    for _format in _formats:
+        _BINARY_OF[_format, 4] = 8 if _sign else 7
+        _BINARY_OF[_format, 8] = 12 if _sign else 11
+_ERROR_NAMES = ('Error', 'TypeError', 'RangeError', 'SyntaxError', 'ReferenceError', 'EvalError', 'URIError',
+                'AggregateError')  # fmt: skip
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+
+Put = Callable[[Any], None]
+
+
+class _Encoder:
+    """Writes a value. GPU objects in it are collected in `objects`, in order."""
+
+    def __init__(self) -> None:
+        self.out = bytearray()
+        self.objects: List[Any] = []
+        self._parts = self._binaries = self._collections = 0
+
+    def write(self, value: Any, depth: int = 0) -> None:
+        out = self.out
+        self._parts += 1
+        if self._parts > _MAX_PARTS or len(out) > _MAX_VALUE:
+            raise ValueError(f'the value is too large: it may have {_MAX_PARTS} parts and 16 MiB')
+        kind = type(value)
+        if value is None:
+            out.append(1)
+        elif kind is bool:
+            out.append(3 if value else 2)
+        elif kind is int:
+            self._int(value)
+        elif kind is float:
+            out.append(5)
+            out += _pack_double(value)
+        elif kind is str:
+            self.string(value)
+        elif isinstance(value, (GpuArray, Event)):
+            self._object(value)
+        elif isinstance(value, (dict, list, tuple, set, frozenset, BaseException)):
+            if depth >= _MAX_DEPTH:
+                raise ValueError(f'the value is nested deeper than {_MAX_DEPTH}, or contains itself')
+            self._container(value, depth + 1)
+        elif isinstance(value, BigInt):
+            self._bigint(value)
+        elif isinstance(value, (str, bool, int, float)):
+            # A subclass, such as of an enum, is sent as what it is made of.
+            self.write(next(base(value) for base in (str, int, float) if isinstance(value, base)), depth)
+        elif isinstance(value, datetime.datetime):
+            out.append(15)
+            aware = value if value.tzinfo else value.astimezone()
+            out += _pack_double((aware - _EPOCH) / datetime.timedelta(milliseconds=1))
+        elif _is_on_gpu(value):
+            self._object(value)
+        else:
+            self._binary(value, depth)
+
+    def _object(self, value: Any) -> None:
+        self.out.append(13)
+        self.objects.append(value)
+
+    def _int(self, value: int) -> None:
+        if -(2**31) <= value < 2**31:
+            self.out.append(4)
+            self.out += _pack_int(value)
+        elif -_SAFE <= value <= _SAFE:
+            self.out.append(5)
+            self.out += _pack_double(value)
+        else:
+            self._bigint(value)
+
+    def _bigint(self, value: int) -> None:
+        if -(2**63) <= value < 2**63:
+            self.out += b'\x08' + struct.pack('<q', value)
+            return
+        digits = b'%x' % abs(value)
+        if len(digits) > _MAX_DIGITS:
+            raise ValueError(f'an int may have {_MAX_DIGITS} hexadecimal digits')
+        self.out += bytes((9, value < 0))
+        _write_length(self.out, len(digits))
+        self.out += digits
+
+    def string(self, value: str) -> None:
+        try:
+            tag, data = 6, value.encode('latin-1')
+        except UnicodeEncodeError:
+            tag, data = 7, value.encode('utf-16-le', 'surrogatepass')
+        if len(data) > _MAX_VALUE:
+            raise ValueError('the value is too large: it may have 16 MiB')
+        self.out.append(tag)
+        _write_length(self.out, len(data))
+        self.out += data
+
+    def _container(self, value: Any, depth: int) -> None:
+        out = self.out
+        if isinstance(value, (list, tuple)):
+            out.append(10)
+            _write_length(out, len(value))
+            for item in value:
+                self.write(item, depth)
+            return
+        if isinstance(value, BaseException):
+            self._error(value, depth)
+            return
+        is_object = isinstance(value, dict) and not isinstance(value, Map) and all(type(key) is str for key in value)
+        if not is_object:
+            self._count_collection()
+        out.append(11 if is_object else 16 if isinstance(value, dict) else 17)
+        _write_length(out, len(value))
+        if not isinstance(value, dict):
+            for item in value:
+                self.write(item, depth)
+            return
+        for key, item in value.items():
+            if is_object:
+                if key == '__proto__':
+                    raise ValueError('a name of an object must not be __proto__')
+                self.string(key)
+            else:
+                self.write(key, depth)
+            self.write(item, depth)
+
+    def _count_collection(self) -> None:
+        self._collections += 1
+        if self._collections > _MAX_COLLECTIONS:
+            raise ValueError(f'the value has more than {_MAX_COLLECTIONS} dicts, sets and errors')
+
+    def _error(self, error: BaseException, depth: int) -> None:
+        self._count_collection()
+        if isinstance(error, RemoteError):
+            name, message, stack, errors = error.name, error.message, error.stack, error.errors
+        else:
+            name, message, errors = type(error).__name__, str(error), []
+            stack = ''.join(traceback.format_exception(type(error), error, error.__traceback__))
+        kind = _ERROR_NAMES.index(name) if name in _ERROR_NAMES else 2 if isinstance(error, ValueError) else 0
+        code = getattr(error, 'code', None)
+        texts = [name, message, stack, code]
+        cause = error.__cause__
+        bits = sum(bit for bit, text in zip((1, 2, 4, 8), texts) if isinstance(text, str)) | (16 if cause else 0)
+        self.out += bytes((18, kind, bits))
+        for text in texts:
+            if isinstance(text, str):
+                self.string(text)
+        if kind == 7:
+            _write_length(self.out, len(errors))
+            for one in errors:
+                self.write(one, depth)
+        if cause:
+            self.write(cause, depth)
+
+    def _binary(self, value: Any, depth: int) -> None:
+        try:
+            view = memoryview(value)
+        except TypeError:
+            raise TypeError(
+                f'{type(value).__module__}.{type(value).__name__} cannot be sent: only None, bool, int, float, str, '
+                'datetime, list, tuple, dict, set, exceptions, bytes, arrays of numbers, and arrays, buffers and '
+                'events of a GPU are'
+            ) from None
+        if view.ndim == 0:
+            # A scalar of NumPy.
+            self.write(value.item(), depth)
+            return
+        form = view.format.lstrip('<=@')
+        kind = 2 if form in ('B', 'c', '?') else _BINARY_OF.get((form, view.itemsize))
+        if kind is None:
+            raise TypeError(f'binary data of format {view.format!r} cannot be sent: send its bytes')
+        self._binaries += 1
+        if view.nbytes > _MAX_VALUE or self._binaries > _MAX_BINARIES:
+            raise ValueError('the value is too large: it may have 16 MiB')
+        self.out += bytes((12, kind))
+        _write_length(self.out, view.nbytes)
+        self.out += view.tobytes()
+
+
+class _Decoder:
+    """Reads a value. The places of GPU objects are collected in `places`: functions that put them there."""
+
+    def __init__(self, reader: _Reader) -> None:
+        self._from = reader
+        self.places: List[Put] = []
+        self._parts = self._binaries = self._collections = 0
+
+    def read(self, put: Optional[Put], depth: int = 0) -> Any:
+        """Returns a value; for a GPU object None, and `put` will be called with it."""
+        reader = self._from
+        self._parts += 1
+        if self._parts > _MAX_PARTS:
+            raise IpcError(f'a value has more than {_MAX_PARTS} parts', 'limit-exceeded')
+        tag = reader.byte()
+        if tag <= 3:
+            return (None, None, False, True)[tag]
+        if tag == 4:
+            return _unpack_int(reader.data, reader.skip(4))[0]
+        if tag == 5:
+            value = reader.double()
+            # JavaScript has no integers besides numbers.
+            is_int = value.is_integer() and abs(value) <= _SAFE and (value != 0 or math.copysign(1, value) > 0)
+            return int(value) if is_int else value
+        if tag == 6 or tag == 7:
+            reader.at -= 1
+            return reader.string()
+        if tag == 8:
+            return BigInt(struct.unpack_from('<q', reader.data, reader.skip(8))[0])
+        if tag == 13:
+            if put is None:
+                raise IpcError('a GPU object is the key of a Map')
+            self.places.append(put)
+            if len(self.places) > _MAX_OBJECTS:
+                raise IpcError(f'a value has more than {_MAX_OBJECTS} GPU objects', 'limit-exceeded')
+            return None
+        if depth >= _MAX_DEPTH:
+            raise IpcError(f'a value is nested deeper than {_MAX_DEPTH}', 'limit-exceeded')
+        return self._read_long(tag, depth + 1)
+
+    def _read_long(self, tag: int, depth: int) -> Any:
+        reader = self._from
+        if tag == 9:
+            is_negative, digits = reader.flag(), reader.take(reader.length())
+            if len(digits) > _MAX_DIGITS or not digits or digits.strip(b'0123456789abcdef'):
+                raise IpcError('the digits of a bigint are not digits')
+            return BigInt(-int(digits, 16) if is_negative else int(digits, 16))
+        if tag == 10:
+            items: List[Any] = [None] * reader.length()
+            for at in range(len(items)):
+                # An item that is missing.
+                if reader.at < reader.end and reader.data[reader.at] == 14:
+                    reader.at += 1
+                    continue
+                items[at] = self.read(_put_item(items, at), depth)
+            return items
+        if tag == 11:
+            return self._read_object(depth)
+        if tag == 12:
+            return self._read_binary()
+        if tag == 15:
+            return self._read_date()
+        self._collections += 1
+        if self._collections > _MAX_COLLECTIONS:
+            raise IpcError(f'a value has more than {_MAX_COLLECTIONS} Maps, Sets and errors', 'limit-exceeded')
+        if tag == 16:
+            return self._read_map(depth)
+        if tag == 17:
+            return self._read_set(depth)
+        if tag == 18:
+            return self._read_error(depth)
+        raise IpcError(f'{tag} is no kind of value')
+
+    def _read_object(self, depth: int) -> Dict[str, Any]:
+        found: Dict[str, Any] = {}
+        for _ in range(self._from.length(2)):
+            name = self._from.string()
+            if name in found or name == '__proto__':
+                raise IpcError(f'the name {name[:80]!r} of an object is repeated or not allowed')
+            found[name] = None
+            found[name] = self.read(_put_item(found, name), depth)
+        return found
+
+    def _read_map(self, depth: int) -> Map:
+        found = Map()
+        for _ in range(self._from.length(2)):
+            key = _hashable(self.read(None, depth))
+            if key in found:
+                raise IpcError(f'a Map has the key {str(key)[:80]!r} twice, as Python compares keys')
+            found[key] = None
+            found[key] = self.read(_put_item(found, key), depth)
+        return found
+
+    def _read_set(self, depth: int) -> set:
+        found: set = set()
+        for _ in range(self._from.length()):
+            places = len(self.places)
+            member = _hashable(self.read(found.add, depth))
+            if len(self.places) > places and member is None:
+                continue
+            if member in found:
+                raise IpcError(f'a Set has the member {str(member)[:80]!r} twice, as Python compares them')
+            found.add(member)
+        return found
+
+    def _read_binary(self) -> Any:
+        reader = self._from
+        kind, length = reader.byte(), reader.length()
+        self._binaries += 1
+        if kind >= len(_BINARIES) or length % _BINARY_SIZES[kind] or self._binaries > _MAX_BINARIES:
+            raise IpcError(f'{length} bytes are no binary data of type {kind}')
+        data, form = reader.take(length), _BINARIES[kind]
+        return data if form is None else _array.array(form, data)
+
+    def _read_date(self) -> datetime.datetime:
+        milliseconds = self._from.double()
+        try:
+            return _EPOCH + datetime.timedelta(milliseconds=milliseconds)
+        except (OverflowError, ValueError):
+            raise IpcError('a date is invalid, or before the year 1 or after 9999') from None
+
+    def _read_error(self, depth: int) -> RemoteError:
+        reader = self._from
+        kind, bits = reader.byte(), reader.byte()
+        if kind >= len(_ERROR_NAMES) or bits > 31:
+            raise IpcError('an error is of no known class')
+        texts = [reader.string() if bits & bit else None for bit in (1, 2, 4, 8)]
+        name, message, stack, code = texts
+        error = RemoteError(message or '', name or _ERROR_NAMES[kind], code or 'remote-error', stack)
+        if kind == 7:
+            error.errors = [None] * reader.length()
+            for at in range(len(error.errors)):
+                error.errors[at] = self.read(_put_item(error.errors, at), depth)
+        if bits & 16:
+            cause = self.read(lambda _: None, depth)
+            # Anything may be thrown in JavaScript.
+            error.__cause__ = cause if isinstance(cause, BaseException) else RemoteError(repr(cause))
+        return error
+
+
+def _put_item(container: Any, key: Any) -> Put:
+    def put(item: Any) -> None:
+        container[key] = item
+
+    return put
+
+
+def _hashable(key: Any) -> Any:
+    if isinstance(key, list):
+        return tuple(_hashable(item) for item in key)
+    if isinstance(key, (dict, set, _array.array)):
+        raise IpcError('a Map has a key, or a Set a member, that Python cannot hash')
+    return key
+
+
+# ---- The fields of GPU objects ----------------------------------------------------------------------------
+
+_LEGACY, _POOL, _VIRTUAL, _EVENT = range(4)
+_UNKNOWN_KINDS = {4: 'timeline', 5: 'timeline signaler', 6: 'page-locked buffer', 7: 'channel'}
+_EXPORTER_LENGTH = 53
+
+
+class _EventFields:
+    """An event of another process."""
+
+    def __init__(self, reader: _Reader) -> None:
+        self.exporter = _read_exporter(reader)
+        self.handle = reader.take(64)
+
+
+class _MemoryFields:
+    """A range of memory of another process."""
+
+    def __init__(self, kind: int, reader: _Reader) -> None:
+        self.kind = kind
+        self.exporter = _read_exporter(reader)
+        self.name, self.first_piece, self.pieces = b'', 0, ()
+        if kind == _LEGACY:
+            self.handle: Optional[bytes] = reader.take(64)
+        elif kind == _POOL:
+            self.name = reader.take(16)
+            self.handle = reader.take(64) if reader.flag() else None
+        else:
+            self.handle, self.name, self.first_piece = None, reader.take(16), reader.size(0, 2**32 - 1, '<I')
+            self.pieces = tuple(reader.size(1) for _ in range(reader.byte()))
+            if not 1 <= len(self.pieces) <= _MAX_FDS:
+                raise IpcError(f'virtual memory has {len(self.pieces)} pieces', 'invalid-descriptor')
+        is_pool = kind == _POOL and self.handle is None
+        least = 0 if is_pool else 1
+        self.base_byte_length = reader.size(0 if kind == _POOL else 1)
+        self.byte_offset = reader.size()
+        self.byte_length = reader.size(least)
+        self.read_only = reader.flag()
+        self.buffer_id, self.generation = reader.size(), reader.size()
+        self.layout = _read_layout(reader)
+        self.ready: Optional[_EventFields] = _EventFields(reader) if reader.flag() else None
+        if self.byte_offset + self.byte_length > self.base_byte_length:
+            raise IpcError(
+                f'a descriptor names bytes {self.byte_offset} to {self.byte_offset + self.byte_length} of an '
+                f'allocation that has {self.base_byte_length}', 'invalid-descriptor')  # fmt: skip
+        if is_pool and (self.base_byte_length or self.layout or self.ready):
+            raise IpcError('a pool itself has no size', 'invalid-descriptor')
+        if kind == _VIRTUAL and sum(self.pieces) != self.base_byte_length:
+            raise IpcError('the pieces do not add up to the memory', 'invalid-descriptor')
+        if self.layout:
+            dtype, shape, strides = self.layout
+            low, high = _extents(shape, strides, dtype.itemsize)
+            if 0 in shape or high - low > self.byte_length:
+                raise IpcError(
+                    f'the items take {high - low} bytes of a range that has {self.byte_length}', 'invalid-descriptor')  # fmt: skip
+
+
+def _read_exporter(reader: _Reader) -> bytes:
+    exporter = reader.take(_EXPORTER_LENGTH)
+    pid, start_time, namespace = struct.unpack_from('<Iqq', exporter, 33)
+    if exporter[0] > 1 or pid < 1 or not 0 <= start_time <= _SAFE or not 0 <= namespace <= _SAFE:
+        raise IpcError('a descriptor names no process', 'invalid-descriptor')
+    return exporter
+
+
+def _read_layout(reader: _Reader) -> Optional[Tuple[_Dtype, Tuple[int, ...], Tuple[int, ...]]]:
+    length = reader.byte()
+    if length == 0:
+        return None
+    name = reader.take(length).decode('latin-1')
+    try:
+        dtype = _dtype(name)
+    except TypeError:
+        raise IpcError(f'an array has the unknown dtype {name[:20]!r}', 'invalid-descriptor') from None
+    if dtype.name != name:
+        raise IpcError(f'a dtype is called {dtype.name}, not {name[:20]!r}', 'invalid-descriptor')
+    ndim = reader.byte()
+    if ndim > 64:
+        raise IpcError(f'an array has {ndim} axes', 'invalid-descriptor')
+    shape = tuple(reader.size() for _ in range(ndim))
+    strides = tuple(reader.size(-_SAFE) for _ in range(ndim))
+    return dtype, shape, strides
+
+
+def _read_fields(data: bytes) -> Union[_MemoryFields, _EventFields]:
+    """Raises IpcError for what is no descriptor, NotSupportedError for what only Node opens."""
+    reader = _Reader(data)
+    try:
+        kind = reader.byte()
+        if kind in _UNKNOWN_KINDS:
+            raise NotSupportedError(
+                f'a {_UNKNOWN_KINDS[kind]} was sent: the companion for Python opens arrays, buffers, pools and events')
+        if kind > _EVENT:
+            raise IpcError(f'{kind} is no kind of descriptor', 'invalid-descriptor')
+        fields = _EventFields(reader) if kind == _EVENT else _MemoryFields(kind, reader)
+    except IpcError as error:
+        raise IpcError(f'received an invalid descriptor: {error}', 'invalid-descriptor') from None
+    if reader.at != reader.end:
+        raise IpcError('received an invalid descriptor: bytes follow its end', 'invalid-descriptor')
+    return fields
+
+
+_Range = Tuple[int, int, int, bool, int, int]
+
+
+def _write_memory(kind: int, exporter: bytes, what: bytes, extent: _Range, array: Optional['_Described']) -> bytes:
+    """
+    :param what: the fields of the kind
+    :param extent: size of the allocation, offset, size, read-only, the two numbers that tell it apart
+    """
+    size, offset, length, read_only, buffer_id, generation = extent
+    out = bytearray((kind,))
+    out += exporter + what
+    out += struct.pack('<qqqBqq', size, offset, length, read_only, buffer_id, generation)
+    if array is None or array.is_buffer:
+        out.append(0)
+    else:
+        name = array.dtype.name.encode('latin-1')
+        out.append(len(name))
+        out += name
+        out.append(len(array.shape))
+        out += struct.pack(f'<{2 * len(array.shape)}q', *array.shape, *array.strides)
+    out.append(0)
+    return bytes(out)
+
+
+# ---- What is sent -----------------------------------------------------------------------------------------
+
+
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.partition('.')[0] == 'torch' and hasattr(value, 'data_ptr')
+
+
+def _is_on_gpu(value: Any) -> bool:
+    if _is_torch(value):
+        if not value.is_cuda:
+            raise TypeError('a tensor in host memory cannot be sent: move it to the GPU, or send tensor.numpy()')
+        return True
+    if hasattr(type(value), '__cuda_array_interface__') or hasattr(value, '__cuda_array_interface__'):
+        return True
+    find = getattr(value, '__dlpack_device__', None)
+    return find is not None and int(find()[0]) == _CUDA_DEVICE
+
+
+class _Described:
+    """An array of any library: where its items are, and what keeps them alive."""
+
+    __slots__ = ('address', 'shape', 'dtype', 'strides', 'read_only', 'is_buffer', 'owner', 'memory')
+
+    def __init__(self, value: Any) -> None:
+        self.owner: Any = value
+        self.memory: Optional[_Memory] = None
+        self.is_buffer = False
+        if isinstance(value, GpuArray):
+            self.memory = value._held()
+            self.address, self.shape, self.dtype = value.ptr, value.shape, value._dtype
+            self.strides, self.read_only = value.strides, value.read_only
+            self.is_buffer = type(value) is GpuBuffer
+            # The array may be closed before the other end has released it.
+            self.owner = self.memory
+        elif _is_torch(value):
+            self.address, self.shape, self.dtype = value.data_ptr(), tuple(value.shape), _dtype(value.dtype)
+            itemsize = self.dtype.itemsize
+            self.strides, self.read_only = tuple(step * itemsize for step in value.stride()), False
+        else:
+            self._describe(value)
+
+    def _describe(self, value: Any) -> None:
+        try:
+            interface = value.__cuda_array_interface__
+        except (AttributeError, RuntimeError, TypeError):
+            interface = None
+        if interface is None:
+            capsule = value.__dlpack__()
+            tensor, self.read_only = _read_capsule(capsule)
+            self.owner = (value, capsule)
+            self.dtype = _dtype_of_dlpack(tensor)
+            self.address = (tensor.data or 0) + tensor.byte_offset
+            self.shape = tuple(tensor.shape[at] for at in range(tensor.ndim))
+            self.strides = (
+                tuple(tensor.strides[at] * self.dtype.itemsize for at in range(tensor.ndim))
+                if tensor.strides
+                else _contiguous(self.shape, self.dtype.itemsize)
+            )
+            return
+        self.dtype, self.shape = _dtype(interface['typestr']), tuple(interface['shape'])
+        self.address, self.read_only = interface['data']
+        self.strides = tuple(interface.get('strides') or _contiguous(self.shape, self.dtype.itemsize))
+
+
+def _dtype_of_dlpack(tensor: _DLTensor) -> _Dtype:
+    if tensor.lanes > 1 and tensor.bits == 8:
+        return _raw_dtype(tensor.lanes)
+    found = _BY_DLPACK.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if found is None:
+        raise NotSupportedError(f'DLPack type {tensor.code} of {tensor.bits} bits has no dtype here')
+    return found
+
+
+class _Exported:
+    """What is sent for one object, and what must be kept until the other end has released it."""
+
+    __slots__ = ('fields', 'fds', 'keep', 'device', 'stream', 'links')
+
+    def __init__(self, fields: bytes, fds: Tuple[int, ...], keep: Any, device: _Device) -> None:
+        self.fields, self.fds, self.keep, self.device = fields, fds, keep, device
+        # Later work of this stream runs behind the other end's.
+        self.stream: Optional[int] = None
+        # Third processes that it was passed on to.
+        self.links = 0
+
+
+def _export(value: Any, peer: '_Connection') -> _Exported:
+    if isinstance(value, Event):
+        return _export_event(value, peer)
+    described = _Described(value)
+    low, high = _extents(described.shape, described.strides, described.dtype.itemsize)
+    if low == high:
+        raise ValueError('an array without items has no memory that can be shared')
+    begin, length = described.address + low, high - low
+    memory = described.memory
+    base = size = 0
+    if memory is None or isinstance(memory, _BorrowedMemory):
+        base, size = _address_range(begin)
+        memory = _own_memory.get(base) or _received_at(base, begin, length)
+    if isinstance(memory, _OwnMemory):
+        what = memory.id + struct.pack('<IBq', 0, 1, memory.byte_length)
+        extent = (memory.byte_length, begin - memory.address, length, False, 0, memory.generation)
+        fields = _write_memory(_VIRTUAL, _self().exporter(memory.device), what, extent, described)
+        return _Exported(fields, (memory.fd,), (described.owner, memory), memory.device)
+    if isinstance(memory, _ReceivedMemory):
+        return _send_back(memory, begin, length, described, peer)
+    return _export_legacy(described, base, size, begin, length)
+
+
+def _address_range(address: int) -> Tuple[int, int]:
+    base, size = _u64(), _size()
+    status = _cuda().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address)
+    if status:
+        raise IpcError(f'there is no device memory at {address:#x} that could be shared: {CudaError("cuMemGetAddressRange_v2", status)}')
+    return base.value, size.value
+
+
+def _received_at(base: int, begin: int, length: int) -> Optional[_ReceivedMemory]:
+    mapping = _mapped_at.get(base)
+    if mapping is None:
+        return None
+    for memory in list(_received_memory):
+        if memory.mapping is mapping and memory.address <= begin:
+            if begin + length <= memory.address + memory.byte_length:
+                return memory
+    return None
+
+
+def _attribute(attribute: int, address: int) -> int:
+    value = _u64()
+    return value.value if _cuda().cuPointerGetAttribute(ctypes.byref(value), attribute, address) == 0 else 0
+
+
+def _export_legacy(described: _Described, base: int, size: int, begin: int, length: int) -> _Exported:
+    if described.read_only:
+        raise IpcError('this memory is read-only here, but the driver maps it for writing as well: send a copy',
+                       'not-supported')  # fmt: skip
+    device = _device_at(begin)
+    handle = _Handle64()
+    with device:
+        status = _cuda().cuIpcGetMemHandle(ctypes.byref(handle), base)
+        if status or not _attribute(_ATTRIBUTE_IPC_CAPABLE, begin):
+            is_pool = _attribute(_ATTRIBUTE_POOL, begin) != 0
+            what = 'memory of a pool (cudaMallocAsync)' if is_pool else 'memory that is virtual (expandable segments) or managed'
+            raise IpcError(
+                f'{what} has no handle for other processes: copy it into cuffi.empty(shape, dtype), which every '
+                'library takes; or unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF, or use the default '
+                "memory pool of cupy, or jax with XLA_PYTHON_CLIENT_ALLOCATOR=platform",
+                'not-supported',
+            )
+        # Tells apart the allocations that had the same address one after the other.
+        buffer_id = (_attribute(_ATTRIBUTE_BUFFER_ID, begin) * 0x9E3779B97F4A7C15 ^ _self().secret) & (2**48 - 1)
+    extent = (size, begin - base, length, False, buffer_id, 0)
+    fields = _write_memory(_LEGACY, _self().exporter(device), bytes(handle.reserved), extent, described)
+    return _Exported(fields, (), described.owner, device)
+
+
+def _device_at(address: int) -> _Device:
+    ordinal = _int()
+    if _cuda().cuPointerGetAttribute(ctypes.byref(ordinal), 9, address) == 0:
+        return _all_devices()[ordinal.value]
+    return _current_device()
+
+
+def _send_back(memory: _ReceivedMemory, begin: int, length: int, described: _Described, peer: '_Connection') -> _Exported:
+    """Sends memory back to its owner, as part of what it has sent."""
+    fields = memory.fields
+    if memory.connection.pid != peer.pid or fields.exporter[33:37] != struct.pack('<I', peer.pid):
+        raise NotSupportedError(
+            'this memory is of another process, and the companion for Python does not pass it on: copy it into '
+            'cuffi.empty(shape, dtype), or let its owner send it')
+    what = fields.handle or b''
+    if fields.kind == _POOL:
+        what = fields.name + b'\x01' + what
+    elif fields.kind == _VIRTUAL:
+        what = fields.name + struct.pack(f'<IB{len(fields.pieces)}q', fields.first_piece, len(fields.pieces), *fields.pieces)
+    read_only = described.read_only or fields.read_only
+    extent = (fields.base_byte_length, begin - memory.mapping.base, length, read_only, fields.buffer_id, fields.generation)
+    data = _write_memory(fields.kind, fields.exporter, what, extent, described)
+    return _Exported(data, (), (described.owner, memory), memory.device)
+
+
+def _export_event(event: Event, peer: '_Connection') -> _Exported:
+    if event._fields is not None:
+        if event._fields[34:38] != struct.pack('<I', peer.pid):
+            raise NotSupportedError('this event is of another process: the companion for Python does not pass it on')
+        return _Exported(event._fields, (), event, event._device)
+    handle = _Handle64()
+    with event._device:
+        _check(_cuda().cuIpcGetEventHandle(ctypes.byref(handle), event.handle), 'cuIpcGetEventHandle')
+    fields = bytes((_EVENT,)) + _self().exporter(event._device) + bytes(handle.reserved)
+    return _Exported(fields, (), event, event._device)
+
+
+# ---- What arrives -----------------------------------------------------------------------------------------
+
+# Memory of other processes that is mapped here, by what it is called there and by its address here.
+_mappings: Dict[Tuple[Any, ...], _Mapping] = {}
+_mapped_at: Dict[int, _Mapping] = {}
+
+
+def _map(key: Tuple[Any, ...], version: int, make: Callable[[], _Mapping]) -> _Mapping:
+    """Adds a user to a mapping, or makes it."""
+    with _lock:
+        mapping = _mappings.get(key)
+        if mapping is not None and mapping.version != version:
+            raise IpcError('an earlier allocation with the same handle is still open here: close its arrays first')
+        if mapping is None:
+            mapping = make()
+            mapping.version = version
+            _mappings[key], _mapped_at[mapping.base] = mapping, mapping
+
+            def forget(found: _Mapping = mapping) -> None:
+                _mappings.pop(key, None)
+                _mapped_at.pop(found.base, None)
+
+            mapping.on_unused = forget
+        mapping.users += 1
+        return mapping
+
+
+def _open_error(exporter: bytes, call: str, status: int) -> IpcError:
+    pid = struct.unpack_from('<I', exporter, 33)[0]
+    return IpcError(f'memory of process {pid} could not be opened: {CudaError(call, status)}')
+
+
+def _check_exporter(fields: Union[_MemoryFields, _EventFields], allow_other_users: bool) -> None:
+    """Raises IpcError for what cannot be opened here, before the driver is asked."""
+    exporter, here = fields.exporter, _self()
+    pid, start_time, namespace = struct.unpack_from('<Iqq', exporter, 33)
+    if exporter[17:33] != here.machine:
+        raise IpcError('the descriptor was made on another machine, or before the last boot of this one: '
+                       'device memory can only be shared within one machine', 'other-machine')  # fmt: skip
+    kind = fields.kind if isinstance(fields, _MemoryFields) else _EVENT
+    if namespace != here.namespace or namespace == 0:
+        if pid == here.pid and kind in (_LEGACY, _EVENT):
+            raise IpcError(f"its exporter has this process's pid number, {pid}, in another pid namespace: the driver "
+                           'mistakes it for this process', 'same-pid')  # fmt: skip
+        return
+    # The descriptors of virtual memory keep it alive themselves.
+    if kind != _VIRTUAL and _start_time(pid) != start_time:
+        raise IpcError(f'process {pid}, which shared it, has exited', 'exporter-gone')
+    if not allow_other_users:
+        try:
+            user = os.stat(f'/proc/{pid}').st_uid
+        except OSError:
+            return
+        if user != os.geteuid():
+            raise IpcError(f'process {pid}, which shared it, runs as user {user}, and this one as user {os.geteuid()}',
+                           'other-user')  # fmt: skip
+
+
+def _map_legacy(fields: _MemoryFields, device: _Device) -> _Mapping:
+    cuda, address, size = _cuda(), _u64(), _size()
+    handle = _Handle64((ctypes.c_ubyte * 64)(*(fields.handle or b'')))
+    with device:
+        status = cuda.cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, 1)
+        if status:
+            raise _open_error(fields.exporter, 'cuIpcOpenMemHandle_v2', status)
+        status = cuda.cuMemGetAddressRange_v2(None, ctypes.byref(size), address.value)
+        if status:
+            cuda.cuIpcCloseMemHandle(address.value)
+            raise _open_error(fields.exporter, 'cuMemGetAddressRange_v2', status)
+    base = address.value
+    return _Mapping(device, base, size.value, lambda: _check(cuda.cuIpcCloseMemHandle(base), 'cuIpcCloseMemHandle'))
+
+
+def _map_virtual(fields: _MemoryFields, device: _Device, fds: Sequence[int], read_only: bool) -> _Mapping:
+    cuda, size = _cuda(), fields.base_byte_length
+    with device:
+        base = _reserve(size)
+        end = base
+        try:
+            for fd, length in zip(fds, fields.pieces):
+                handle = _u64()
+                status = cuda.cuMemImportFromShareableHandle(ctypes.byref(handle), fd, _POSIX_FD)
+                if status:
+                    raise _open_error(fields.exporter, 'cuMemImportFromShareableHandle', status)
+                try:
+                    status = cuda.cuMemMap(end, length, 0, handle.value, 0)
+                finally:
+                    cuda.cuMemRelease(handle.value)
+                if status:
+                    raise _open_error(fields.exporter, 'cuMemMap', status)
+                access = device.access(_READ if read_only else _READ_WRITE)
+                end += length
+                status = cuda.cuMemSetAccess(end - length, length, ctypes.byref(access), 1)
+                if status:
+                    raise _open_error(fields.exporter, 'cuMemSetAccess', status)
+        except BaseException:
+            _unmap_virtual(base, end - base, size)
+            raise
+    return _Mapping(device, base, size, lambda: _unmap_virtual(base, size, size))
+
+
+def _unmap_virtual(base: int, mapped: int, size: int) -> None:
+    if mapped:
+        _cuda().cuMemUnmap(base, mapped)
+    _cuda().cuMemAddressFree(base, size)
+
+
+class _ImportedPool:
+    """A pool of another process. It lives as long as its memory here, and the connection."""
+
+    def __init__(self, device: _Device, fd: int, exporter: bytes) -> None:
+        cuda, handle = _cuda(), _u64()
+        with device:
+            status = cuda.cuMemPoolImportFromShareableHandle(ctypes.byref(handle), fd, _POSIX_FD, 0)
+            if status:
+                raise _open_error(exporter, 'cuMemPoolImportFromShareableHandle', status)
+            self.device, self.handle, self.users = device, handle.value, 1
+            access = device.access(_READ_WRITE)
+            status = cuda.cuMemPoolSetAccess(self.handle, ctypes.byref(access), 1)
+            if status:
+                cuda.cuMemPoolDestroy(self.handle)
+                raise _open_error(exporter, 'cuMemPoolSetAccess', status)
+
+    def release(self) -> None:
+        with _lock:
+            self.users -= 1
+            if self.users == 0:
+                with self.device:
+                    _cuda().cuMemPoolDestroy(self.handle)
+
+
+def _map_pool(fields: _MemoryFields, pool: _ImportedPool) -> _Mapping:
+    cuda, address, size = _cuda(), _u64(), _u64()
+    data = ctypes.create_string_buffer(fields.handle, 64)
+    with pool.device:
+        status = cuda.cuMemPoolImportPointer(ctypes.byref(address), pool.handle, data)
+        if status:
+            raise _open_error(fields.exporter, 'cuMemPoolImportPointer', status)
+        base = address.value
+        status = cuda.cuPointerGetAttribute(ctypes.byref(size), _ATTRIBUTE_RANGE_SIZE, base)
+        if status:
+            cuda.cuMemFree_v2(base)
+            raise _open_error(fields.exporter, 'cuPointerGetAttribute', status)
+    pool.users += 1
+
+    def unmap() -> None:
+        try:
+            _check(cuda.cuMemFree_v2(base), 'cuMemFree_v2')
+        finally:
+            pool.release()
+
+    return _Mapping(pool.device, base, size.value, unmap)
+
+
+def _is_driver_fd(fd: int) -> bool:
+    """Whether a descriptor can be memory of the driver: never hand it a pipe, a file or a terminal."""
+    try:
+        mode, major = os.fstat(fd).st_mode, os.major(os.fstat(fd).st_rdev)
+        if os.environ.get('CUFFI_DRIVER') == 'emulated':
+            return os.readlink(f'/proc/self/fd/{fd}').startswith('/memfd:cuffi.')
+    except OSError:
+        return False
+    if stat.S_ISCHR(mode):
+        return not (1 <= major <= 5 or 136 <= major <= 143)
+    return stat.S_IFMT(mode) == 0
+
+
+def _is_same_file(a: int, b: int) -> bool:
+    """Whether two descriptors are of one open file. The files of the driver all have the same inode."""
+    number = {'x86_64': 312, 'aarch64': 272}.get(os.uname().machine)
+    if number is None:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.syscall(number, os.getpid(), os.getpid(), 0, a, b) == 0
+
+
+# Descriptors of mapped virtual memory are kept, so that the same memory is found when it comes again.
+_virtual_fds: Dict[Tuple[Any, ...], Tuple[int, ...]] = {}
+
+
+def _virtual_key(fields: _MemoryFields, device: _Device, fds: Sequence[int], read_only: bool) -> Tuple[Any, ...]:
+    """The name of a mapping. What the sender calls the memory proves nothing: the files are compared."""
+    for at in range(1 << 20):
+        key = (_VIRTUAL, device.ordinal, fields.name, fields.first_piece, fields.pieces, read_only, at)
+        known = _virtual_fds.get(key)
+        if key not in _mappings or (known and all(map(_is_same_file, known, fds))):
+            return key
+    raise IpcError('too many mappings of one name', 'limit-exceeded')
+
+
+# ---- Connections ------------------------------------------------------------------------------------------
+
+_FRAME, _HEADER = 65_536, struct.Struct('<2sBBIIII')
+_PART = _FRAME - _HEADER.size
+_MAX_MESSAGE = _MAX_VALUE + _MAX_TABLE + _MAX_CONTROL
+_VALUE, _CONTROL, _QUESTION, _CONFIRMATION, _REQUEST, _RESPONSE, _FAILURE, _CANCELLATION = range(1, 9)
+_MAX_QUEUED, _MAX_QUEUED_BYTES, _MAX_QUEUED_FDS = 64, 16 << 20, 64
+_MAX_REQUESTS, _MAX_REQUEST_BYTES = 1024, 64 << 20
+_MAX_LIST = 1024
+# A thread that has just received probably receives again, faster than the connection's own thread would.
+_IDLE_S = 0.005
+_REPAIR_S = 2.0
+_END_OF_WAITS = 2**63 - 1
+
+_Points = List[Tuple[int, int]]
+
+
+class _Page:
+    """512 counters in memory that two processes and their GPUs share. One of them writes."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, _PAGE)
+        self.words = (ctypes.c_uint64 * _COUNTERS).from_buffer(self._map)
+        self._addresses: Dict[int, int] = {}
+
+    def is_reached(self, points: _Points) -> bool:
+        return all((self.words[index] - count) & (2**64 - 1) < 2**63 for index, count in points)
+
+    def address(self, device: _Device, index: int) -> int:
+        """The address of a counter for the streams of a device, whose context is current."""
+        base = self._addresses.get(device.ordinal)
+        if base is None:
+            host, address = ctypes.addressof(self.words), _u64()
+            if not self._addresses:
+                # Portable, for all contexts, and mapped.
+                _check(_cuda().cuMemHostRegister_v2(host, _PAGE, 3), 'cuMemHostRegister_v2')
+            status = _cuda().cuMemHostGetDevicePointer_v2(ctypes.byref(address), host, 0)
+            _check(status, 'cuMemHostGetDevicePointer_v2')
+            base = self._addresses[device.ordinal] = address.value
+        return base + 8 * index
+
+    def close(self) -> None:
+        if self._addresses:
+            with _all_devices()[next(iter(self._addresses))]:
+                _cuda().cuMemHostUnregister(ctypes.addressof(self.words))
+            self._addresses = {}
+
+
+class _Slot:
+    """Somebody who waits for a value or an answer: a thread, or the future of an event loop."""
+
+    def __init__(self, is_async: bool = False) -> None:
+        self.is_done = False
+        self.result: Any = None
+        self._loop = asyncio.get_running_loop() if is_async else None
+        self.future: Optional['asyncio.Future[None]'] = self._loop.create_future() if self._loop else None
+
+    def settle(self, result: Any) -> None:
+        if self.is_done:
+            return
+        self.is_done, self.result = True, result
+        if self._loop and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if self.future and not self.future.done():
+            self.future.set_result(None)
+
+    def take(self) -> Any:
+        if isinstance(self.result, Exception):
+            raise self.result.with_traceback(None)
+        return self.result
+
+
+class _Arrived:
+    """A value that has arrived. Its GPU objects are opened when somebody takes it."""
+
+    __slots__ = ('kind', 'request', 'value', 'places', 'objects', 'points', 'size', 'fd_count')
+
+    def __init__(self, kind: int, request: int, size: int) -> None:
+        self.kind, self.request, self.size, self.fd_count = kind, request, size, 0
+        self.value: Any = None
+        self.places: List[Put] = []
+        self.objects: List[Tuple[bytes, List[int], int]] = []
+        self.points: _Points = []
+
+    def put(self, value: Any) -> None:
+        self.value = value
+
+    def take(self) -> Any:
+        """Returns the value, which only its receiver keeps from now on."""
+        value, self.value, self.places = self.value, None, []
+        return value
+
+
+class _Connection:
+    """One end of a connection. Whoever waits reads it; its own thread does while nobody waits."""
+
+    def __init__(self, sock: socket.socket, allow_other_users: bool) -> None:
+        self.pid, self.uid, self.gid = _credentials(sock)
+        self.name = f'process {self.pid}' if self.pid else 'a process of another pid namespace'
+        self._allow_other_users = allow_other_users
+        self._socket, self._fd = sock, sock.fileno()
+        sock.setblocking(False)
+        self._cond = threading.Condition(threading.RLock())
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        self._poll_events = 0
+        self._pidfd = self._watch_process()
+        # Who reads.
+        self._is_read = self._is_read_by_own_thread = self._is_kicked = False
+        self._waiting, self._last_wait = 0, 0.0
+        # The end.
+        self.end: Optional[Exception] = None
+        self._is_closing = self._is_socket_closed = self._is_gone = False
+        # Messages.
+        self._sent = self._received = 0
+        self._parts: List[bytes] = []
+        self._part_header: Tuple[int, ...] = ()
+        self._part_fds: List[int] = []
+        self._outgoing: Deque[Tuple[bytes, Sequence[int], bool, Optional[_Slot]]] = collections.deque()
+        self._values: Deque[_Arrived] = collections.deque()
+        self._value_slots: Deque[_Slot] = collections.deque()
+        self._requests: Deque[_Arrived] = collections.deque()
+        self._request_slots: Deque[_Slot] = collections.deque()
+        self._queued_bytes = self._queued_fds = self._request_bytes = 0
+        self._canceled: set = set()
+        self._unanswered: set = set()
+        self._asked: Dict[int, _Slot] = {}
+        self._last_question = 0
+        # What each end holds of the other.
+        self._exports: Dict[int, _Exported] = {}
+        self._next_export = self._next_import = 0
+        self._imports: Dict[int, Optional['weakref.ref[_ReceivedMemory]']] = {}
+        self._links: Dict[int, int] = {}
+        self._revoked: set = set()
+        self._forwarded: Dict[int, Tuple[socket.socket, _Exported]] = {}
+        self._pools: Dict[bytes, _ImportedPool] = {}
+        self._given_back: Deque[Tuple[int, _Mapping, _Device, Optional[int]]] = collections.deque()
+        self._behind_streams: List[Tuple[_Points, int, _Mapping]] = []
+        self._releases: List[Tuple[int, bool, _Points]] = []
+        # Order.
+        self._page: Optional[_Page] = None
+        self._page_fd = -1
+        self._counters: Dict[Tuple[int, int], List[int]] = {}
+        self._peer_page: Optional[_Page] = None
+        self._is_peer_page_fixed = True
+        self._awaited: Dict[int, int] = {}
+        self._held: _Points = []
+        self._after_hold: List[int] = []
+        _connections.add(self)
+        self._thread = threading.Thread(target=self._run, name=f'cuffi {self.name}', daemon=True)
+        self._thread.start()
+
+    def _watch_process(self) -> int:
+        try:
+            pidfd = os.pidfd_open(self.pid) if self.pid else -1
+        except (AttributeError, OSError):
+            return -1  # An old kernel, or the process is gone: the socket tells.
+        self._poll.register(pidfd, select.POLLIN)
+        return pidfd
+
+    # ---- Reading ----
+
+    def wait(self, is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+        """Waits in this thread, and reads meanwhile. Raises TimeoutError."""
+        until = None if timeout is None else time.monotonic() + timeout
+        begun = time.monotonic()
+        cond = self._cond
+        with cond:
+            self._waiting += 1
+        try:
+            while True:
+                with cond:
+                    if is_done():
+                        return
+                    left = None if until is None else until - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise TimeoutError(f'waiting for {what} took more than {timeout} s')
+                    if self._is_read or self._is_socket_closed:
+                        if self._is_read_by_own_thread:
+                            self._kick()
+                        cond.wait(0.05 if left is None else min(left, 0.05))
+                        continue
+                    self._is_read = True
+                try:
+                    self._step(left)
+                finally:
+                    self._is_read = False
+        finally:
+            with cond:
+                self._waiting -= 1
+                self._last_wait = time.monotonic()
+                if self._waiting or self._last_wait - begun > 0.02:
+                    cond.notify_all()
+
+    def _run(self) -> None:
+        """Reads while nobody waits, so that what the other end gives back is freed."""
+        cond = self._cond
+        while True:
+            with cond:
+                if self._is_over():
+                    break
+                is_awaited = any(slot.future for slot in (*self._value_slots, *self._request_slots, *self._asked.values()))
+                rest = 0.05 if self._is_read or self._waiting else self._last_wait + _IDLE_S - time.monotonic()
+                if rest > 0 and not (is_awaited and not self._is_read and not self._waiting):
+                    cond.wait(rest)
+                    continue
+                self._is_read = self._is_read_by_own_thread = True
+            try:
+                self._step(None)
+            except Exception as error:  # What another process sends must not end this thread without a word.
+                self.fail(IpcError(f'the connection to {self.name} was closed: {error}'))
+            finally:
+                with cond:
+                    self._is_read = self._is_read_by_own_thread = False
+                    cond.notify_all()
+        self._discard()
+
+    def _kick(self) -> None:
+        """Ends the poll of the thread that reads."""
+        if not self._is_kicked:
+            self._is_kicked = True
+            try:
+                os.write(self._wake_write, b'\0')
+            except OSError:
+                pass  # Full, or closed.
+
+    def _step(self, timeout: Optional[float]) -> None:
+        """Waits for one thing to happen, and handles it. Only the thread that reads calls this."""
+        if self._held and (self._is_gone or (self._peer_page and self._peer_page.is_reached(self._held))):
+            with self._cond:
+                self._held = []
+                leases, self._after_hold = self._after_hold, []
+                for lease in leases:
+                    self._exports.pop(lease, None)
+        milliseconds = None if timeout is None else max(0, math.ceil(timeout * 1000))
+        if self._held or self._behind_streams:
+            time.sleep(0.0001)
+            milliseconds = 0
+        self._register()
+        events = self._poll.poll(milliseconds)
+        with self._cond:
+            for fd, event in events:
+                if fd == self._wake_read:
+                    os.read(fd, 4096)
+                    self._is_kicked = False
+                elif fd == self._fd:
+                    if event & select.POLLOUT:
+                        self._flush()
+                    if event & ~select.POLLOUT and not self._is_socket_closed:
+                        self._read()
+                elif fd == self._pidfd:
+                    self._on_gone()
+                elif fd in self._forwarded:
+                    self._poll.unregister(fd)
+                    self._forwarded.pop(fd)[0].close()
+            self._close_if_unused()
+        self.give_back()
+
+    def _register(self) -> None:
+        if self._is_socket_closed:
+            return
+        is_full = not self._is_closing and (
+            len(self._values) >= _MAX_QUEUED
+            or self._queued_bytes >= _MAX_QUEUED_BYTES
+            or self._queued_fds >= _MAX_QUEUED_FDS
+        )
+        events = (0 if is_full or self._held else select.POLLIN) | (select.POLLOUT if self._outgoing else 0)
+        if events == self._poll_events:
+            return
+        # A socket without events would still report its end, over and over.
+        if events and self._poll_events:
+            self._poll.modify(self._fd, events)
+        elif events:
+            self._poll.register(self._fd, events)
+        else:
+            self._poll.unregister(self._fd)
+        self._poll_events = events
+
+    def _read(self) -> None:
+        """Reads one frame."""
+        try:
+            data, controls, flags, _ = self._socket.recvmsg(_FRAME + 1, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, controls, flags = b'', [], 0
+        fds: List[int] = []
+        for level, kind, part in controls:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.extend(struct.unpack(f'{len(part) // 4}i', part[: len(part) // 4 * 4]))
+        try:
+            if flags & socket.MSG_CTRUNC:
+                raise IpcError(f'a frame came with more than {_MAX_FDS} descriptors, or this process has no room for them')
+            if not data:
+                self._on_socket_end()
+            else:
+                self._on_frame(data, fds)
+        except CuffiError as error:
+            _close_fds(fds)
+            self.fail(IpcError(f'the connection to {self.name} was closed: {error}'))
+        except (UnicodeDecodeError, RecursionError, MemoryError) as error:
+            _close_fds(fds)
+            self.fail(IpcError(f'the connection to {self.name} was closed: it has sent no text: {error}'))
+
+    def _on_frame(self, data: bytes, fds: List[int]) -> None:
+        """Puts frames together. Takes the descriptors out of the list when they have another owner."""
+        if len(data) <= _HEADER.size or len(data) > _FRAME:
+            raise IpcError(f'a frame has {len(data)} bytes')
+        magic, version, kind, number, length, offset, request = _HEADER.unpack_from(data)
+        if magic != b'cu':
+            raise IpcError('not a cuffi frame (wrong magic number)')
+        if version != PROTOCOL_VERSION:
+            raise IpcError(f'the other end speaks version {version} of the protocol, this one version {PROTOCOL_VERSION}: '
+                           'use the same cuffi on both sides')  # fmt: skip
+        part, had = data[_HEADER.size :], sum(map(len, self._parts))
+        header = (kind, number, length, request)
+        if number != self._received or offset != had or (had and header != self._part_header):
+            raise IpcError(f'received byte {offset} of message {number} instead of byte {had} of message {self._received}')
+        if not 1 <= kind <= _CANCELLATION or (request > 0) != (kind > _CONTROL):
+            raise IpcError(f'a frame of kind {kind} has the request number {request}')
+        if length > _MAX_MESSAGE or len(part) != min(_PART, length - offset) or (kind == _CONTROL and len(part) != length):
+            raise IpcError(f'a frame has {len(part)} bytes of a message of {length}: too few or too many')
+        if offset and fds:
+            raise IpcError('received descriptors in the middle of a message')
+        if not offset:
+            self._part_fds = list(fds)
+            fds.clear()
+        self._parts.append(part)
+        self._part_header = header
+        if had + len(part) < length:
+            return
+        body = b''.join(self._parts) if had else part
+        self._parts = []
+        self._received = (number + 1) & 0xFFFFFFFF
+        own, self._part_fds = self._part_fds, []
+        try:
+            self._on_message(kind, request, body, own)
+        except BaseException:
+            _close_fds(own)
+            raise
+
+    def _on_message(self, kind: int, request: int, body: bytes, fds: List[int]) -> None:
+        reader = _Reader(body)
+        if kind == _CONTROL:
+            self._apply_control(reader, fds, True)
+            return
+        arrived = _Arrived(kind, request, len(body))
+        decoder = _Decoder(reader)
+        arrived.value = decoder.read(arrived.put)
+        arrived.places = decoder.places
+        if reader.at > _MAX_VALUE:
+            raise IpcError(f'a value of {reader.at} bytes is too large', 'limit-exceeded')
+        entries = self._read_table(reader, len(arrived.places)) if arrived.places else []
+        if reader.end - reader.at > _MAX_CONTROL:
+            raise IpcError('a control block is too large', 'limit-exceeded')
+        if sum(count + has_link for _, count, has_link, _ in entries) != len(fds):
+            raise IpcError(f'received {len(fds)} descriptors with a value that has others')
+        arrived.points = self._apply_control(reader, fds, False)
+        if arrived.points and self._peer_page is None:
+            raise IpcError('received points before their page')
+        for data, count, has_link, lease in entries:
+            self._imports[lease] = None
+            self._next_import = lease + 1
+            arrived.objects.append((data, fds[:count], lease))
+            arrived.fd_count += count
+            del fds[:count]
+            if has_link:
+                self._links[lease] = fds.pop(0)
+        self._deliver(arrived)
+
+    def _read_table(self, reader: _Reader, count: int) -> List[Tuple[bytes, int, bool, int]]:
+        first, begin = reader.number(), reader.at
+        if first < self._next_import or first + count > _SAFE:
+            raise IpcError(f'lease {first} was sent after lease {self._next_import - 1}, or a second time')
+        entries = []
+        for at in range(count):
+            own, has_link, length = reader.length(0), reader.flag(), reader.length()
+            if length > _MAX_FIELDS or reader.at - begin > _MAX_TABLE:
+                raise IpcError(f'a descriptor of {length} bytes is too long', 'limit-exceeded')
+            entries.append((reader.take(length), own, has_link, first + at))
+        return entries
+
+    def _deliver(self, arrived: _Arrived) -> None:
+        kind, request = arrived.kind, arrived.request
+        if self.end is not None:
+            self.discard(arrived)
+        elif kind == _VALUE:
+            while self._value_slots:
+                slot = self._value_slots.popleft()
+                if not slot.is_done:
+                    slot.settle(arrived)
+                    return
+            self._values.append(arrived)
+            self._queued_bytes += arrived.size + 4096 * len(arrived.objects)
+            self._queued_fds += arrived.fd_count
+        elif kind == _REQUEST:
+            self._on_request(arrived)
+        elif kind in (_RESPONSE, _FAILURE):
+            slot = self._asked.pop(request, None)
+            if slot is None:
+                raise IpcError(f'received an answer to request {request}, which was not made')
+            if slot.is_done:
+                self.discard(arrived)  # Given up.
+            else:
+                slot.settle(arrived)
+        elif kind == _CANCELLATION:
+            # What is being answered goes on; what waits is not begun.
+            if request in self._unanswered:
+                self._canceled.add(request)
+        elif arrived.objects or arrived.size > 1 << 15:
+            raise IpcError('received a question that is none')
+        elif kind == _QUESTION:
+            self._post(_CONFIRMATION, _encoded('the companion for Python confirms no descriptors'), request=request)
+        else:
+            raise IpcError(f'received the confirmation {request} of nothing that was asked')
+
+    def _on_request(self, arrived: _Arrived) -> None:
+        if arrived.request in self._unanswered:
+            raise IpcError(f'received request {arrived.request} a second time')
+        self._request_bytes += arrived.size
+        if len(self._requests) >= _MAX_REQUESTS or self._request_bytes > _MAX_REQUEST_BYTES:
+            raise IpcError('too many requests wait to be served', 'limit-exceeded')
+        self._unanswered.add(arrived.request)
+        while self._request_slots:
+            slot = self._request_slots.popleft()
+            if not slot.is_done:
+                slot.settle(arrived)
+                return
+        self._requests.append(arrived)
+
+    def _apply_control(self, reader: _Reader, fds: List[int], is_alone: bool) -> _Points:
+        """Applies a control block, up to the end of the message. Returns the points of the value."""
+        last, points, used = 0, [], 0
+        is_closing = is_done = False
+        while reader.at < reader.end:
+            field = reader.byte()
+            if field <= last or (field in (1, 5, 6, 8) and not is_alone) or (field == 2 and is_alone):
+                raise IpcError(f'the control field {field} is not allowed here')
+            last = field
+            if field == 1:
+                if len(fds) != 1 or reader.at < reader.end:
+                    raise IpcError('a page of counters came without its descriptor')
+                used = 1
+                self._accept_page(fds[0])
+            elif field == 2:
+                points = reader.points()
+            elif field == 3:
+                self._apply_releases(reader)
+            elif field == 4:
+                self._apply_revocations([reader.number() for _ in range(_list_length(reader, 8))])
+            elif field == 5:
+                is_closing = True
+            elif field == 6:
+                used = self._apply_forwards(reader, fds)
+            elif field == 7:
+                for _ in range(_list_length(reader, 16)):
+                    pool = self._pools.pop(reader.take(16), None)
+                    if pool:
+                        pool.release()
+            elif field == 8:
+                is_done = True
+            else:
+                raise IpcError(f'unknown control field {field}')
+        if is_alone and len(fds) != used:
+            raise IpcError(f'received {len(fds)} descriptors with a control message')
+        if is_alone:
+            fds.clear()
+        if is_closing or is_done:
+            self._begin_closing(ClosedError(f'this Peer is closed: {self.name} has closed the connection'))
+        if is_done:
+            self._exports.clear()
+        return points
+
+    def _apply_releases(self, reader: _Reader) -> None:
+        point_count = 0
+        for _ in range(_list_length(reader, 10)):
+            lease, is_final, points = reader.number(), reader.flag(), reader.points()
+            point_count += len(points)
+            exported = self._exports.get(lease)
+            if exported is None or point_count > _MAX_RELEASE_POINTS:
+                raise IpcError(f'lease {lease} was released, but is not in use')
+            if points and self._peer_page is None:
+                raise IpcError('received points before their page')
+            if points and not self._peer_page.is_reached(points):  # type: ignore[union-attr]
+                # What follows must not overtake the other end's work.
+                if exported.stream is None or not self._let_wait(exported.device, exported.stream, points):
+                    self._held += points
+            if is_final and self._held:
+                self._after_hold.append(lease)
+            elif is_final:
+                del self._exports[lease]
+
+    def _apply_revocations(self, leases: List[int]) -> None:
+        for lease in leases:
+            if lease >= self._next_import:
+                raise IpcError(f'lease {lease} was revoked, but was never sent')
+            found = self._imports.get(lease)
+            memory = found() if found else None
+            if memory:
+                memory.revoked_by = self.name
+            elif lease in self._imports:
+                self._revoked.add(lease)
+
+    def _apply_forwards(self, reader: _Reader, fds: List[int]) -> int:
+        """Keeps objects for third processes: until those close their ends of the links."""
+        asked = [(reader.number(), reader.number(), reader.number()) for _ in range(_list_length(reader, 24))]
+        if len(asked) != len(fds) or len(self._forwarded) + len(asked) > 2048:
+            raise IpcError('received links for other objects than were passed on')
+        for at, (lease, _, _) in enumerate(asked):
+            exported = self._exports.get(lease)
+            fd = fds[at]
+            if exported is None or not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                raise IpcError(f'lease {lease} was passed on without a link, or is not in use')
+            link = socket.socket(fileno=os.dup(fd))
+            is_link = link.type == socket.SOCK_SEQPACKET and link.family == socket.AF_UNIX
+            if not is_link or _credentials(link)[0] != self.pid:
+                link.close()
+                raise IpcError(f'lease {lease} was passed on with a link that {self.name} has not made')
+            self._forwarded[link.fileno()] = (link, exported)
+            self._poll.register(link.fileno(), select.POLLIN)
+            try:
+                link.send(b'\x01', socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except OSError:
+                pass  # It is gone, and its end of the link: the poll tells.
+        _close_fds(fds)
+        return 0
+
+    # ---- Sending ----
+
+    def prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
+        """Encodes a value and exports its GPU objects. Waits for the work on them, or returns points behind it."""
+        encoder = _Encoder()
+        encoder.write(value)
+        if len(encoder.out) > _MAX_VALUE or len(encoder.objects) > _MAX_OBJECTS:
+            raise ValueError(f'the value is too large: it may have 16 MiB, and {_MAX_OBJECTS} GPU objects')
+        exported = [_export(value, self) for value in encoder.objects]
+        if sum(len(one.fds) for one in exported) > _MAX_FDS:
+            raise ValueError(f'the value has more than {_MAX_FDS} descriptors')
+        points: _Points = []
+        handle = None if stream is None else _stream_handle(stream)
+        for device in {one.device for one in exported}:
+            if handle is None:
+                device.synchronize()
+            else:
+                points += self.points_behind(device, handle)
+        for one in exported:
+            one.stream = handle
+        return encoder.out, exported, points
+
+    def send(self, prepared: Tuple[bytearray, List[_Exported], _Points], kind: int = _VALUE, request: int = 0,
+             slot: Optional[_Slot] = None) -> None:  # fmt: skip
+        """Sends a value, or queues it. `slot` is settled when it was sent."""
+        body, exported, points = prepared
+        fds: List[int] = []
+        with self._cond:
+            if self.end is not None:
+                raise self.end.with_traceback(None)
+            if exported:
+                body += _pack_double(self._next_export)
+                for one in exported:
+                    _write_length(body, len(one.fds))
+                    body.append(0)
+                    _write_length(body, len(one.fields))
+                    body += one.fields
+                    fds += one.fds
+                    self._exports[self._next_export] = one
+                    self._next_export += 1
+            self._send_page()
+            self._write_control(body, points)
+            self._post(kind, body, fds, request, slot=slot)
+            if self._outgoing and self._is_read_by_own_thread:
+                self._kick()
+
+    def _write_control(self, body: bytearray, points: _Points = []) -> None:
+        if points:
+            body.append(2)
+            _write_points(body, points)
+        if self._releases:
+            releases, self._releases = self._releases[:_MAX_LIST], self._releases[_MAX_LIST:]
+            body.append(3)
+            _write_length(body, len(releases))
+            for lease, is_final, behind in releases:
+                body += _pack_double(lease)
+                body.append(is_final)
+                _write_points(body, behind)
+
+    def _send_page(self) -> None:
+        """Sends this end's counters before the first points."""
+        if self._page_fd >= 0:
+            fd, self._page_fd = self._page_fd, -1
+            self._post(_CONTROL, b'\x01', (fd,), is_owner=True)
+
+    def _send_releases(self) -> None:
+        if self._is_socket_closed:
+            self._releases = []
+        while self._releases:
+            self._send_page()
+            body = bytearray()
+            self._write_control(body)
+            self._post(_CONTROL, body)
+
+    def _post(self, kind: int, body: Union[bytes, bytearray], fds: Sequence[int] = (), request: int = 0,
+              is_owner: bool = False, slot: Optional[_Slot] = None) -> None:  # fmt: skip
+        length = len(body)
+        for at in range(0, length, _PART):
+            header = _HEADER.pack(b'cu', PROTOCOL_VERSION, kind, self._sent, length, at, request)
+            is_last = at + _PART >= length
+            frame = header + body if length <= _PART else header + body[at : at + _PART]
+            self._outgoing.append((frame, () if at else fds, is_owner and not at, slot if is_last else None))
+        self._sent = (self._sent + 1) & 0xFFFFFFFF
+        self._flush()
+
+    def _flush(self) -> None:
+        outgoing = self._outgoing
+        while outgoing:
+            frame, fds, is_owner, slot = outgoing[0]
+            try:
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f'{len(fds)}i', *fds))] if fds else []
+                if not self._is_socket_closed:
+                    self._socket.sendmsg((frame,), ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.ENOBUFS, errno.ETOOMANYREFS, errno.ENOMEM):
+                    return
+                # The other end is closed: what it has sent before is read first, and its end is seen there.
+            outgoing.popleft()
+            if is_owner:
+                _close_fds(fds)
+            if slot:
+                slot.settle(None)
+
+    def points_behind(self, device: _Device, stream: int) -> _Points:
+        """Points behind the work that is queued in a stream; none if it is done."""
+        cuda = _cuda()
+        with self._cond, device:
+            if stream != _LEGACY_STREAM and cuda.cuStreamQuery(stream) == 0:
+                return []
+            if self._page is None:
+                self._page_fd = _sealed_memory(_PAGE)
+                self._page = _Page(self._page_fd)
+            counter = self._counters.get((device.ordinal, stream))
+            if counter is None:
+                if len(self._counters) == _COUNTERS:
+                    _check(cuda.cuCtxSynchronize(), 'cuCtxSynchronize')
+                    return []
+                counter = self._counters[device.ordinal, stream] = [len(self._counters), 0]
+            counter[1] += 1
+            address = self._page.address(device, counter[0])
+            _check(cuda.cuStreamWriteValue64_v2(stream, address, counter[1], 0), 'cuStreamWriteValue64_v2')
+            return [(counter[0], counter[1])]
+
+    # ---- Order ----
+
+    def _accept_page(self, fd: int) -> None:
+        """Maps the other end's counters. Nobody may take the memory away from under this process."""
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            is_sealed = seals & fcntl.F_SEAL_SHRINK and seals & fcntl.F_SEAL_GROW and os.fstat(fd).st_size == _PAGE
+        except OSError:
+            is_sealed = False
+        if self._peer_page or not is_sealed:
+            raise IpcError('received a second page of counters, or one that is not sealed memory of its size')
+        self._peer_page = _Page(fd)
+        try:
+            # Against holes, in whose place a GPU would read other memory.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0x10)
+        except OSError:
+            self._is_peer_page_fixed = False
+        os.close(fd)
+
+    def is_reached(self, points: _Points) -> bool:
+        return not points or self._peer_page is None or self._peer_page.is_reached(points)
+
+    def _let_wait(self, device: _Device, stream: int, points: _Points) -> bool:
+        """Makes a stream wait for points. Returns False if the host must wait."""
+        page = self._peer_page
+        if page is None or not self._is_peer_page_fixed or self._is_gone:
+            return False
+        with device:
+            for index, count in points:
+                if page.is_reached([(index, count)]):
+                    continue
+                self._awaited[index] = max(count, self._awaited.get(index, 0))
+                address = page.address(device, index)
+                _check(_cuda().cuStreamWaitValue64_v2(stream, address, count, _WAIT_GEQ), 'cuStreamWaitValue64_v2')
+        return True
+
+    def _abandon_waits(self) -> int:
+        """Frees the streams that wait for an ended process. Returns how many waits were not over."""
+        page = self._peer_page
+        if page is None:
+            return 0
+        open_waits = [index for index, count in self._awaited.items() if not page.is_reached([(index, count)])]
+        for index in open_waits:
+            page.words[index] = _END_OF_WAITS
+        return len(open_waits)
+
+    # ---- Opening ----
+
+    def open(self, arrived: _Arrived, stream: Any, timeout: Optional[float] = None) -> Any:
+        """Returns the value with its GPU objects, when the sender's work on them is done or `stream` waits for it."""
+        value = self.begin_open(arrived, stream)
+        if arrived.points:
+            _wait_until(lambda: self.is_ready(arrived), timeout, "the sender's work")
+        return value
+
+    def is_ready(self, arrived: _Arrived) -> bool:
+        if self.is_reached(arrived.points):
+            return True
+        if self._is_gone:
+            raise PeerGoneError(f'{self.name} has ended before its work on what it had sent was done', self.pid)
+        return False
+
+    def begin_open(self, arrived: _Arrived, stream: Any) -> Any:
+        """As `open`. If points are left in `arrived`, the host must wait for them."""
+        if not arrived.objects:
+            return arrived.take()
+        handle = None if stream is None else _stream_handle(stream)
+        opened: List[Any] = []
+        try:
+            for data, fds, lease in arrived.objects:
+                opened.append(self._open_object(data, fds, lease, handle))
+                _close_fds(fds)
+            if handle is not None and arrived.points:
+                devices = {one._device for one in opened if isinstance(one, (GpuArray, Event))}
+                if all(self._let_wait(device, handle, arrived.points) for device in devices):
+                    arrived.points = []
+        except BaseException:
+            for one in opened:
+                one.close()
+            arrived.objects = arrived.objects[len(opened) :]
+            self.discard(arrived)
+            raise
+        for put, one in zip(arrived.places, opened):
+            put(one)
+        return arrived.take()
+
+    def _open_object(self, data: bytes, fds: List[int], lease: int, stream: Optional[int]) -> Any:
+        if lease in self._revoked:
+            raise ClosedError(f'{self.name} has revoked what it had sent')
+        fields = _read_fields(data)
+        if fields.exporter[17:] == _self().exporter(_all_devices()[0])[17:]:
+            return self._open_own(fields, lease)
+        _check_exporter(fields, self._allow_other_users)
+        device = _device_of(fields.exporter[:17])
+        if isinstance(fields, _EventFields):
+            return self._open_event(fields, device, data, lease)
+        if fields.read_only and fields.kind != _VIRTUAL:
+            raise IpcError('memory that the driver always maps for writing was sent as read-only', 'not-supported')
+        if fields.ready:
+            with self._open_event(fields.ready, device, b'', -1) as event:
+                event.synchronize()
+        mapping = self._map(fields, device, fds)
+        if mapping is None:
+            self._imports.pop(lease, None)
+            self._release(lease)
+            return GpuPool(fields.exporter[:17])
+        if fields.byte_offset + fields.byte_length > mapping.byte_length:
+            mapping.release()
+            raise IpcError(f'a range ends at byte {fields.byte_offset + fields.byte_length} of memory that has '
+                           f'{mapping.byte_length}', 'invalid-descriptor')  # fmt: skip
+        memory = _ReceivedMemory(self, lease, fields, mapping)
+        self._imports[lease] = weakref.ref(memory)
+        read_only = fields.read_only or mapping.is_read_only
+        return _array_of(memory, memory.address, fields.layout, fields.byte_length, read_only, stream)
+
+    def _map(self, fields: _MemoryFields, device: _Device, fds: List[int]) -> Optional[_Mapping]:
+        if fields.kind == _LEGACY:
+            key: Tuple[Any, ...] = (_LEGACY, device.ordinal, fields.handle)
+            return _map(key, fields.buffer_id, lambda: _map_legacy(fields, device))
+        if not all(map(_is_driver_fd, fds)):
+            raise IpcError("a descriptor that came with memory is not one of the driver's", 'no-file-descriptor')
+        if fields.kind == _VIRTUAL:
+            if len(fds) != len(fields.pieces):
+                raise IpcError(f'virtual memory of {len(fields.pieces)} pieces came with {len(fds)} descriptors',
+                               'no-file-descriptor')  # fmt: skip
+            # The mark of memory that is shared for reading only.
+            read_only = fields.read_only or any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND for fd in fds)
+            with _lock:
+                key = _virtual_key(fields, device, fds, read_only)
+                mapping = _map(key, 0, lambda: _map_virtual(fields, device, fds, read_only))
+                mapping.is_read_only = read_only
+                if key not in _virtual_fds:
+                    _virtual_fds[key] = tuple(os.dup(fd) for fd in fds)
+                    forget = mapping.on_unused
+
+                    def close() -> None:
+                        forget()
+                        _close_fds(_virtual_fds.pop(key))
+
+                    mapping.on_unused = close
+                return mapping
+        pool = self._pools.get(fields.name)
+        if pool is None:
+            if len(fds) != 1:
+                raise IpcError('memory of a pool came without the descriptor of the pool', 'no-file-descriptor')
+            pool = self._pools[fields.name] = _ImportedPool(device, fds[0], fields.exporter)
+        if fields.handle is None:
+            return None
+        # The driver finds memory by its pool and handle; what the sender calls the pool proves nothing.
+        found = pool
+        return _map((_POOL, found.handle, fields.handle), fields.generation, lambda: _map_pool(fields, found))
+
+    def _open_own(self, fields: Union[_MemoryFields, _EventFields], lease: int) -> Any:
+        """Returns what was sent to the other end and came back."""
+        for exported in list(self._exports.values()):
+            known = _read_fields(exported.fields)
+            if isinstance(fields, _EventFields) or isinstance(known, _EventFields):
+                if type(known) is type(fields) and known.handle == fields.handle:
+                    self._release(lease)
+                    return exported.keep
+                continue
+            is_same = (known.handle, known.name, known.buffer_id, known.generation) == (
+                fields.handle, fields.name, fields.buffer_id, fields.generation)  # fmt: skip
+            inside = known.byte_offset <= fields.byte_offset and (
+                fields.byte_offset + fields.byte_length <= known.byte_offset + known.byte_length)
+            if not is_same or not inside:
+                continue
+            keep = exported.keep
+            if known.kind == _VIRTUAL:
+                memory: _Memory = keep[1]
+                address = memory.address + fields.byte_offset
+            else:
+                described = _Described(keep)
+                low, _ = _extents(described.shape, described.strides, described.dtype.itemsize)
+                address = described.address + low + fields.byte_offset - known.byte_offset
+                memory = _BorrowedMemory(exported.device, address, fields.byte_length, keep)
+            self._release(lease)
+            return _array_of(memory, address, fields.layout, fields.byte_length, fields.read_only, None)
+        raise IpcError(f'{self.name} sent a descriptor of memory of this very process that it does not hold', 'same-process')
+
+    def _open_event(self, fields: _EventFields, device: _Device, data: bytes, lease: int) -> Event:
+        event, cuda = _u64(), _cuda()
+        handle = _Handle64((ctypes.c_ubyte * 64)(*fields.handle))
+        with device:
+            status = cuda.cuIpcOpenEventHandle(ctypes.byref(event), handle)
+        if status:
+            raise _open_error(fields.exporter, 'cuIpcOpenEventHandle', status)
+        return Event._opened(device, event.value, data, lambda: self._release(lease))
+
+    # ---- Giving back ----
+
+    def _release(self, lease: int) -> None:
+        """Tells the other end that nothing here uses what it has sent."""
+        with self._cond:
+            link = self._links.pop(lease, -1)
+            if link >= 0:
+                os.close(link)
+            self._revoked.discard(lease)
+            self._imports.pop(lease, None)
+            if lease >= 0 and not self._is_socket_closed:
+                self._releases.append((lease, True, []))
+                self._send_releases()
+                self._close_if_unused()
+
+    def give_back_later(self, use: Tuple[int, _Mapping, _Device, Optional[int]]) -> None:
+        """As `give_back`, from anywhere: objects may be collected in the middle of any work."""
+        self._given_back.append(use)
+        self._kick()
+
+    def give_back(self) -> None:
+        """Unmaps what nobody refers to any more, and tells the other end."""
+        while self._given_back:
+            try:
+                lease, mapping, device, stream = self._given_back.popleft()
+            except IndexError:
+                break
+            points: _Points = []
+            try:
+                if stream is None:
+                    device.synchronize()
+                else:
+                    points = self.points_behind(device, stream)
+            except CuffiError:
+                pass  # The context is lost: nothing runs in it.
+            if not points:
+                self._finish(lease, mapping)
+                continue
+            with self._cond:
+                self._releases.append((lease, False, points))
+                self._behind_streams.append((points, lease, mapping))
+                self._send_releases()
+                self._kick()
+        if self._behind_streams:
+            with self._cond:
+                pending, self._behind_streams = self._behind_streams, []
+            for points, lease, mapping in pending:
+                if self._page and not self._page.is_reached(points):
+                    self._behind_streams.append((points, lease, mapping))
+                else:
+                    self._finish(lease, mapping)
+
+    def _finish(self, lease: int, mapping: _Mapping) -> None:
+        try:
+            mapping.release()
+        except CuffiError:
+            pass  # The context is lost, and the mapping with it.
+        self._release(lease)
+
+    def discard(self, arrived: _Arrived) -> None:
+        """Releases what nobody takes."""
+        objects, arrived.objects = arrived.objects, []
+        for _, fds, lease in objects:
+            _close_fds(fds)
+            self._release(lease)
+
+    # ---- The end ----
+
+    def close(self) -> None:
+        with self._cond:
+            self._begin_closing(ClosedError('this Peer is closed'))
+            for queue in (self._values, self._requests):
+                while queue:
+                    self.discard(queue.popleft())
+            self._close_if_unused()
+            self._kick()
+
+    def fail(self, error: Exception) -> None:
+        """Ends the connection because of what the other end did."""
+        with self._cond:
+            self._finish_with(error)
+            self._close_socket()
+
+    def _finish_with(self, error: Exception) -> None:
+        if self.end is None:
+            self.end = error
+        for slot in (*self._value_slots, *self._request_slots, *self._asked.values()):
+            slot.settle(self.end)
+        self._value_slots.clear()
+        self._request_slots.clear()
+        self._asked.clear()
+        self._cond.notify_all()
+
+    def _begin_closing(self, error: ClosedError) -> None:
+        self._finish_with(error)
+        if not self._is_closing and not self._is_socket_closed:
+            self._is_closing = True
+            self._send_releases()
+            self._post(_CONTROL, b'\x05')
+
+    def _close_if_unused(self) -> None:
+        if not self._is_closing or self._is_socket_closed or self._outgoing:
+            return
+        if self._exports or self._imports or self._given_back or self._behind_streams:
+            return
+        self._post(_CONTROL, b'\x08')
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        if self._is_socket_closed:
+            return
+        self._is_socket_closed = True
+        if self._poll_events:
+            self._poll.unregister(self._fd)
+        self._poll_events = 0
+        self._flush()
+        self._socket.close()
+        _close_fds(self._part_fds)
+        _close_fds(self._links.values())
+        self._part_fds, self._parts, self._links = [], [], {}
+        self._cond.notify_all()
+
+    def _on_socket_end(self) -> None:
+        """The end of a process comes soon after that of its socket, and tells more."""
+        if not self._is_closing and self._pidfd >= 0 and not self._is_gone:
+            ended = select.poll()
+            ended.register(self._pidfd, select.POLLIN)
+            if ended.poll(100):
+                self._on_gone()
+        if self.end is None:
+            self._finish_with(ClosedError(f'this Peer is closed: {self.name} has closed the connection'))
+        self._close_socket()
+        if self._pidfd < 0:
+            self._on_gone()
+
+    def _on_gone(self) -> None:
+        """The other process has ended: it holds nothing any more."""
+        if self._is_gone:
+            return
+        self._is_gone = True
+        if self._pidfd >= 0:
+            self._poll.unregister(self._pidfd)
+        while not self._is_socket_closed and self.end is None:
+            before = self._received, len(self._parts)
+            self._read()
+            if before == (self._received, len(self._parts)):
+                break
+        waits = self._abandon_waits()
+        after = f'; {waits} waits for its work were abandoned' if waits else ' without closing the connection'
+        self._finish_with(PeerGoneError(f'{self.name} has ended{after}', self.pid))
+        self._exports.clear()
+        self._close_socket()
+
+    def _is_over(self) -> bool:
+        is_used = self._exports or self._forwarded or self._given_back or self._behind_streams
+        return self._is_socket_closed and (not is_used or (self._is_gone and not self._given_back))
+
+    def _discard(self) -> None:
+        """Ends what needs no other process."""
+        _connections.discard(self)
+        until = time.monotonic() + (_REPAIR_S if self._is_gone and self._awaited else 0)
+        while time.monotonic() < until:
+            # A GPU may still do what the ended process had queued.
+            self._abandon_waits()
+            time.sleep(0.02)
+        with self._cond:
+            for queue in (self._values, self._requests):
+                while queue and not isinstance(self.end, PeerGoneError):
+                    self.discard(queue.popleft())
+            for pool in self._pools.values():
+                pool.release()
+            self._pools = {}
+        for page in (self._page, self._peer_page):
+            if page and not _is_exiting:
+                try:
+                    page.close()
+                except CuffiError:
+                    pass  # The context is lost.
+        _close_fds([fd for fd in (self._page_fd, self._pidfd, self._wake_read, self._wake_write) if fd >= 0])
+        self._page_fd = self._pidfd = -1
+
+    def drain_at_exit(self) -> None:
+        """Before this process ends: the other one may wait for work that is still running."""
+        page = self._page
+        if page and not page.is_reached([(index, count) for index, count in self._counters.values()]):
+            for device in {ordinal for ordinal, _ in self._counters}:
+                try:
+                    _all_devices()[device].synchronize()
+                except CuffiError:
+                    pass  # The context is lost.
+        self.close()
+
+
+_connections: 'set[_Connection]' = set()
+_FD_SPACE = socket.CMSG_SPACE(4 * _MAX_FDS)
+
+
+@atexit.register
+def _at_exit() -> None:
+    global _is_exiting
+    for connection in list(_connections):
+        connection.drain_at_exit()
+    _is_exiting = True
+
+
+def _array_of(memory: _Memory, begin: int, layout: Optional[Tuple[_Dtype, Tuple[int, ...], Tuple[int, ...]]],
+              byte_length: int, read_only: bool, stream: Optional[int]) -> GpuArray:  # fmt: skip
+    if layout is None:
+        return GpuBuffer(memory, begin, (byte_length,), _DTYPES['uint8'], (1,), read_only, stream)
+    dtype, shape, strides = layout
+    low, _ = _extents(shape, strides, dtype.itemsize)
+    return GpuArray(memory, begin - low, shape, dtype, strides, read_only, stream)
+
+
+def _encoded(value: Any) -> bytes:
+    encoder = _Encoder()
+    encoder.write(value)
+    return bytes(encoder.out)
+
+
+def _write_points(out: bytearray, points: _Points) -> None:
+    _write_length(out, len(points))
+    for index, count in points:
+        _write_length(out, index)
+        out += _pack_double(count)
+
+
+def _list_length(reader: _Reader, each: int) -> int:
+    length = reader.length(each)
+    if not 1 <= length <= _MAX_OBJECTS:
+        raise IpcError(f'a list of {length} entries is not valid in one message')
+    return length
+
+
+def _close_fds(fds: Any) -> None:
+    for fd in list(fds):
+        try:
+            os.close(fd)
+        except OSError:
+            pass
+    if isinstance(fds, list):
+        fds.clear()
+
+
+def _sealed_memory(byte_length: int) -> int:
+    fd = os.memfd_create('cuffi-points', os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, byte_length)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
+def _credentials(sock: socket.socket) -> Tuple[int, int, int]:
+    return struct.unpack('3i', sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))  # type: ignore[return-value]
+
+
+# ---- Peers ------------------------------------------------------------------------------------------------
+
+
+class Peer:
+    """The process at the other end of a connection. `with peer:` closes it.
+
+    Any thread may use it. Each method that waits takes `timeout` in seconds, and raises TimeoutError.
+    After the end they raise ClosedError, PeerGoneError or IpcError, which is also `peer.end`.
+    """
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+
+    @property
+    def pid(self) -> int:
+        """Of the other process; 0 if it is in another pid namespace."""
+        return self._connection.pid
+
+    @property
+    def uid(self) -> int:
+        return self._connection.uid
+
+    @property
+    def gid(self) -> int:
+        return self._connection.gid
+
+    @property
+    def end(self) -> Optional[Exception]:
+        """Why the connection has ended; None while it is open."""
+        return self._connection.end
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.end is not None
+
+    @property
+    def lent(self) -> int:
+        """How many arrays, buffers and events the other end holds of this one."""
+        return len(self._connection._exports)
+
+    @property
+    def held(self) -> int:
+        """How many arrays, buffers and events this end holds of the other."""
+        return len(self._connection._imports)
+
+    # ---- Values ----
+
+    def send(self, value: Any, stream: Any = None, timeout: Optional[float] = None) -> None:
+        """Sends a value. Waits for the work on its GPU objects, unless `stream` is given.
+
+        Raises TypeError and ValueError for what cannot be sent, IpcError for memory without a handle.
+        """
+        connection, slot = self._connection, _Slot()
+        connection.send(connection.prepare(value, stream), slot=slot)
+        if not slot.is_done:
+            connection.wait(lambda: slot.is_done or connection.end is not None, timeout, 'room to send')
+
+    def receive(self, stream: Any = None, timeout: Optional[float] = None) -> Any:
+        """Returns the next value, when the sender's work on it is done, or makes `stream` wait for that."""
+        connection = self._connection
+        if stream is not None:
+            _stream_handle(stream)
+        connection.wait(lambda: bool(connection._values) or connection.end is not None, timeout, 'a value')
+        return connection.open(self._take_value(), stream, timeout)
+
+    def _take_value(self) -> _Arrived:
+        connection = self._connection
+        with connection._cond:
+            if not connection._values:
+                raise connection.end.with_traceback(None)  # type: ignore[union-attr]
+            arrived = connection._values.popleft()
+            connection._queued_bytes -= arrived.size + 4096 * len(arrived.objects)
+            connection._queued_fds -= arrived.fd_count
+            if connection._is_read_by_own_thread and not connection._poll_events & select.POLLIN:
+                connection._kick()
+            return arrived
+
+    def __iter__(self) -> Iterator[Any]:
+        """The values, until the other end closes the connection. Raises PeerGoneError, IpcError."""
+        while True:
+            try:
+                value = self.receive()
+            except ClosedError:
+                if self.closed:
+                    return
+                raise
+            yield value
+            del value
+
+    # ---- Requests ----
+
+    def request(self, value: Any, stream: Any = None, timeout: Optional[float] = None) -> Any:
+        """Returns what the other end's handler answers. Raises RemoteError for what it throws."""
+        connection, slot = self._connection, _Slot()
+        number = self._ask(value, stream, slot)
+        try:
+            connection.wait(lambda: slot.is_done, timeout, 'an answer')
+        except BaseException:
+            self._give_up(number, slot)
+            raise
+        return self._answer(slot.take(), connection.open(slot.take(), stream, timeout))
+
+    def _ask(self, value: Any, stream: Any, slot: _Slot) -> int:
+        return self._ask_prepared(self._connection.prepare(value, stream), slot)
+
+    def _ask_prepared(self, prepared: Tuple[bytearray, List[_Exported], _Points], slot: _Slot) -> int:
+        connection = self._connection
+        with connection._cond:
+            if len(connection._asked) >= _MAX_REQUESTS:
+                raise IpcError(f'{_MAX_REQUESTS} requests wait for their answers', 'limit-exceeded')
+            number = connection._last_question + 1
+            connection.send(prepared, _REQUEST, number)
+            connection._last_question = number
+            connection._asked[number] = slot
+        return number
+
+    def _give_up(self, number: int, slot: _Slot) -> None:
+        connection = self._connection
+        with connection._cond:
+            if slot.is_done:
+                if isinstance(slot.result, _Arrived):
+                    connection.discard(slot.result)
+            elif connection.end is None:
+                # Its answer still comes.
+                slot.settle(None)
+                connection._post(_CANCELLATION, b'\x01', request=number)
+
+    @staticmethod
+    def _answer(arrived: _Arrived, value: Any) -> Any:
+        if arrived.kind == _RESPONSE:
+            return value
+        raise value if isinstance(value, RemoteError) else RemoteError(repr(value))
+
+    def serve(self, handler: Callable[[Any], Any], stream: Any = None) -> None:
+        """Answers requests with `handler(value)`, in this thread, until the connection ends.
+
+        What it raises is raised at the other end. Raises PeerGoneError, IpcError.
+        """
+        connection = self._connection
+        while True:
+            connection.wait(lambda: bool(connection._requests) or connection.end is not None, None, 'a request')
+            with connection._cond:
+                if not connection._requests:
+                    break
+                arrived = connection._requests.popleft()
+            if self._begin_answer(arrived):
+                try:
+                    result, kind = handler(connection.open(arrived, stream)), _RESPONSE
+                except Exception as error:
+                    result, kind = error, _FAILURE
+                self._reply(arrived.request, result, kind, stream)
+                del result
+        if not isinstance(connection.end, ClosedError):
+            raise connection.end.with_traceback(None)  # type: ignore[union-attr]
+
+    def _begin_answer(self, arrived: _Arrived) -> bool:
+        """Returns False for a request that was given up before it was begun."""
+        connection = self._connection
+        with connection._cond:
+            connection._request_bytes -= arrived.size
+            if arrived.request not in connection._canceled:
+                return True
+            connection.discard(arrived)
+        self._reply(arrived.request, RemoteError('the request was given up', 'AbortError'), _FAILURE, None)
+        return False
+
+    def _reply(self, number: int, result: Any, kind: int, stream: Any) -> None:
+        connection = self._connection
+        try:
+            prepared = connection.prepare(result, stream)
+        except Exception as error:
+            prepared, kind = connection.prepare(error, None), _FAILURE
+        with connection._cond:
+            connection._unanswered.discard(number)
+            connection._canceled.discard(number)
+            if connection.end is None:
+                connection.send(prepared, kind, number)
+
+    # ---- The same for asyncio ----
+
+    async def asend(self, value: Any, stream: Any = None) -> None:
+        """As `send`."""
+        connection, slot = self._connection, _Slot(is_async=True)
+        prepared = await self._prepare(value, stream)
+        connection.send(prepared, slot=slot)
+        if not slot.is_done:
+            await self._until(slot)
+
+    async def _prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
+        if stream is not None:
+            return self._connection.prepare(value, stream)
+        # It waits for the GPU.
+        return await asyncio.get_running_loop().run_in_executor(None, self._connection.prepare, value, None)
+
+    async def _until(self, slot: _Slot) -> None:
+        with self._connection._cond:
+            self._connection._cond.notify_all()
+            self._connection._kick()
+        if not slot.is_done:
+            await slot.future  # type: ignore[misc]
+
+    async def areceive(self, stream: Any = None) -> Any:
+        """As `receive`."""
+        connection, slot = self._connection, _Slot(is_async=True)
+        with connection._cond:
+            if connection._values or connection.end is not None:
+                slot.settle(self._take_value())
+            else:
+                connection._value_slots.append(slot)
+        try:
+            await self._until(slot)
+        except BaseException:
+            with connection._cond:
+                # What was received for this call goes to the next one.
+                if isinstance(slot.result, _Arrived):
+                    connection._values.appendleft(slot.result)
+                    connection._queued_bytes += slot.result.size + 4096 * len(slot.result.objects)
+                    connection._queued_fds += slot.result.fd_count
+                slot.is_done = True
+            raise
+        return await self._aopen(slot.take(), stream)
+
+    async def _aopen(self, arrived: _Arrived, stream: Any) -> Any:
+        connection = self._connection
+        value = connection.begin_open(arrived, stream)
+        while arrived.points and not connection.is_ready(arrived):
+            await asyncio.sleep(0.0002)
+        return value
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while True:
+            try:
+                value = await self.areceive()
+            except ClosedError:
+                if self.closed:
+                    return
+                raise
+            yield value
+
+    async def arequest(self, value: Any, stream: Any = None) -> Any:
+        """As `request`. Canceling the task gives the request up."""
+        slot = _Slot(is_async=True)
+        prepared = await self._prepare(value, stream)
+        number = self._ask_prepared(prepared, slot)
+        try:
+            await self._until(slot)
+        except BaseException:
+            self._give_up(number, slot)
+            raise
+        return self._answer(slot.take(), await self._aopen(slot.take(), stream))
+
+    async def aserve(self, handler: Callable[[Any], Any], stream: Any = None) -> None:
+        """As `serve`, with a handler that may be a coroutine. Answers one request after the other."""
+        connection = self._connection
+        while True:
+            slot = _Slot(is_async=True)
+            with connection._cond:
+                if connection._requests:
+                    slot.settle(connection._requests.popleft())
+                elif connection.end is not None:
+                    break
+                else:
+                    connection._request_slots.append(slot)
+            await self._until(slot)
+            if not isinstance(slot.result, _Arrived):
+                break
+            arrived = slot.result
+            if self._begin_answer(arrived):
+                try:
+                    result, kind = handler(await self._aopen(arrived, stream)), _RESPONSE
+                    if asyncio.iscoroutine(result):
+                        result = await result
+                except Exception as error:
+                    result, kind = error, _FAILURE
+                self._reply(arrived.request, result, kind, stream)
+                del result
+        if not isinstance(connection.end, ClosedError):
+            raise connection.end.with_traceback(None)  # type: ignore[union-attr]
+
+    # ---- The end ----
+
+    def close(self) -> None:
+        """Closes the connection. What was received stays usable until it is closed. The second call does nothing."""
+        self._connection.close()
+
+    def __enter__(self) -> 'Peer':
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f'<cuffi.Peer {self._connection.name}{" closed" if self.closed else ""}>'
+
+
+# ---- Connecting -------------------------------------------------------------------------------------------
+
+_parent: Optional[Peer] = None
+
+
+def parent() -> Peer:
+    """Returns the process that started this one with `spawnPython` or `spawnPeer`. Raises IpcError if none did."""
+    global _parent
+    if _parent is None:
+        # Children of this process would inherit the variable, but not the descriptor.
+        fd, _, inode = os.environ.pop('CUFFI_PARENT', '').partition(':')
+        try:
+            number = int(fd)
+            found = os.fstat(number)
+            is_parent = stat.S_ISSOCK(found.st_mode) and found.st_ino == int(inode)
+        except (ValueError, OSError):
+            is_parent = False
+        if not is_parent:
+            raise IpcError('this process was not started by spawnPython(): it has no parent()', 'no-parent')
+        sock = socket.socket(fileno=number)
+        sock.set_inheritable(False)
+        _parent = Peer(_Connection(sock, False))
+    return _parent
+
+
+def _address_of(name: str) -> Tuple[str, bool]:
+    """The address of a name for the kernel, and whether it is in the directory of this user alone."""
+    if not isinstance(name, str) or name in ('', '.', '..') or '\0' in name:
+        raise ValueError(f'{name!r} is no name for a socket')
+    if name.startswith('@'):
+        return '\0' + name[1:], False
+    if '/' in name:
+        return os.path.abspath(name), False
+    runtime = os.environ.get('XDG_RUNTIME_DIR', '')
+    if runtime.startswith('/') and os.path.exists(runtime):
+        directory = os.path.join(runtime, 'cuffi')
+    else:
+        directory = os.path.join(tempfile.gettempdir(), f'cuffi-{os.geteuid()}')
+    try:
+        os.mkdir(directory, 0o700)
+    except FileExistsError:
+        pass
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise IpcError(f'{directory} is not a directory of user {os.geteuid()} alone (mode 0700)')
+    return os.path.join(directory, name), True
+
+
+def _trust(sock: socket.socket, allow_other_users: bool) -> None:
+    pid, uid, _ = _credentials(sock)
+    if uid != os.geteuid() and not allow_other_users:
+        sock.close()
+        raise IpcError(f"process {pid} is of user {uid}, not of this process's: allow it with allow_other_users=True",
+                       'other-user')  # fmt: skip
+
+
+def connect(name: str, timeout: Optional[float] = None, allow_other_users: bool = False) -> Peer:
+    """Connects to a process that listens by this name, in Node or Python. Raises IpcError if none does.
+
+    :param name: a plain name, a path, or `@name` in the abstract namespace
+    :param timeout: for how many seconds to wait until somebody listens; then TimeoutError
+    """
+    address, _ = _address_of(name)
+    until = time.monotonic() + (timeout or 0)
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.connect(address)
+            break
+        except OSError as error:
+            sock.close()
+            is_nobody = error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN)
+            if not is_nobody or timeout is None:
+                code = 'not-listening' if is_nobody else 'ipc-failed'
+                raise IpcError(f'cannot connect to {name}: {error.strerror}', code) from None
+            if time.monotonic() >= until:
+                raise TimeoutError(f'nobody listened at {name} within {timeout} s') from None
+            time.sleep(0.01)
+    _trust(sock, allow_other_users)
+    return Peer(_Connection(sock, allow_other_users))
+
+
+class Listener:
+    """Accepts connections by a name. `with listener:` closes it; connections that it accepted stay open."""
+
+    def __init__(self, name: str, allow_other_users: bool) -> None:
+        address, _ = _address_of(name)
+        self._path = None if address.startswith('\0') else address
+        self._allow_other_users = allow_other_users
+        self._socket = sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            # The file gets the mode of its descriptor.
+            os.fchmod(sock.fileno(), 0o600)
+            try:
+                sock.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or self._path is None or not _remove_dead(self._path):
+                    raise
+                sock.bind(address)
+            if self._path:
+                self._file = os.lstat(self._path)
+                if allow_other_users:
+                    os.chmod(self._path, 0o666)
+            sock.listen(128)
+        except OSError as error:
+            sock.close()
+            is_used = error.errno == errno.EADDRINUSE
+            why = 'another process listens there already' if is_used else error.strerror
+            raise IpcError(f'cannot listen at {name}: {why}', 'address-in-use' if is_used else 'ipc-failed') from None
+        atexit.register(self.close)
+
+    def accept(self, timeout: Optional[float] = None) -> Peer:
+        """Waits for the next process. Those of other users are refused. Raises TimeoutError, ClosedError."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._socket.settimeout(None if until is None else max(0.0001, until - time.monotonic()))
+            try:
+                sock, _ = self._socket.accept()
+            except socket.timeout:
+                raise TimeoutError(f'nobody connected within {timeout} s') from None
+            except OSError:
+                raise ClosedError('this Listener is closed') from None
+            try:
+                _trust(sock, self._allow_other_users)
+            except IpcError:
+                continue
+            return Peer(_Connection(sock, self._allow_other_users))
+
+    async def aaccept(self) -> Peer:
+        """As `accept`."""
+        return await asyncio.get_running_loop().run_in_executor(None, self.accept)
+
+    def __iter__(self) -> Iterator[Peer]:
+        while True:
+            try:
+                peer = self.accept()
+            except ClosedError:
+                return
+            yield peer
+
+    def close(self) -> None:
+        """Stops accepting, and removes the name. The second call does nothing."""
+        atexit.unregister(self.close)
+        if self._socket.fileno() < 0:
+            return
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # It wakes up a thread that accepts.
+        self._socket.close()
+        if self._path:
+            try:
+                found = os.lstat(self._path)
+                if (found.st_dev, found.st_ino) == (self._file.st_dev, self._file.st_ino):
+                    os.unlink(self._path)
+            except OSError:
+                pass  # Somebody else has removed it.
+
+    def __enter__(self) -> 'Listener':
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def _remove_dead(path: str) -> bool:
+    """Removes the socket that a killed process has left. The lock is that of cuffi in Node."""
+    lock = os.path.join(os.path.dirname(path), f'.{os.path.basename(path)}.cuffi-lock')
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        probe = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            probe.connect(path)
+            return False
+        except ConnectionRefusedError:
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                return False
+            os.unlink(path)
+            return True
+        except FileNotFoundError:
+            return True
+        finally:
+            probe.close()
+            os.unlink(lock)
+    finally:
+        os.close(fd)
+
+
+def listen(name: str, allow_other_users: bool = False) -> Listener:
+    """Listens by a name, to which Node and Python connect. Raises IpcError if the name is in use.
+
+    >>> with cuffi.listen('render') as listener:
+    ...     for peer in listener: ...
+    """
+    return Listener(name, allow_other_users)

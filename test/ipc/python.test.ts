@@ -1,0 +1,540 @@
+/** Node and Python share GPU memory: the companion src/python/cuffi.py at the other end. */
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { dirname } from 'node:path';
+import { describe, test } from 'node:test';
+import { setTimeout as delay } from 'node:timers/promises';
+import { isDeepStrictEqual } from 'node:util';
+import { dtypes } from '../../src/dtype.ts';
+import {
+  Context,
+  CudaEvent,
+  type DeviceArray,
+  DeviceBuffer,
+  deviceArray,
+  MemoryPool,
+  Stream,
+  toDevice,
+  VirtualMemory,
+} from '../../src/index.ts';
+import { connect, leases, listen, spawnPython, Timeline } from '../../src/ipc/index.ts';
+import { companionFile } from '../../src/python/companion.ts';
+import { iterations, until } from '../support/iterations.ts';
+import { Latch } from '../support/latch.ts';
+import { comesBackTo, processState } from '../support/process-state.ts';
+import { startProgram } from '../support/program.ts';
+import { noPython, PythonWorker, pythonEnv, workerProgram } from '../support/python.ts';
+
+const options = { skip: noPython, timeout: 120_000 };
+
+/** Whether nothing is lent on either side, once all work is done. */
+async function nothingIsLent(worker: PythonWorker): Promise<void> {
+  await Context.primary().flush();
+  await until(() => leases.stats().leases.length === 0);
+  const { lent, held } = await worker.ask<{ lent: number; held: number }>('counts');
+  assert.deepEqual([lent, held], [0, 0]);
+}
+
+describe('the companion for Python', options, () => {
+  test('returns every kind of value as it was sent', options, async () => {
+    await using worker = new PythonWorker('iterate');
+    const values: readonly unknown[] = [
+      null,
+      true,
+      0,
+      -1,
+      2 ** 31,
+      -0,
+      0.1,
+      Number.NaN,
+      '',
+      'grün',
+      '水 \ud800',
+      'x'.repeat(70_000),
+      2n ** 63n - 1n,
+      -(2n ** 200n),
+      [1, [2, [3]], { a: { b: null } }],
+      { name: 'frame', 'ü b': 1.5 },
+      new Date(1_234_567_890_123),
+      new Map<unknown, unknown>([
+        ['a', 1],
+        [2, new Set(['x', 3])],
+      ]),
+      new Uint8Array([1, 2, 3]),
+      new Float64Array([0.5, -1]),
+      new BigInt64Array([-1n]),
+      new Uint8Array(200_000).fill(7),
+    ];
+    for (const value of values) {
+      await worker.peer.send(value);
+      assert.deepEqual(await worker.peer.receive({ timeoutMs: 10_000 }), value);
+    }
+    const error = new RangeError('too far', { cause: new TypeError('why') });
+    await worker.peer.send(error);
+    const back = (await worker.peer.receive()) as RangeError;
+    assert.deepEqual(
+      [back.name, back.message, (back.cause as Error).name, (back.cause as Error).message],
+      ['RangeError', 'too far', 'TypeError', 'why'],
+    );
+  });
+
+  test(
+    'opens arrays of every dtype with their strides, and writes what Node then reads',
+    options,
+    async () => {
+      await using worker = new PythonWorker();
+      for (const dtype of dtypes) {
+        using array = deviceArray([3, 4], dtype);
+        using turned = array.T;
+        assert.deepEqual(await worker.ask('described', { things: [array, turned] }), [
+          ['GpuArray', dtype.name, [3, 4], [4 * dtype.itemsize, dtype.itemsize], false],
+          ['GpuArray', dtype.name, [4, 3], [dtype.itemsize, 4 * dtype.itemsize], false],
+        ]);
+        const data = new Uint8Array(12 * dtype.itemsize).map((_, at) => at);
+        await worker.ask('write', { thing: array, data });
+        assert.deepEqual(await array.buffer.copyToHost(), data);
+        assert.deepEqual(await worker.ask('read', { thing: array }), data);
+      }
+      await nothingIsLent(worker);
+    },
+  );
+
+  test('opens memory of every kind, and events', options, async () => {
+    await using worker = new PythonWorker();
+    using pool = MemoryPool.create({ shareable: true });
+    using pooled = pool.allocate(4096);
+    using memory = VirtualMemory.reserve(8 << 20, { shareable: true });
+    memory.grow(4 << 20);
+    memory.grow(8 << 20);
+    using plain = DeviceBuffer.allocate(10_000);
+    using items = await toDevice(new Int32Array([1, 2, 3]));
+    const reversed = items.slice({ step: -1 });
+    const buffers = [pooled, memory.buffer, plain.subarray(100, 9000)];
+    for (const [at, buffer] of buffers.entries()) {
+      buffer.fill(at + 1);
+      const seen = await worker.ask<Uint8Array>('read', { thing: buffer });
+      assert.deepEqual([seen.byteLength, new Set(seen)], [buffer.byteLength, new Set([at + 1])]);
+      await worker.ask('write', { thing: buffer, data: seen.fill(50 + at) });
+      assert.deepEqual(await buffer.copyToHost(), seen);
+    }
+    const readOnly = memory.buffer.subarray(4_000_000, 5_000_000).readOnly();
+    using event = CudaEvent.create({ interprocess: true });
+    using stream = Stream.create({ nonBlocking: true });
+    assert.deepEqual(await worker.ask('described', { things: [pool, readOnly, event, reversed] }), [
+      ['GpuPool'],
+      ['GpuBuffer', 'uint8', [1_000_000], [1], true],
+      ['Event'],
+      ['GpuArray', 'int32', [3], [-4], false],
+    ]);
+    assert.match(
+      await worker.peer
+        .request({ do: 'write', thing: readOnly, data: new Uint8Array(1_000_000) } as never)
+        .then(String, String),
+      /CuffiError: this array is read-only/,
+    );
+    {
+      using latch = new Latch();
+      latch.hold(stream);
+      event.record(stream);
+      assert.equal(await worker.ask('event_done', { thing: event }), false);
+    }
+    assert.equal(await worker.ask('event_done', { thing: event }), true);
+    await nothingIsLent(worker);
+  });
+
+  test('shares what it allocates, and what other libraries do', options, async () => {
+    await using worker = new PythonWorker();
+    const given = { shape: [2, 3], dtype: 'float32', data: new Float32Array([1, 2, 3, 4, 5, 6]) };
+    const made = await worker.ask<DeviceArray>('empty', given);
+    assert.deepEqual([made.dtype.name, made.shape], ['float32', [2, 3]]);
+    assert.deepEqual(await made.copyToHost(), given.data);
+    const { tensor } = await worker.ask<{ tensor: DeviceArray }>('foreign', { count: 1000 });
+    assert.deepEqual(
+      await tensor.copyToHost(),
+      Int32Array.from({ length: 1000 }, (_, at) => at),
+    );
+    made.fill(9);
+    tensor.fill(8);
+    // They know their own memory again, in any view.
+    const half = tensor.slice({ start: 500, stop: 510 });
+    assert.deepEqual(await worker.ask('described', { things: [made, half] }), [
+      ['GpuArray', 'float32', [2, 3], [12, 4], false],
+      ['GpuArray', 'int32', [10], [4], false],
+    ]);
+    assert.deepEqual(
+      await worker.ask('read', { thing: made }),
+      new Uint8Array(new Float32Array(6).fill(9).buffer),
+    );
+    assert.deepEqual(
+      await worker.ask('read', { thing: half }),
+      new Uint8Array(new Int32Array(10).fill(8).buffer),
+    );
+    assert.equal((await worker.ask<{ lent: number }>('counts')).lent, 2);
+    made.close();
+    tensor.close();
+    await nothingIsLent(worker);
+  });
+
+  test('sends back to Node what is its own', options, async () => {
+    await using worker = new PythonWorker();
+    using array = await toDevice(new Float32Array([1, 2, 3, 4]));
+    using pool = MemoryPool.create({ shareable: true });
+    using pooled = pool.allocate(4096);
+    using memory = VirtualMemory.reserve(4 << 20, { shareable: true });
+    memory.grow(4 << 20);
+    using event = CudaEvent.create({ interprocess: true });
+    const things = [array, array.slice({ start: 1 }), pooled, memory.buffer, event];
+    const back = await worker.ask<readonly (DeviceArray & DeviceBuffer)[]>('echo', {
+      thing: things,
+    });
+    assert.deepEqual(
+      back
+        .slice(0, 4)
+        .map(({ buffer, address }) => (buffer instanceof DeviceBuffer ? buffer.address : address)),
+      [array.buffer.address, array.buffer.address + 4, pooled.address, memory.address],
+    );
+    for (const object of back) object.close();
+    await nothingIsLent(worker);
+  });
+
+  test('keeps what it was sent until it is closed there, or collected', options, async () => {
+    await using worker = new PythonWorker();
+    for (const end of ['close', 'drop']) {
+      const array = await toDevice(new Uint8Array(100));
+      await worker.ask('keep', { name: 'a', thing: array });
+      array.close();
+      await Context.primary().flush();
+      assert.equal(leases.stats().orphaned.count, 1);
+      await worker.ask(end, { name: 'a' });
+      await until(() => leases.stats().orphaned.count === 0);
+    }
+    await nothingIsLent(worker);
+  });
+
+  test('waits for the work of a stream, on the host or in a stream', options, async () => {
+    await using worker = new PythonWorker('iterate');
+    await using relay = new PythonWorker('relay');
+    using stream = Stream.create({ nonBlocking: true });
+    using other = Stream.create({ nonBlocking: true });
+    for (const { peer } of [worker, relay]) {
+      using buffer = DeviceBuffer.allocate(1 << 20);
+      buffer.fill(1);
+      await buffer.context.synchronize();
+      // The first message shows that it runs.
+      await peer.send(buffer);
+      ((await peer.receive({ timeoutMs: 20_000 })) as DeviceBuffer).close();
+      const latch = new Latch();
+      latch.hold(stream);
+      buffer.fill(7, { stream });
+      await peer.send(buffer, { stream });
+      const received = peer.receive({ stream: other, timeoutMs: 20_000 }) as Promise<DeviceBuffer>;
+      if (peer === relay.peer) {
+        // It comes back before the work is done, and this stream waits for Python's.
+        using back = await received;
+        const copied = back.copyToHost(undefined, { stream: other });
+        await delay(20);
+        assert.equal(other.done, false);
+        latch.open();
+        assert.deepEqual(new Set(await copied), new Set([7]));
+      } else {
+        assert.equal(await Promise.race([received, delay(50, 'late')]), 'late');
+        latch.open();
+        using back = await received;
+        assert.deepEqual(new Set(await back.copyToHost()), new Set([7]));
+      }
+      latch[Symbol.dispose]();
+    }
+    // It keeps the last value until the next one.
+    await worker.peer.send(null);
+    await until(() => leases.stats().leases.length === 0);
+  });
+
+  test('answers requests and asks them, also with asyncio', options, async () => {
+    for (const mode of ['serve', 'aserve']) {
+      await using worker = new PythonWorker(mode);
+      const stop = new AbortController();
+      const serve = (value: unknown): unknown => {
+        if (value === 'fail') throw new RangeError('failed in Node');
+        return [value, 'answered'];
+      };
+      const served = worker.peer.serve(serve as never, { signal: stop.signal }).catch(() => {});
+      assert.deepEqual(await worker.ask('ask', { value: { x: 1 } }), [{ x: 1 }, 'answered']);
+      await assert.rejects(worker.ask('ask', { value: 'fail' }), {
+        name: 'RangeError',
+        message: 'failed in Node',
+      });
+      await assert.rejects(worker.ask('fail', { text: 'no way' }), (error: Error) => {
+        assert.deepEqual([error.name, error.message], ['ValueError', 'no way']);
+        assert.match(error.stack ?? '', /in fail[\s\S]*raise ValueError/);
+        assert.equal((error.cause as Error).name, 'KeyError');
+        return true;
+      });
+      stop.abort();
+      await served;
+    }
+    await using iterating = new PythonWorker('aiterate');
+    using array = await toDevice(new Int8Array([1, 2]));
+    await iterating.peer.send({ array });
+    const { array: back } = (await iterating.peer.receive({ timeoutMs: 20_000 })) as {
+      array: DeviceArray;
+    };
+    assert.deepEqual(await back.copyToHost(), new Int8Array([1, 2]));
+    back.close();
+  });
+
+  test('takes many messages with flat memory, descriptors and leases', options, async () => {
+    await using worker = new PythonWorker();
+    using array = await toDevice(new Float32Array(1000));
+    using memory = VirtualMemory.reserve(2 << 20, { shareable: true });
+    memory.grow(2 << 20);
+    const round = async (): Promise<void> => {
+      const thing = { array, buffer: memory.buffer };
+      const back = await worker.ask<{ array: DeviceArray; buffer: DeviceBuffer }>('echo', {
+        thing,
+      });
+      back.array.close();
+      back.buffer.close();
+      const made = await worker.ask<DeviceArray>('empty', {
+        shape: [16],
+        dtype: 'int8',
+        data: new Int8Array(16),
+      });
+      made.close();
+    };
+    for (let at = 0; at < 20; at += 1) await round();
+    await nothingIsLent(worker);
+    const before = processState();
+    const there = await worker.ask('counts');
+    for (let at = 0; at < iterations(100, 5000); at += 1) await round();
+    await nothingIsLent(worker);
+    await comesBackTo(before);
+    assert.deepEqual(await worker.ask('counts'), there);
+  });
+});
+
+describe('errors of the companion', options, () => {
+  const big = `'x' * (1 << 24)`;
+  const cases: readonly (readonly [source: string, error: RegExp])[] = [
+    ['peer.send(object())', /^TypeError : builtins\.object cannot be sent: only/],
+    [`peer.send(${big} + 'y')`, /^ValueError : the value is too large: it may have 16 MiB/],
+    ["peer.send({'__proto__': 1})", /^ValueError : a name of an object must not be __proto__/],
+    [
+      '(lambda l: (l.append(l), peer.send(l)))([])',
+      /^ValueError : the value is nested deeper than 64/,
+    ],
+    ['peer.receive(timeout=0.01)', /^TimeoutError : waiting for a value took more than 0\.01 s/],
+    [
+      'peer.request(1, timeout=0.01)',
+      /^TimeoutError : waiting for an answer took more than 0\.01 s/,
+    ],
+    [
+      "peer.send(1, stream='x') or peer.receive(stream='x')",
+      /^TypeError : stream must be an int, or have/,
+    ],
+    ["cuffi.connect('@cuffi-nobody')", /^IpcError not-listening: cannot connect to @cuffi-nobody/],
+    ["cuffi.connect('')", /^ValueError : '' is no name for a socket/],
+    ['cuffi.parent() is peer', /true|True/],
+    [
+      "cuffi.empty((2,), 'float33')",
+      /^TypeError : unknown dtype 'float33': it must be one of bool/,
+    ],
+    ['cuffi.empty((2, -1))', /^ValueError : shape must have at most 64 lengths of at least 0/],
+    [
+      'cuffi.empty(1 << 60)',
+      /^CudaError CUDA_ERROR_OUT_OF_MEMORY: cuMemCreate failed while allocating/,
+    ],
+    ['peer.send(cuffi.empty((0, 3)))', /^ValueError : an array without items has no memory/],
+    [
+      '(lambda a: (a.close(), peer.send(a)))(cuffi.empty(1))',
+      /^ClosedError closed: this GpuArray is closed/,
+    ],
+    ['cuffi.empty(3).copy_from_host(b"x")', /^ValueError : 1 bytes for an array of 12/],
+    [
+      "cuffi.empty(2, 'bfloat16').__cuda_array_interface__",
+      /^AttributeError : bfloat16 has no typestr: use DLPack/,
+    ],
+    ['cuffi.empty(2).__dlpack__(stream=0)', /^ValueError : stream 0 is ambiguous/],
+    ['cuffi.empty(2).__dlpack__(copy=True)', /^BufferError : cuffi does not copy/],
+  ];
+
+  test('are typed, and name what is wrong', options, async () => {
+    await using worker = new PythonWorker();
+    for (const [source, error] of cases)
+      assert.match(String(await worker.ask('evaluate', { source })), error, source);
+    assert.equal((await worker.ask<{ lent: number }>('counts')).lent, 0);
+  });
+
+  test('a kind of object that it does not open is released, and named', options, async () => {
+    await using worker = new PythonWorker();
+    using timeline = Timeline.create();
+    await assert.rejects(worker.ask('described', { things: [timeline] }), {
+      name: 'NotSupportedError',
+      message: /a timeline was sent: the companion for Python opens arrays/,
+    });
+    await nothingIsLent(worker);
+  });
+
+  test('memory of a third process is not passed on', options, async () => {
+    await using one = new PythonWorker();
+    await using two = new PythonWorker();
+    using array = await toDevice(new Uint8Array(10));
+    await one.ask('keep', { name: 'a', thing: array });
+    const name = `@cuffi-test-${process.pid}-third`;
+    const listening = two.ask('evaluate', {
+      source: `cuffi.listen('${name}').accept(10).receive()`,
+    });
+    await delay(100);
+    const source = `cuffi.connect('${name}', 10).send(kept['a'])`;
+    assert.match(
+      String(await one.ask('evaluate', { source })),
+      /^NotSupportedError not-supported: this memory is of another process/,
+    );
+    await listening.catch(() => {});
+  });
+
+  test('what Node revokes is closed in Python', options, async () => {
+    await using worker = new PythonWorker();
+    using array = await toDevice(new Uint8Array(10));
+    await worker.ask('keep', { name: 'a', thing: array });
+    leases.revoke(array);
+    await until(() => true);
+    assert.match(
+      String(await worker.ask('evaluate', { source: "kept['a'].ptr" })),
+      /^ClosedError closed: this GpuArray is closed: process \d+ has revoked it/,
+    );
+    await worker.ask('drop', { name: 'a' });
+    await nothingIsLent(worker);
+  });
+});
+
+describe('the end of a connection with Python', options, () => {
+  test('closes in order, with what both hold given back', options, async () => {
+    await using worker = new PythonWorker('iterate');
+    using array = await toDevice(new Uint8Array(10));
+    await worker.peer.send(array);
+    const back = (await worker.peer.receive({ timeoutMs: 20_000 })) as DeviceArray;
+    back.close();
+    worker.peer.close();
+    await until(() => worker.peer.process.exitCode !== null);
+    assert.equal(worker.peer.process.exitCode, 0);
+    await until(() => leases.stats().leases.length === 0);
+  });
+
+  test('a killed child returns what it held, and the error names the signal', options, async () => {
+    await using worker = new PythonWorker();
+    const array = await toDevice(new Uint8Array(10));
+    await worker.ask('keep', { name: 'a', thing: array });
+    array.close();
+    const asked = worker.ask('die');
+    await assert.rejects(asked, { name: 'PeerGoneError', signal: 'SIGKILL' });
+    await until(() => leases.stats().leases.length === 0);
+  });
+
+  test(
+    'the error of a child that fails has its exit code and the end of its stderr',
+    options,
+    async () => {
+      await using worker = new PythonWorker('serve', { env: pythonEnv() });
+      const text = 'first\nImportError: no module\n';
+      await assert.rejects(worker.ask('leave', { code: 3, text }), (error: Error) => {
+        const { name, message, exitCode, stderr } = error as Error & {
+          exitCode: number;
+          stderr: string;
+        };
+        assert.deepEqual([name, exitCode, stderr], ['PeerGoneError', 3, text]);
+        assert.match(message, /has exited with code 3 .*: ImportError: no module$/);
+        return true;
+      });
+      const long = `${'x'.repeat(10_000)}end`;
+      await using second = new PythonWorker();
+      const error = await second
+        .ask('leave', { code: 1, text: long })
+        .catch((caught: unknown) => caught);
+      assert.equal((error as { stderr: string }).stderr, long.slice(-4096));
+    },
+  );
+
+  test('a missing interpreter, script or parent is named', options, async () => {
+    using nobody = spawnPython(workerProgram, { python: '/nowhere/python3' });
+    const ended = await nobody.ended;
+    assert.deepEqual([ended.name, ended.code], ['IpcError', 'spawn-failed']);
+    assert.match(
+      ended.message,
+      /could not be started: .*name the interpreter with \{ python \} or CUFFI_PYTHON/,
+    );
+    using missing = spawnPython('/nowhere/model.py', { env: pythonEnv() });
+    await assert.rejects(
+      missing.receive({ timeoutMs: 20_000 }),
+      /there is no script \/nowhere\/model\.py/,
+    );
+    const source =
+      'import cuffi\ntry: cuffi.parent()\nexcept cuffi.IpcError as error: print(error.code)';
+    const env = { ...pythonEnv(), PYTHONPATH: dirname(companionFile()) };
+    assert.equal(
+      spawnSync('python3', ['-c', source], { env, encoding: 'utf8' }).stdout,
+      'no-parent\n',
+    );
+  });
+
+  test('kills at any moment leave nothing here', options, async () => {
+    for (let at = 0; at < iterations(4, 100); at += 1) {
+      const worker = new PythonWorker('iterate');
+      const array = await toDevice(new Uint8Array(1000));
+      const traffic = (async () => {
+        for (;;) {
+          await worker.peer.send([array, array.slice({ start: 10 })]);
+          const back = (await worker.peer.receive()) as readonly DeviceArray[];
+          for (const one of back) one.close();
+        }
+      })();
+      await delay(80 + ((at * 37) % 60));
+      worker.peer.process.kill('SIGKILL');
+      await assert.rejects(traffic, { name: 'PeerGoneError', signal: 'SIGKILL' });
+      array.close();
+      await until(() => leases.stats().leases.length === 0);
+      worker.peer.close();
+    }
+  });
+
+  test('kills of a Node process at any moment leave nothing in Python', options, async () => {
+    await using worker = new PythonWorker();
+    const name = `@cuffi-test-${process.pid}-kills`;
+    await worker.ask('listening', { name });
+    const client = new URL('./fixtures/python-client.ts', import.meta.url);
+    const before = await worker.ask('counts');
+    for (let at = 0; at < iterations(3, 100); at += 1) {
+      const child = startProgram(client, [name], { stdio: ['ignore', 'pipe', 'inherit'] });
+      await new Promise((begun) => child.stdout.once('data', begun));
+      await delay((at * 7) % 40);
+      child.kill('SIGKILL');
+      assert.match(await worker.ask('ended'), /^(PeerGoneError|ClosedError)/);
+      // The thread of the connection ends a moment later.
+      let counts = await worker.ask('counts');
+      for (let tries = 0; tries < 100 && !isDeepStrictEqual(counts, before); tries += 1) {
+        await delay(50);
+        counts = await worker.ask('counts');
+      }
+      assert.deepEqual(counts, before);
+    }
+  });
+});
+
+describe('listening in Python and in Node', options, () => {
+  test('either end connects to the other by name', options, async () => {
+    await using worker = new PythonWorker();
+    const name = `@cuffi-test-${process.pid}-names`;
+    await worker.ask('listening', { name });
+    using peer = await connect(name, { timeoutMs: 10_000 });
+    await peer.send({ hello: 1 });
+    assert.deepEqual(await peer.receive({ timeoutMs: 10_000 }), { hello: 1 });
+    using listener = listen(`${name}-node`);
+    const source = `cuffi.connect('${name}-node', 5).send('from Python')`;
+    const [connected] = await Promise.all([listener.accept(), worker.ask('evaluate', { source })]);
+    assert.equal(await connected.receive({ timeoutMs: 10_000 }), 'from Python');
+    connected.close();
+    assert.match(
+      String(await worker.ask('evaluate', { source: `cuffi.listen('${name}')` })),
+      /^IpcError address-in-use: cannot listen at/,
+    );
+  });
+});
