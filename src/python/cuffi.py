@@ -2042,11 +2042,12 @@ class _Page:
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, _PAGE)
-        self.words = (ctypes.c_uint64 * _COUNTERS).from_buffer(self._map)
+        self.words: Any = (ctypes.c_uint64 * _COUNTERS).from_buffer(self._map)
         self._addresses: Dict[int, int] = {}
 
     def is_reached(self, points: _Points) -> bool:
-        return all((self.words[index] - count) & (2**64 - 1) < 2**63 for index, count in points)
+        words = self.words
+        return words is None or all((words[index] - count) & (2**64 - 1) < 2**63 for index, count in points)
 
     def address(self, device: _Device, index: int) -> int:
         """The address of a counter for the streams of a device, whose context is current."""
@@ -2066,6 +2067,11 @@ class _Page:
             with _all_devices()[next(iter(self._addresses))]:
                 _cuda().cuMemHostUnregister(ctypes.addressof(self.words))
             self._addresses = {}
+        self.words = None
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # Another thread reads it; it goes with the last reference.
 
 
 class _Slot:
@@ -2719,8 +2725,9 @@ class _Connection:
         if page is None:
             return 0
         open_waits = [index for index, count in self._awaited.items() if not page.is_reached([(index, count)])]
-        for index in open_waits:
-            page.words[index] = _END_OF_WAITS
+        words = page.words
+        for index in open_waits if words is not None else ():
+            words[index] = _END_OF_WAITS
         return len(open_waits)
 
     # ---- Opening ----
