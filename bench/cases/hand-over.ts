@@ -20,6 +20,9 @@ import {
   legacy,
   mapped,
   mappedBusyPolling,
+  mappedByNode,
+  mappedByPython,
+  mappedByPythonPolling,
   mappedPoints,
   POINTS,
   pool,
@@ -119,6 +122,17 @@ const rows: readonly Row[] = [
   },
 ];
 
+const python: Row = {
+  name: 'hand-over.python',
+  what: 'a buffer from Node to Python, which has mapped it, and its acknowledgement; the others are pairs of Python',
+  calls: 100,
+  untimed: UNTIMED,
+  budgetMs: 1500,
+  needsGpu: true,
+  ways: [mappedByPython, mappedByPythonPolling, mappedByNode],
+  peers: inPeers('handOver.mapped', 'numba', 'cuda.core', 'torch'),
+};
+
 const polling: Row = {
   name: 'hand-over.polled',
   what: 'the stream of one process to that of another and back, by two timelines; the CPU polls for the value',
@@ -139,7 +153,9 @@ const queued: Row = {
 const FEW_CALLS = 10;
 
 /** The ways of each row. */
-export const handOverWays = [connection, message, ...rows, polling, queued].map(({ ways }) => ways);
+export const handOverWays = [connection, message, ...rows, python, polling, queued].map(
+  ({ ways }) => ways,
+);
 
 export const handOverCases: readonly Case[] = [
   caseOf(connection),
@@ -155,6 +171,7 @@ export const handOverCases: readonly Case[] = [
       }),
     ),
   ),
+  caseOf({ ...python, variant: sizeName(MIB), byteLength: MIB }),
   caseOf(polling),
   caseOf(queued),
 ];

@@ -3,7 +3,14 @@ import { once } from 'node:events';
 import type { Duplex } from 'node:stream';
 import { type DeviceBuffer, pin, Stream } from 'cuffi';
 import { closeFd, createMemfd, mapShared } from 'cuffi/ffi';
-import { type Channel, type ChannelConsumer, type ChildPeer, spawnPeer, Timeline } from 'cuffi/ipc';
+import {
+  type Channel,
+  type ChannelConsumer,
+  type ChildPeer,
+  spawnPeer,
+  spawnPython,
+  Timeline,
+} from 'cuffi/ipc';
 import type { DriverChoice } from '../results.ts';
 
 /** The child's end of a pair of Unix sockets, for node:net. */
@@ -68,9 +75,11 @@ async function start(
   for (const [there, here] of Object.entries(fds)) stdio[Number(there)] = here;
   const env = { ...process.env, CUFFI_DRIVER: driver.name };
   const url = new URL(`../programs/${program}`, import.meta.url);
-  const peer = spawnPeer(url, { env, args: [...args], stdio, busyPollUs });
+  const peer = program.endsWith('.py')
+    ? spawnPython(url, { env, args, busyPollUs })
+    : spawnPeer(url, { env, args: [...args], stdio, busyPollUs });
   // The exit reports a child that died.
-  socketOf(peer).on('error', () => {});
+  socketOf(peer)?.on('error', () => {});
   try {
     await peer.receive({ timeoutMs: START_TIMEOUT_MS });
   } catch (error) {
@@ -80,7 +89,9 @@ async function start(
   return peer;
 }
 
-const socketOf = (peer: ChildPeer): Duplex => peer.process.stdio[SOCKET_FD] as Duplex;
+/** Undefined for a child in Python. */
+const socketOf = (peer: ChildPeer): Duplex | undefined =>
+  (peer.process.stdio[SOCKET_FD] ?? undefined) as Duplex | undefined;
 
 /** Kills a child; resolves when it has exited. */
 async function end(peer: ChildPeer): Promise<void> {
@@ -88,7 +99,7 @@ async function end(peer: ChildPeer): Promise<void> {
   const isRunning = child.pid !== undefined && child.exitCode === null && child.signalCode === null;
   const exited = isRunning && once(child, 'exit');
   child.kill('SIGKILL');
-  socketOf(peer).destroy();
+  socketOf(peer)?.destroy();
   await exited;
   peer.close();
 }
@@ -102,7 +113,7 @@ export class Receiver {
     this.#peer = peer;
     // One listener for all messages, so that the other ways are measured at their best.
     const answered = (answer: unknown): void => this.#waiting?.resolve(answer);
-    socketOf(peer).on('data', answered);
+    socketOf(peer)?.on('data', answered);
     peer.process.on('message', answered);
     peer.process.once('exit', () =>
       this.#waiting?.reject(new Error('the child exited before it replied')),
@@ -113,6 +124,11 @@ export class Receiver {
   static async start(driver: DriverChoice, busyPollUs = 0): Promise<Receiver> {
     const args = [String(busyPollUs)];
     return new Receiver(await start(driver, { program: 'receiver-child.ts', args, busyPollUs }));
+  }
+
+  /** A receiver in Python. @param busyPollUs this end polls the connection for so long before it sleeps */
+  static async startPython(driver: DriverChoice, busyPollUs = 0): Promise<Receiver> {
+    return new Receiver(await start(driver, { program: 'receiver.py', args: [], busyPollUs }));
   }
 
   /** Sends a buffer over the connection, after the work of a stream; returns the word. */
@@ -145,7 +161,7 @@ export class Receiver {
 
   /** Sends bytes through node:net and back. */
   echo(bytes: Uint8Array): Promise<unknown> {
-    return this.#answer(() => socketOf(this.#peer).write(bytes));
+    return this.#answer(() => (socketOf(this.#peer) as Duplex).write(bytes));
   }
 
   keep(...buffers: readonly DeviceBuffer[]): Promise<void> {
@@ -226,7 +242,7 @@ export class CopyingChild {
 
   /** Sends the bytes through the socket. */
   send(bytes: Uint8Array): Promise<unknown> {
-    socketOf(this.#peer).write(bytes);
+    (socketOf(this.#peer) as Duplex).write(bytes);
     return this.#peer.receive();
   }
 
@@ -368,6 +384,8 @@ export class Children {
   readonly #driver: DriverChoice;
   #receiver: Receiver | undefined;
   #polling: Receiver | undefined;
+  #python: Receiver | undefined;
+  #pollingPython: Receiver | undefined;
   #copying: CopyingChild | undefined;
   #answering: Answering | undefined;
   #consuming: ConsumingChild | undefined;
@@ -386,6 +404,18 @@ export class Children {
   async pollingReceiver(): Promise<Receiver> {
     this.#polling ??= await Receiver.start(this.#driver, BUSY_POLL_US);
     return this.#polling;
+  }
+
+  /** A receiver in Python. */
+  async pythonReceiver(): Promise<Receiver> {
+    this.#python ??= await Receiver.startPython(this.#driver);
+    return this.#python;
+  }
+
+  /** The same; this end polls its connection before it sleeps. */
+  async pollingPythonReceiver(): Promise<Receiver> {
+    this.#pollingPython ??= await Receiver.startPython(this.#driver, BUSY_POLL_US);
+    return this.#pollingPython;
   }
 
   async answering(): Promise<Answering> {
@@ -416,7 +446,17 @@ export class Children {
 
   /** Ends all; they are started again when they are needed. */
   async end(): Promise<void> {
-    const ended = [this.#receiver, this.#polling, this.#copying, this.#answering, this.#consuming];
+    const ended = [
+      this.#receiver,
+      this.#polling,
+      this.#python,
+      this.#pollingPython,
+      this.#copying,
+      this.#answering,
+      this.#consuming,
+    ];
+    this.#python = undefined;
+    this.#pollingPython = undefined;
     this.#consuming = undefined;
     this.#receiver = undefined;
     this.#polling = undefined;

@@ -35,6 +35,14 @@ export const mappedBusyPolling: Way = mappedBy(BUSY_POLLING, ({ children }) =>
   children.pollingReceiver(),
 );
 
+/** From this process to Python and back. */
+export const mappedByPython: Way = mappedBy(PUBLIC, ({ children }) => children.pythonReceiver());
+export const mappedByPythonPolling: Way = mappedBy(BUSY_POLLING, ({ children }) =>
+  children.pollingPythonReceiver(),
+);
+export const NODE_TO_NODE = `${PUBLIC}, Node to Node`;
+export const mappedByNode: Way = mappedBy(NODE_TO_NODE, ({ children }) => children.receiver());
+
 /** As {@link mapped}, but the change is only queued: a stream of the receiver waits for it. */
 export const mappedPoints: Way = {
   name: `${PUBLIC}, ${POINTS}`,

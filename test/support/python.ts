@@ -19,12 +19,12 @@ export const pythonEnv = (): NodeJS.ProcessEnv => ({
   PYTHONDONTWRITEBYTECODE: '1',
 });
 
-/** Runs test/ipc/fixtures/python-worker.py, and kills it at the end. */
+/** Runs test/ipc/fixtures/python-worker.py, or another program that answers such requests. */
 export class PythonWorker implements AsyncDisposable {
   readonly peer: ChildPeer;
 
-  constructor(mode = 'serve', options: SpawnPythonOptions = {}) {
-    this.peer = spawnPython(workerProgram, { env: pythonEnv(), args: [mode], ...options });
+  constructor(mode = 'serve', options: SpawnPythonOptions = {}, program: URL = workerProgram) {
+    this.peer = spawnPython(program, { env: pythonEnv(), args: [mode], ...options });
   }
 
   /** Calls a function of the worker. */
