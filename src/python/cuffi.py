@@ -1048,9 +1048,10 @@ class _Process:
             self.namespace = 0
         # A pointer's number would tell other processes about this one.
         self.secret = secrets.randbits(48)
+        self.identity = self.machine + struct.pack('<Iqq', self.pid, self.start_time, self.namespace)
 
     def exporter(self, device: _Device) -> bytes:
-        return device.uuid + self.machine + struct.pack('<Iqq', self.pid, self.start_time, self.namespace)
+        return device.uuid + self.identity
 
 
 _process: Optional[_Process] = None
@@ -1594,7 +1595,20 @@ def _read_layout(reader: _Reader) -> Optional[Tuple[_Dtype, Tuple[int, ...], Tup
     return dtype, shape, strides
 
 
+# The same memory is sent again and again.
+_known_fields: Dict[bytes, Union[_MemoryFields, _EventFields]] = {}
+
+
 def _read_fields(data: bytes) -> Union[_MemoryFields, _EventFields]:
+    known = _known_fields.get(data)
+    if known is None:
+        if len(_known_fields) >= 1024:
+            _known_fields.clear()
+        known = _known_fields[data] = _decode_fields(data)
+    return known
+
+
+def _decode_fields(data: bytes) -> Union[_MemoryFields, _EventFields]:
     """Raises IpcError for what is no descriptor, NotSupportedError for what only Node opens."""
     reader = _Reader(data)
     try:
@@ -1747,9 +1761,11 @@ def _export(value: Any, peer: '_Connection') -> _Exported:
 
 def _address_range(address: int) -> Tuple[int, int]:
     base, size = _u64(), _size()
-    status = _cuda().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address)
+    with _device_at(address):
+        status = _cuda().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address)
     if status:
-        raise IpcError(f'there is no device memory at {address:#x} that could be shared: {CudaError("cuMemGetAddressRange_v2", status)}')
+        error = CudaError('cuMemGetAddressRange_v2', status)
+        raise IpcError(f'there is no device memory at {address:#x} that could be shared: {error}')
     return base.value, size.value
 
 
@@ -1794,10 +1810,10 @@ def _export_legacy(described: _Described, base: int, size: int, begin: int, leng
 
 
 def _device_at(address: int) -> _Device:
-    ordinal = _int()
-    if _cuda().cuPointerGetAttribute(ctypes.byref(ordinal), 9, address) == 0:
-        return _all_devices()[ordinal.value]
-    return _current_device()
+    ordinal, device = _int(), _current_device()
+    with device:
+        is_known = _cuda().cuPointerGetAttribute(ctypes.byref(ordinal), 9, address) == 0
+    return _all_devices()[ordinal.value] if is_known else device
 
 
 def _send_back(memory: _ReceivedMemory, begin: int, length: int, described: _Described, peer: '_Connection') -> _Exported:
@@ -2232,6 +2248,8 @@ class _Connection:
             with cond:
                 if self._is_over():
                     break
+                if self._given_back and not self._is_read:
+                    self._last_wait = 0.0
                 is_awaited = any(slot.future for slot in (*self._value_slots, *self._request_slots, *self._asked.values()))
                 rest = 0.05 if self._is_read or self._waiting else self._last_wait + _IDLE_S - time.monotonic()
                 if rest > 0 and not (is_awaited and not self._is_read and not self._waiting):
@@ -2265,6 +2283,11 @@ class _Connection:
                 leases, self._after_hold = self._after_hold, []
                 for lease in leases:
                     self._exports.pop(lease, None)
+        if self._given_back:
+            self.give_back()
+        if self._releases:
+            with self._cond:
+                self._send_releases()
         milliseconds = None if timeout is None else max(0, math.ceil(timeout * 1000))
         if self._held or self._behind_streams:
             time.sleep(0.0001)
@@ -2571,7 +2594,8 @@ class _Connection:
             raise ValueError(f'the value has more than {_MAX_FDS} descriptors')
         points: _Points = []
         handle = None if stream is None else _stream_handle(stream)
-        for device in {one.device for one in exported}:
+        # Events are the order themselves.
+        for device in {one.device for one in exported if one.fields[0] != _EVENT}:
             if handle is None:
                 device.synchronize()
             else:
@@ -2774,11 +2798,11 @@ class _Connection:
         if lease in self._revoked:
             raise ClosedError(f'{self.name} has revoked what it had sent')
         fields = _read_fields(data)
-        if fields.exporter[17:] == _self().exporter(_all_devices()[0])[17:]:
+        if fields.exporter[17:] == _self().identity:
             return self._open_own(fields, lease)
-        _check_exporter(fields, self._allow_other_users)
         device = _device_of(fields.exporter[:17])
         if isinstance(fields, _EventFields):
+            _check_exporter(fields, self._allow_other_users)
             return self._open_event(fields, device, data, lease)
         if fields.read_only and fields.kind != _VIRTUAL:
             raise IpcError('memory that the driver always maps for writing was sent as read-only', 'not-supported')
@@ -2802,7 +2826,7 @@ class _Connection:
     def _map(self, fields: _MemoryFields, device: _Device, fds: List[int]) -> Optional[_Mapping]:
         if fields.kind == _LEGACY:
             key: Tuple[Any, ...] = (_LEGACY, device.ordinal, fields.handle)
-            return _map(key, fields.buffer_id, lambda: _map_legacy(fields, device))
+            return _map(key, fields.buffer_id, lambda: _map_legacy(self._checked(fields), device))
         if not all(map(_is_driver_fd, fds)):
             raise IpcError("a descriptor that came with memory is not one of the driver's", 'no-file-descriptor')
         if fields.kind == _VIRTUAL:
@@ -2813,7 +2837,7 @@ class _Connection:
             read_only = fields.read_only or any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND for fd in fds)
             with _lock:
                 key = _virtual_key(fields, device, fds, read_only)
-                mapping = _map(key, 0, lambda: _map_virtual(fields, device, fds, read_only))
+                mapping = _map(key, 0, lambda: _map_virtual(self._checked(fields), device, fds, read_only))
                 mapping.is_read_only = read_only
                 if key not in _virtual_fds:
                     _virtual_fds[key] = tuple(os.dup(fd) for fd in fds)
@@ -2829,12 +2853,16 @@ class _Connection:
         if pool is None:
             if len(fds) != 1:
                 raise IpcError('memory of a pool came without the descriptor of the pool', 'no-file-descriptor')
-            pool = self._pools[fields.name] = _ImportedPool(device, fds[0], fields.exporter)
+            pool = self._pools[fields.name] = _ImportedPool(device, fds[0], self._checked(fields).exporter)
         if fields.handle is None:
             return None
         # The driver finds memory by its pool and handle; what the sender calls the pool proves nothing.
         found = pool
-        return _map((_POOL, found.handle, fields.handle), fields.generation, lambda: _map_pool(fields, found))
+        return _map((_POOL, found.handle, fields.handle), fields.generation, lambda: _map_pool(self._checked(fields), found))
+
+    def _checked(self, fields: _MemoryFields) -> _MemoryFields:
+        _check_exporter(fields, self._allow_other_users)
+        return fields
 
     def _open_own(self, fields: Union[_MemoryFields, _EventFields], lease: int) -> Any:
         """Returns what was sent to the other end and came back."""
@@ -2884,14 +2912,19 @@ class _Connection:
             self._revoked.discard(lease)
             self._imports.pop(lease, None)
             if lease >= 0 and not self._is_socket_closed:
+                # It goes with the next value, or when somebody reads.
                 self._releases.append((lease, True, []))
-                self._send_releases()
-                self._close_if_unused()
+                if self._is_closing:
+                    self._send_releases()
+                    self._close_if_unused()
+                elif self._is_read_by_own_thread or len(self._releases) >= _MAX_LIST:
+                    self._kick()
 
     def give_back_later(self, use: Tuple[int, _Mapping, _Device, Optional[int]]) -> None:
         """As `give_back`, from anywhere: objects may be collected in the middle of any work."""
         self._given_back.append(use)
-        self._kick()
+        if self._is_read:
+            self._kick()
 
     def give_back(self) -> None:
         """Unmaps what nobody refers to any more, and tells the other end."""

@@ -132,7 +132,7 @@ describe('the libraries of Python beside Node', options, () => {
         'refuses_to_write',
         { thing: readOnly },
       );
-      assert.match(refusal, /read-only|readonly|__cuda_array_interface__/i);
+      assert.match(refusal, /read.only/i);
       assert.deepEqual([sum, copied], [100, 'CUDA_ERROR_INVALID_VALUE']);
       assert.match(
         await worker.ask<string>('refused', { kind: 'pool' }),
