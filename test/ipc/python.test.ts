@@ -381,7 +381,7 @@ describe('errors of the companion', options, () => {
     await one.ask('keep', { name: 'a', thing: array });
     const name = `@cuffi-test-${process.pid}-third`;
     const listening = two.ask('evaluate', {
-      source: `cuffi.listen('${name}').accept(10).receive()`,
+      source: `cuffi.listen('${name}').accept(10).receive(timeout=1)`,
     });
     await delay(100);
     const source = `cuffi.connect('${name}', 10).send(kept['a'])`;
