@@ -40,7 +40,7 @@ export const mappedByPython: Way = mappedBy(PUBLIC, ({ children }) => children.p
 export const mappedByPythonPolling: Way = mappedBy(BUSY_POLLING, ({ children }) =>
   children.pollingPythonReceiver(),
 );
-export const NODE_TO_NODE = `${PUBLIC}, Node to Node`;
+const NODE_TO_NODE = `${PUBLIC}, Node to Node`;
 export const mappedByNode: Way = mappedBy(NODE_TO_NODE, ({ children }) => children.receiver());
 
 /** As {@link mapped}, but the change is only queued: a stream of the receiver waits for it. */

@@ -23,7 +23,7 @@ import { iterations, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { comesBackTo, processState } from '../support/process-state.ts';
 import { startProgram } from '../support/program.ts';
-import { noPython, PythonWorker, pythonEnv, workerProgram } from '../support/python.ts';
+import { noPython, PythonWorker, workerProgram } from '../support/python.ts';
 
 const options = { skip: noPython, timeout: 120_000 };
 
@@ -434,7 +434,7 @@ describe('the end of a connection with Python', options, () => {
     'the error of a child that fails has its exit code and the end of its stderr',
     options,
     async () => {
-      await using worker = new PythonWorker('serve', { env: pythonEnv() });
+      await using worker = new PythonWorker();
       const text = 'first\nImportError: no module\n';
       await assert.rejects(worker.ask('leave', { code: 3, text }), (error: Error) => {
         const { name, message, exitCode, stderr } = error as Error & {
@@ -462,14 +462,14 @@ describe('the end of a connection with Python', options, () => {
       ended.message,
       /could not be started: .*name the interpreter with \{ python \} or CUFFI_PYTHON/,
     );
-    using missing = spawnPython('/nowhere/model.py', { env: pythonEnv() });
+    using missing = spawnPython('/nowhere/model.py');
     await assert.rejects(
       missing.receive({ timeoutMs: 20_000 }),
       /there is no script \/nowhere\/model\.py/,
     );
     const source =
       'import cuffi\ntry: cuffi.parent()\nexcept cuffi.IpcError as error: print(error.code)';
-    const env = { ...pythonEnv(), PYTHONPATH: dirname(companionFile()) };
+    const env = { ...process.env, PYTHONPATH: dirname(companionFile()) };
     assert.equal(
       spawnSync('python3', ['-c', source], { env, encoding: 'utf8' }).stdout,
       'no-parent\n',

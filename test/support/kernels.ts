@@ -116,7 +116,9 @@ const programs = (): string[] => [
   ...readdirSync('test', { recursive: true, encoding: 'utf8' })
     .filter((file) => /(^|\/)fixtures\/[^/]+\.ts$|^support\/peer\.ts$/.test(file))
     .map((file) => join('test', file)),
-  ...readdirSync('docs/examples').map((file) => join('docs/examples', file)),
+  ...readdirSync('docs/examples')
+    .filter((file) => file.endsWith('.ts'))
+    .map((file) => join('docs/examples', file)),
 ];
 
 /**

@@ -1,30 +1,20 @@
 /** The companion for Python in a process of its own, on the driver of the test. */
 import { spawnSync } from 'node:child_process';
-import { dirname } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { type ChildPeer, type SpawnPythonOptions, spawnPython } from '../../src/ipc/index.ts';
 import { killed } from './program.ts';
 
-const emulated = new URL('../ipc/fixtures/cuffi_emulated.py', import.meta.url);
 export const workerProgram: URL = new URL('../ipc/fixtures/python-worker.py', import.meta.url);
 
 /** Why no test can run Python here; false if all can. */
 export const noPython: string | false =
   spawnSync('python3', ['--version']).status === 0 ? false : 'python3 cannot be started';
 
-/** The environment in which Python finds the emulated driver. */
-export const pythonEnv = (): NodeJS.ProcessEnv => ({
-  ...process.env,
-  PYTHONPATH: dirname(fileURLToPath(emulated)),
-  PYTHONDONTWRITEBYTECODE: '1',
-});
-
 /** Runs test/ipc/fixtures/python-worker.py, or another program that answers such requests. */
 export class PythonWorker implements AsyncDisposable {
   readonly peer: ChildPeer;
 
   constructor(mode = 'serve', options: SpawnPythonOptions = {}, program: URL = workerProgram) {
-    this.peer = spawnPython(program, { env: pythonEnv(), args: [mode], ...options });
+    this.peer = spawnPython(program, { args: [mode], ...options });
   }
 
   /** Calls a function of the worker. */

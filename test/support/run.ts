@@ -68,6 +68,9 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => 
 const { folder, compiled } = await compile(files);
 process.env[COMPILED] = resolve(folder);
 process.env['CUFFI_TEST_NODE'] = process.execPath;
+// Where Python finds the emulated driver.
+process.env['PYTHONPATH'] = fileURLToPath(new URL('../ipc/fixtures', import.meta.url));
+process.env['PYTHONDONTWRITEBYTECODE'] = '1';
 process.env['CUFFI_TEST_SECONDS'] = String(seconds);
 // What node's runner starts each file with: it has no option for that, and its own time limit is
 // one of files in some versions, and of tests in others.
