@@ -127,12 +127,18 @@ describe('the packed package', { skip: unavailable }, () => {
 
   test('holds the build, the sources that its maps point to, and the licence', () => {
     const expected =
-      /^(dist|ffi|src)\/.+\.(js|ts|map)$|^(package\.json|LICENSE|README\.md|CHANGELOG\.md)$/;
+      /^(dist|ffi|src)\/.+\.(js|ts|map)$|^(package\.json|LICENSE|README\.md|CHANGELOG\.md|src\/python\/cuffi\.py)$/;
     assert.deepEqual(
       packed.filter((path) => !expected.test(path)),
       [],
     );
-    for (const path of ['LICENSE', 'package.json', 'ffi/index.ts', 'src/index.ts'])
+    for (const path of [
+      'LICENSE',
+      'package.json',
+      'ffi/index.ts',
+      'src/index.ts',
+      'src/python/cuffi.py',
+    ])
       assert.ok(packed.includes(path), path);
     const maps = packed.filter((path) => path.endsWith('.js.map'));
     assert.equal(maps.length, packed.filter((path) => path.endsWith('.js')).length);

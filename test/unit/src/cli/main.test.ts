@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { describe, test } from 'node:test';
 import { programFile } from '../../../support/program.ts';
 import { type Outcome, runProgram } from '../emulate.ts';
@@ -35,7 +37,7 @@ describe('cuffi command', () => {
       assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
       assert.match(
         stdout,
-        /^usage: cuffi COMMAND \[options\]\n\n {2}roundtrip +shares .+\n {2}help/,
+        /^usage: cuffi COMMAND \[options\]\n\n {2}roundtrip +shares .+\n( {2}\w+ +\w.+\n)* {2}help +prints/,
       );
     }
     for (const args of ['help roundtrip', 'roundtrip --elements=0 --help']) {
@@ -70,6 +72,28 @@ describe('cuffi command', () => {
       assert.deepEqual({ code, stdout }, { code: 2, stdout: '' }, args);
       assert.match(stderr, said);
     }
+  });
+
+  test('python prints the path of the companion, or copies it', () => {
+    const printed = cuffi('python');
+    assert.deepEqual({ code: printed.code, stderr: printed.stderr }, { code: 0, stderr: '' });
+    const companion = readFileSync(printed.stdout.trim(), 'utf8');
+    assert.match(companion, /^"""cuffi for Python/);
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-python-'));
+    try {
+      const target = join(folder, 'cuffi.py');
+      const copied = cuffi(`python --copy ${folder}`);
+      assert.deepEqual(copied, { code: 0, stdout: `${target}\n`, stderr: '' });
+      assert.equal(readFileSync(target, 'utf8'), companion);
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+    const failed = cuffi('python --copy /nowhere');
+    assert.deepEqual({ code: failed.code, stdout: failed.stdout }, { code: 1, stdout: '' });
+    assert.match(failed.stderr, /^cuffi: \/nowhere\/cuffi\.py cannot be written: ENOENT/);
+    const { code, stderr } = cuffi('python --cpoy x');
+    assert.equal(code, 2);
+    assert.match(stderr, /^cuffi: Unknown option '--cpoy'.*\n\nusage: cuffi python/s);
   });
 
   test('copying is said to take longer, or to be quicker, and never a part of the time', () => {
