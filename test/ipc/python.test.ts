@@ -19,6 +19,7 @@ import {
 } from '../../src/index.ts';
 import { connect, leases, listen, spawnPython, Timeline } from '../../src/ipc/index.ts';
 import { companionFile } from '../../src/python/companion.ts';
+import { onHardware } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { comesBackTo, processState } from '../support/process-state.ts';
@@ -477,7 +478,7 @@ describe('the end of a connection with Python', options, () => {
   });
 
   test('kills at any moment leave nothing here', options, async () => {
-    for (let at = 0; at < iterations(4, 100); at += 1) {
+    for (let at = 0; at < iterations(4, onHardware ? 25 : 100); at += 1) {
       const worker = new PythonWorker('iterate');
       const array = await toDevice(new Uint8Array(1000));
       const traffic = (async () => {
@@ -505,7 +506,7 @@ describe('the end of a connection with Python', options, () => {
     // The driver opens its own descriptors for the first memory.
     await worker.ask('read', { thing: array });
     const before = await worker.ask('counts');
-    for (let at = 0; at < iterations(3, 100); at += 1) {
+    for (let at = 0; at < iterations(3, onHardware ? 25 : 100); at += 1) {
       const child = startProgram(client, [name], { stdio: ['ignore', 'pipe', 'inherit'] });
       await new Promise((begun) => child.stdout.once('data', begun));
       await delay((at * 7) % 40);
