@@ -81,7 +81,7 @@ describe('a peer that is killed', () => {
 describe('a peer that closes, and ends at once', () => {
   for (const relation of relations)
     test(`is an orderly end for a process that ${relation}`, deadline, async () => {
-      for (let n = 0; n < iterations(2, 50); n++)
+      for (let n = 0; n < iterations(1, 50); n++)
         for (const ends of ['closes', 'exits'] as const) {
           const loop = await heard({ relation, way: 'loop', ends });
           assert.deepEqual([loop.name, loop.values], [undefined, before]);

@@ -734,7 +734,7 @@ describe('leases', () => {
     const child = start();
     using buffer = DeviceBuffer.allocate(4096);
     const round = () => ask(child, { do: 'copy', buffer });
-    const rounds = iterations(300, 100_000);
+    const rounds = iterations(200, 100_000);
     for (let n = 0; n < 100; n++) await round();
     const states = async () =>
       [await settled(), await ask<ProcessState>(child, { do: 'state' })] as const;

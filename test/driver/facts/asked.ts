@@ -58,6 +58,14 @@ class Refused extends Error {}
 /** A device of which rows with wide pitches find room. */
 const ENV = { CUFFI_EMULATED_MEMORY: '8G' };
 
+/** What became of a call that was made again and again. */
+interface Repeated {
+  readonly made: number;
+  /** Of the last one. */
+  readonly status: number;
+  readonly latchOpen: boolean;
+}
+
 /** A process that can be asked. */
 interface Process {
   readonly peer: DriverProcess;
@@ -242,24 +250,32 @@ export class Asked implements Side, AsyncDisposable {
     }
   }
 
+  /** Makes a call so often, unless it fails or waits for what is held up, which it then ends. */
+  repeat(times: number, name: FunctionName, ...args: Argument[]): Promise<Repeated> {
+    return this.#send<Repeated>({ name, args, times, opensLatch: emulated });
+  }
+
   /** How often a call can be made until it waits for what is held up, which it ends. */
-  async countUntilItWaits(
-    calls: (n: number) => [FunctionName, ...Argument[]],
-    whileItWaits?: (n: number) => Promise<void>,
-  ): Promise<FactValue> {
-    for (let n = 1; n <= MOST_QUEUED; n++) {
-      let isWaiting = false;
-      const opening = setTimeout(async () => {
-        isWaiting = true;
-        await whileItWaits?.(n);
+  async countUntilItWaits(...call: [FunctionName, ...Argument[]]): Promise<FactValue> {
+    const { made, status, latchOpen } = emulated
+      ? await this.repeat(MOST_QUEUED, ...call)
+      : await this.#repeatUntilItWaits(call);
+    if (latchOpen) return made;
+    return status === 0 ? `not within ${MOST_QUEUED}` : `status ${status} at ${made}`;
+  }
+
+  /** On hardware a clock tells that a call waits. */
+  async #repeatUntilItWaits(call: [FunctionName, ...Argument[]]): Promise<Repeated> {
+    for (let made = 1; ; made++) {
+      let latchOpen = false;
+      const opening = setTimeout(() => {
+        latchOpen = true;
         this.release();
       }, PATIENCE_MS);
-      const answer = await this.call(...calls(n));
+      const { status } = await this.call(...call);
       clearTimeout(opening);
-      if (isWaiting) return n;
-      if (answer.status !== 0) return `status ${answer.status} at ${n}`;
+      if (latchOpen || status !== 0 || made === MOST_QUEUED) return { made, status, latchOpen };
     }
-    return `not within ${MOST_QUEUED}`;
   }
 
   /**

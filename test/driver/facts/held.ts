@@ -75,7 +75,7 @@ export const depthFacts: FactGroup = async (note) => {
       const made = await makeQueued(asked);
       await asked.hold(made.stream);
       await asked.answers(`the first ${what} that waits`, () =>
-        asked.countUntilItWaits(() => kinds[what](made)),
+        asked.countUntilItWaits(...kinds[what](made)),
       );
     },
     emulated ? MANY : 1,
@@ -93,11 +93,11 @@ export const depthFacts: FactGroup = async (note) => {
       'sets memory in another stream': ['cuMemsetD8Async', memory, 1, 64, other],
     };
     await asked.hold(stream);
-    const full = await asked.countUntilItWaits(() => kinds.memset(made));
+    const full = await asked.countUntilItWaits(...kinds.memset(made));
     if (typeof full !== 'number') return named('is not asked', full);
     await asked.made('cuCtxSynchronize');
     await asked.hold(stream);
-    for (let n = 1; n < full; n++) await asked.made(...kinds.memset(made));
+    await asked.repeat(full - 1, ...kinds.memset(made));
     const thread = await asked.later(PATIENCE_MS / 4, Object.values(calls));
     // It is let go after the other thread has asked what it can.
     await asked.waits(...kinds.memset(made));
