@@ -16,6 +16,7 @@ export { type ReadyOptions, ready } from './sharing/ready.ts';
 export { ImportedPool } from './sharing/imported-pool.ts';
 export { type Explanation, explain } from './sharing/explain.ts';
 export type { Opened, OpenOptions } from './sharing/open.ts';
+export { type TritonRegion, type TritonRegionOptions, tritonRegion } from './sharing/triton.ts';
 export { type IpcSupport, ipcSupport, type Support } from './sharing/support.ts';
 export type {
   Exported,

@@ -37,6 +37,7 @@ import {
   type Peer,
   parentPeer,
   spawnPeer,
+  tritonRegion,
 } from '../../src/ipc/index.ts';
 import { programFile } from '../support/program.ts';
 
@@ -173,6 +174,13 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
     return getIpcHandle(buffer);
   },
   'getIpcHandle of a number': () => getIpcHandle(any(5)),
+  'tritonRegion of pool memory': ({ pool }) => {
+    using buffer = pool.allocate(16);
+    return tritonRegion(buffer);
+  },
+  'tritonRegion of a transposed array': ({ array }) => tritonRegion(array.T),
+  'tritonRegion with the server’s ordinal by another name': ({ buffer }) =>
+    tritonRegion(buffer, any({ device: 1 })),
   'a buffer opened as an event': ({ buffer }) => openIpcEvent({ ...getIpcHandle(buffer) }),
   'an event opened as a buffer': () => {
     using event = CudaEvent.create({ interprocess: true });
