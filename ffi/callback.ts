@@ -1,5 +1,5 @@
 /** C functions that call JavaScript. */
-import koffi from 'koffi';
+import { koffi } from './koffi.ts';
 import type { Address } from './types.ts';
 
 /**

@@ -1,5 +1,6 @@
 /** Opens shared libraries, and declares their functions to koffi. */
-import koffi, { type KoffiFunc, type LibraryHandle, type TypeObject } from 'koffi';
+import type { KoffiFunc, LibraryHandle, TypeObject } from 'koffi';
+import { koffi } from './koffi.ts';
 import type { CType, FfiType } from './types.ts';
 
 /** A C function that takes numbers and returns an integer. */

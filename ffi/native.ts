@@ -3,7 +3,7 @@
  * checked, because koffi aborts the process for some wrong ones.
  */
 import { constants } from 'node:buffer';
-import koffi from 'koffi';
+import { koffi } from './koffi.ts';
 import type { Address } from './types.ts';
 
 /** Node aborts for a larger ArrayBuffer. View larger memory in parts. */

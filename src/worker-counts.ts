@@ -4,13 +4,13 @@
  * finds in /proc/self/fd. A terminated worker never releases its uses: its mappings stay until the
  * process exits, because its work may still be running.
  */
-import { hash } from 'node:crypto';
 import { closeSync, openSync, readdirSync, readlinkSync, readSync } from 'node:fs';
 import { isMainThread } from 'node:worker_threads';
 import { waitForLock, withFileLock } from '../ffi/linux/file-lock.ts';
 import { createMemfd, libcSymbol, mapShared } from '../ffi/linux/libc.ts';
 import { viewMemory } from '../ffi/native.ts';
 import type { Address } from '../ffi/types.ts';
+import { sha256 } from './crypto.ts';
 import { IpcError } from './errors.ts';
 
 /**
@@ -158,7 +158,7 @@ function keyOf(name: string): Key {
   const known = recentKeys.get(name);
   if (known) return known;
   // Other processes choose the names, so two names must not collide.
-  const digest = hash('sha256', name);
+  const digest = sha256(name);
   const high = Number.parseInt(digest.slice(0, 12), 16);
   const low = Number.parseInt(digest.slice(12, 24), 16);
   if (recentKeys.size === MAX_KEYS) recentKeys.clear();
@@ -286,5 +286,5 @@ function mapOnce(fd: number): ArrayBuffer {
  */
 function memfdName(): string {
   const secret = `${process.pid} ${libcSymbol('getpid')}`;
-  return `cuffi-mappings-${hash('sha256', secret).slice(0, 32)}`;
+  return `cuffi-mappings-${sha256(secret).slice(0, 32)}`;
 }

@@ -1,6 +1,6 @@
 /** Functions of libc that Node lacks: mappings, memfds, processes by descriptor, semaphores. */
 import { isMainThread } from 'node:worker_threads';
-import koffi from 'koffi';
+import { koffi } from '../koffi.ts';
 import { type Library, type NativeFunction, openLibrary } from '../library.ts';
 import {
   addressOf,

@@ -4,9 +4,8 @@
  * and the loop watches that one. So opening or changing a watch needs no new descriptor after the
  * first.
  */
-import dgram from 'node:dgram';
 import { isMainThread } from 'node:worker_threads';
-import koffi from 'koffi';
+import { koffi } from '../koffi.ts';
 import { addressOf } from '../native.ts';
 import { checkFd, closeFd, isShortage, libc, SystemError, succeeded } from './libc.ts';
 
@@ -422,7 +421,8 @@ const O_CLOEXEC = 0x8_0000;
  * @throws SystemError if the process may not create such a socket
  */
 function hostEpollInSocket(epoll: number): LoopHandle {
-  const socket = dgram.createSocket('udp4');
+  // Only worker threads need the module: the import of cuffi does not wait for it.
+  const socket = process.getBuiltinModule('node:dgram').createSocket('udp4');
   let fd = -1;
   try {
     fd = succeeded(libc.socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), 'socket');

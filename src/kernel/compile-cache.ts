@@ -1,5 +1,4 @@
 /** A cache of compiled code on disk, so that only the first run of a program compiles. */
-import { createHash, randomBytes } from 'node:crypto';
 import {
   closeSync,
   constants,
@@ -18,6 +17,7 @@ import {
 } from 'node:fs';
 import { homedir } from 'node:os';
 import { dirname, isAbsolute, join, resolve } from 'node:path';
+import { randomBytes, sha256 } from '../crypto.ts';
 import type { CodeKind } from './architecture.ts';
 import type { CompiledInit, CompileRequest } from './compile-options.ts';
 
@@ -68,7 +68,7 @@ export class CompileCache<K extends CodeKind> {
       Object.entries(headers).sort(([a], [b]) => (a < b ? -1 : 1)),
       included,
     ];
-    const key = createHash('sha256').update(JSON.stringify(keyParts)).digest('hex');
+    const key = sha256(JSON.stringify(keyParts));
     return new CompileCache(kind, folder, key);
   }
 
@@ -156,7 +156,7 @@ function readPrivateFile(path: string): Buffer {
 const isPrivate = ({ uid, mode }: Stats): boolean =>
   uid === process.getuid?.() && (mode & 0o022) === 0;
 
-const digest = (bytes: Uint8Array): Buffer => createHash('sha256').update(bytes).digest();
+const digest = (bytes: Uint8Array): Buffer => Buffer.from(sha256(bytes), 'hex');
 
 /** The folder of the cache, by the option and the environment; undefined if the cache is off. */
 function folderOf(cache: boolean | string): string | undefined {
@@ -232,7 +232,7 @@ function includedFiles(request: CompileRequest): readonly string[] | undefined {
         const path = resolve(folder, name);
         if (stampByPath.has(path)) continue;
         const content = tryReadText(path);
-        stampByPath.set(path, content === undefined ? 'missing' : textDigest(content));
+        stampByPath.set(path, content === undefined ? 'missing' : sha256(content));
         if (content !== undefined) texts.push({ text: content, folder: dirname(path) });
       }
       for (const folder of compiler.headerFolders) {
@@ -274,8 +274,6 @@ function tryReadText(path: string): string | undefined {
     return undefined;
   }
 }
-
-const textDigest = (text: string): string => createHash('sha256').update(text).digest('hex');
 
 const fileStamp = (path: string): string => {
   const stats = statSync(path, { throwIfNoEntry: false });

@@ -1,5 +1,5 @@
 /** Random ids that no other process can guess. Shared objects are looked up by them. */
-import { hash, randomBytes } from 'node:crypto';
+import { randomBytes, sha256 } from '../crypto.ts';
 
 /** Makes an id: 16 random bytes in hex. */
 export const randomId = (): string => randomBytes(16).toString('hex');
@@ -13,7 +13,7 @@ export const randomUint48 = (): number => randomBytes(6).readUIntLE(0, 6) || ran
  */
 export function obfuscatedId(id: number): number {
   secret ??= randomId();
-  return Number.parseInt(hash('sha256', `${secret} ${id}`).slice(0, 12), 16);
+  return Number.parseInt(sha256(`${secret} ${id}`).slice(0, 12), 16);
 }
 
 let secret: string | undefined;

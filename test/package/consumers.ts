@@ -118,11 +118,14 @@ try {
 `;
 
 /**
- * Prints which scripts exist after `import 'cuffi'`, and after zod and the emulated driver were
- * used. V8 itself is asked: it knows ES modules and CommonJS alike, however they were loaded.
+ * Prints which of Node's modules and which scripts exist after `import 'cuffi'`, and which scripts
+ * after zod and the emulated driver were used. V8 itself is asked: it knows ES modules and CommonJS alike, however they were loaded.
  */
 export const loadedScripts = `
-import { Session } from 'node:inspector';
+await import('cuffi');
+// Node's own modules, before the inspector loads some more.
+const builtins = process.moduleLoadList.map((entry) => entry.replace('NativeModule ', ''));
+const { Session } = await import('node:inspector');
 
 function scripts() {
   const urls = [];
@@ -134,12 +137,11 @@ function scripts() {
   return urls;
 }
 
-await import('cuffi');
 const atImport = scripts();
 const { cu } = await import('cuffi/ffi');
 cu.cuInit(0);
 await import('zod');
-console.log(JSON.stringify({ atImport, afterUse: scripts() }));
+console.log(JSON.stringify({ builtins, atImport, afterUse: scripts() }));
 `;
 
 /**

@@ -249,16 +249,20 @@ describe('the packed package', { skip: unavailable }, () => {
     assert.equal(node('nodriver.mjs', bindings, [], more), 'LibraryNotFoundError\n');
   });
 
-  test('loads neither zod nor the emulated driver before they are used', () => {
-    const { atImport, afterUse } = JSON.parse(
+  test('loads neither zod nor the emulated driver nor slow modules of Node before they are used', () => {
+    const { builtins, atImport, afterUse } = JSON.parse(
       node('scripts.mjs', loadedScripts, [], { CUFFI_DRIVER: 'emulated' }),
-    ) as { atImport: string[]; afterUse: string[] };
+    ) as Record<'builtins' | 'atImport' | 'afterUse', string[]>;
     const seen = (scripts: string[], part: string): boolean =>
       scripts.some((url) => url.includes(part));
 
     assert.ok(seen(atImport, '/cuffi/dist/src/index.js'));
     assert.ok(!seen(atImport, '/zod/'), 'zod');
     assert.ok(!seen(atImport, '/emulator/'), 'the emulated driver');
+    assert.ok(!seen(atImport, '/koffi/index.js'), 'koffi as several ES modules');
+    assert.ok(builtins.includes('fs'));
+    for (const name of ['crypto', 'dgram', 'child_process'])
+      assert.ok(!builtins.includes(name), `node:${name}`);
     // That both are seen once they are used shows that the list is complete.
     assert.ok(seen(afterUse, '/zod/'));
     assert.ok(seen(afterUse, '/cuffi/dist/ffi/emulator/'));
