@@ -16,16 +16,19 @@ import { describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
+import { programFile } from '../../test/support/program.ts';
 import { planRun } from '../plan.ts';
 import { type Results, readResults } from '../results.ts';
 import { repeat } from '../run.ts';
 import { temporaryFolder } from './files.ts';
 import { caseOf, resultsOf } from './results.ts';
 
-const MAIN = fileURLToPath(new URL('../main.ts', import.meta.url));
+const MAIN = programFile(new URL('../main.ts', import.meta.url));
 const DEADLINE_MS = 60_000;
 const env = { ...process.env, CUFFI_DRIVER: 'emulated' };
-const node = (...args: string[]): string[] => ['--import', 'tsx', MAIN, ...args];
+/** Its passes are TypeScript and inherit the loader, which a compiled program does not load itself. */
+const LOADER = new URL('../../test/support/tsx-if-needed.mjs', import.meta.url).href;
+const node = (...args: string[]): string[] => ['--import', LOADER, MAIN.path, ...args];
 
 describe('npm run bench', () => {
   test('plans the suites, cases and rounds that were asked for', () => {
@@ -109,7 +112,7 @@ describe('npm run bench', () => {
     const json = join(folder.path, 'part.json');
     const child = spawn(
       process.execPath,
-      node('run', 'calls', '--quick', '--rounds', '4', '--json', json),
+      node('run', 'calls', '--quick', '--rounds', '1', '--json', json),
       {
         env,
         stdio: ['ignore', 'ignore', 'pipe'],
@@ -127,7 +130,7 @@ describe('npm run bench', () => {
     test(`repeat stopped by ${signals.join(' and ')} writes two files that are marked as incomplete`, async () => {
       using folder = temporaryFolder();
       const files = ['a.json', 'b.json'].map((name) => join(folder.path, name));
-      const what = ['calls', '--quick', '--rounds', '4'];
+      const what = ['calls', '--quick', '--rounds', '1'];
       const child = spawn(process.execPath, node('repeat', ...files, ...what), {
         env,
         stdio: ['ignore', 'pipe', 'pipe'],

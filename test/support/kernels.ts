@@ -114,11 +114,12 @@ const keepPlaces: Plugin = {
 /** What tests start in processes of their own. */
 const programs = (): string[] => [
   ...readdirSync('test', { recursive: true, encoding: 'utf8' })
-    .filter((file) => /(^|\/)fixtures\/[^/]+\.ts$|^support\/peer\.ts$/.test(file))
+    .filter((file) => /(^|\/)fixtures\/[^/]+\.ts$|^support\/driver-process\.ts$/.test(file))
     .map((file) => join('test', file)),
   ...readdirSync('docs/examples')
     .filter((file) => file.endsWith('.ts'))
     .map((file) => join('docs/examples', file)),
+  'bench/main.ts',
 ];
 
 /**
