@@ -49,7 +49,7 @@ from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterator, List, Op
 __all__ = [
     'BigInt', 'ClosedError', 'CudaError', 'CuffiError', 'DriverNotFoundError', 'Event', 'GpuArray',
     'GpuBuffer', 'GpuPool', 'IpcError', 'Listener', 'Map', 'NotSupportedError', 'Peer', 'PeerGoneError',
-    'RemoteError', 'connect', 'empty', 'listen', 'parent',
+    'RemoteError', 'Timeline', 'TimelineSignaler', 'connect', 'empty', 'listen', 'parent',
 ]  # fmt: skip
 
 PROTOCOL_VERSION = 3
@@ -1218,7 +1218,7 @@ class _Encoder:
             out += _pack_double(value)
         elif kind is str:
             self.string(value)
-        elif isinstance(value, (GpuArray, Event)):
+        elif isinstance(value, (GpuArray, Event, _Closable)):
             self._object(value)
         elif isinstance(value, (dict, list, tuple, set, frozenset, BaseException)):
             if depth >= _MAX_DEPTH:
@@ -1513,8 +1513,8 @@ def _hashable(key: Any) -> Any:
 
 # ---- The fields of GPU objects ----------------------------------------------------------------------------
 
-_LEGACY, _POOL, _VIRTUAL, _EVENT = range(4)
-_UNKNOWN_KINDS = {4: 'timeline', 5: 'timeline signaler', 6: 'page-locked buffer', 7: 'channel'}
+_LEGACY, _POOL, _VIRTUAL, _EVENT, _TIMELINE, _SIGNALER, _PINNED, _CHANNEL = range(8)
+_UNKNOWN_KINDS = {6: 'page-locked buffer', 7: 'channel'}
 _EXPORTER_LENGTH = 53
 
 
@@ -1595,11 +1595,12 @@ def _read_layout(reader: _Reader) -> Optional[Tuple[_Dtype, Tuple[int, ...], Tup
     return dtype, shape, strides
 
 
+_AnyFields = Any  # _MemoryFields, _EventFields, or what `_HOST_FIELDS` names.
 # The same memory is sent again and again.
-_known_fields: Dict[bytes, Union[_MemoryFields, _EventFields]] = {}
+_known_fields: Dict[bytes, _AnyFields] = {}
 
 
-def _read_fields(data: bytes) -> Union[_MemoryFields, _EventFields]:
+def _read_fields(data: bytes) -> _AnyFields:
     known = _known_fields.get(data)
     if known is None:
         if len(_known_fields) >= 1024:
@@ -1608,7 +1609,7 @@ def _read_fields(data: bytes) -> Union[_MemoryFields, _EventFields]:
     return known
 
 
-def _decode_fields(data: bytes) -> Union[_MemoryFields, _EventFields]:
+def _decode_fields(data: bytes) -> _AnyFields:
     """Raises IpcError for what is no descriptor, NotSupportedError for what only Node opens."""
     reader = _Reader(data)
     try:
@@ -1616,9 +1617,10 @@ def _decode_fields(data: bytes) -> Union[_MemoryFields, _EventFields]:
         if kind in _UNKNOWN_KINDS:
             raise NotSupportedError(
                 f'a {_UNKNOWN_KINDS[kind]} was sent: the companion for Python opens arrays, buffers, pools and events')
-        if kind > _EVENT:
+        if kind > _CHANNEL:
             raise IpcError(f'{kind} is no kind of descriptor', 'invalid-descriptor')
-        fields = _EventFields(reader) if kind == _EVENT else _MemoryFields(kind, reader)
+        fields = _HOST_FIELDS[kind](kind, reader) if kind in _HOST_FIELDS else (
+            _EventFields(reader) if kind == _EVENT else _MemoryFields(kind, reader))
     except IpcError as error:
         raise IpcError(f'received an invalid descriptor: {error}', 'invalid-descriptor') from None
     if reader.at != reader.end:
@@ -1726,19 +1728,30 @@ def _dtype_of_dlpack(tensor: _DLTensor) -> _Dtype:
 class _Exported:
     """What is sent for one object, and what must be kept until the other end has released it."""
 
-    __slots__ = ('fields', 'fds', 'keep', 'device', 'stream', 'links')
+    __slots__ = ('fields', 'fds', 'keep', 'device', 'stream', 'links', 'owned', 'root')
 
-    def __init__(self, fields: bytes, fds: Tuple[int, ...], keep: Any, device: _Device) -> None:
+    def __init__(self, fields: bytes, fds: Tuple[int, ...], keep: Any, device: Optional[_Device],
+                 owned: Optional[List[int]] = None, root: Any = None) -> None:  # fmt: skip
         self.fields, self.fds, self.keep, self.device = fields, fds, keep, device
+        # Descriptors for one process only, before the others. They are closed when they were sent.
+        self.owned: List[int] = owned or []
+        # What `leases.returned` waits for.
+        self.root = root
         # Later work of this stream runs behind the other end's.
         self.stream: Optional[int] = None
         # Third processes that it was passed on to.
         self.links = 0
 
+    def __del__(self) -> None:
+        if self.owned:
+            _close_fds(self.owned)
+
 
 def _export(value: Any, peer: '_Connection') -> _Exported:
     if isinstance(value, Event):
         return _export_event(value, peer)
+    if isinstance(value, _Closable):
+        return value._export()
     described = _Described(value)
     low, high = _extents(described.shape, described.strides, described.dtype.itemsize)
     if low == high:
@@ -2056,9 +2069,9 @@ _Points = List[Tuple[int, int]]
 class _Page:
     """512 counters in memory that two processes and their GPUs share. One of them writes."""
 
-    def __init__(self, fd: int) -> None:
-        self._map = mmap.mmap(fd, _PAGE)
-        self.words: Any = (ctypes.c_uint64 * _COUNTERS).from_buffer(self._map)
+    def __init__(self, fd: int, byte_length: int = _PAGE) -> None:
+        self._map, self._byte_length = mmap.mmap(fd, byte_length), byte_length
+        self.words: Any = (ctypes.c_uint64 * (byte_length // 8)).from_buffer(self._map)
         self._addresses: Dict[int, int] = {}
 
     def is_reached(self, points: _Points) -> bool:
@@ -2072,7 +2085,7 @@ class _Page:
             host, address = ctypes.addressof(self.words), _u64()
             if not self._addresses:
                 # Portable, for all contexts, and mapped.
-                _check(_cuda().cuMemHostRegister_v2(host, _PAGE, 3), 'cuMemHostRegister_v2')
+                _check(_cuda().cuMemHostRegister_v2(host, self._byte_length, 3), 'cuMemHostRegister_v2')
             status = _cuda().cuMemHostGetDevicePointer_v2(ctypes.byref(address), host, 0)
             _check(status, 'cuMemHostGetDevicePointer_v2')
             base = self._addresses[device.ordinal] = address.value
@@ -2165,7 +2178,7 @@ class _Connection:
         self._parts: List[bytes] = []
         self._part_header: Tuple[int, ...] = ()
         self._part_fds: List[int] = []
-        self._outgoing: Deque[Tuple[bytes, Sequence[int], bool, Optional[_Slot]]] = collections.deque()
+        self._outgoing: Deque[Tuple[bytes, Sequence[int], Sequence[int], Optional[_Slot]]] = collections.deque()
         self._values: Deque[_Arrived] = collections.deque()
         self._value_slots: Deque[_Slot] = collections.deque()
         self._requests: Deque[_Arrived] = collections.deque()
@@ -2590,12 +2603,12 @@ class _Connection:
         if len(encoder.out) > _MAX_VALUE or len(encoder.objects) > _MAX_OBJECTS:
             raise ValueError(f'the value is too large: it may have 16 MiB, and {_MAX_OBJECTS} GPU objects')
         exported = [_export(value, self) for value in encoder.objects]
-        if sum(len(one.fds) for one in exported) > _MAX_FDS:
+        if sum(len(one.fds) + len(one.owned) for one in exported) > _MAX_FDS:
             raise ValueError(f'the value has more than {_MAX_FDS} descriptors')
         points: _Points = []
         handle = None if stream is None else _stream_handle(stream)
         # Events are the order themselves.
-        for device in {one.device for one in exported if one.fields[0] != _EVENT}:
+        for device in {one.device for one in exported if one.device and one.fields[0] != _EVENT}:
             if handle is None:
                 device.synchronize()
             else:
@@ -2609,22 +2622,26 @@ class _Connection:
         """Sends a value, or queues it. `slot` is settled when it was sent."""
         body, exported, points = prepared
         fds: List[int] = []
+        owned: List[int] = []
         with self._cond:
             if self.end is not None:
                 raise self.end.with_traceback(None)
             if exported:
                 body += _pack_double(self._next_export)
                 for one in exported:
-                    _write_length(body, len(one.fds))
+                    _write_length(body, len(one.owned) + len(one.fds))
                     body.append(0)
                     _write_length(body, len(one.fields))
                     body += one.fields
+                    fds += one.owned
                     fds += one.fds
+                    owned += one.owned
+                    one.owned = []
                     self._exports[self._next_export] = one
                     self._next_export += 1
             self._send_page()
             self._write_control(body, points)
-            self._post(kind, body, fds, request, slot=slot)
+            self._post(kind, body, fds, request, owned, slot)
             if self._outgoing and self._is_read_by_own_thread:
                 self._kick()
 
@@ -2645,7 +2662,7 @@ class _Connection:
         """Sends this end's counters before the first points."""
         if self._page_fd >= 0:
             fd, self._page_fd = self._page_fd, -1
-            self._post(_CONTROL, b'\x01', (fd,), is_owner=True)
+            self._post(_CONTROL, b'\x01', (fd,), owned=[fd])
 
     def _send_releases(self) -> None:
         if self._is_socket_closed:
@@ -2657,20 +2674,21 @@ class _Connection:
             self._post(_CONTROL, body)
 
     def _post(self, kind: int, body: Union[bytes, bytearray], fds: Sequence[int] = (), request: int = 0,
-              is_owner: bool = False, slot: Optional[_Slot] = None) -> None:  # fmt: skip
+              owned: Sequence[int] = (), slot: Optional[_Slot] = None) -> None:  # fmt: skip
+        """:param owned: those of the descriptors that are closed when they were sent"""
         length = len(body)
         for at in range(0, length, _PART):
             header = _HEADER.pack(b'cu', PROTOCOL_VERSION, kind, self._sent, length, at, request)
             is_last = at + _PART >= length
             frame = header + body if length <= _PART else header + body[at : at + _PART]
-            self._outgoing.append((frame, () if at else fds, is_owner and not at, slot if is_last else None))
+            self._outgoing.append((frame, () if at else fds, () if at else owned, slot if is_last else None))
         self._sent = (self._sent + 1) & 0xFFFFFFFF
         self._flush()
 
     def _flush(self) -> None:
         outgoing = self._outgoing
         while outgoing:
-            frame, fds, is_owner, slot = outgoing[0]
+            frame, fds, owned, slot = outgoing[0]
             try:
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f'{len(fds)}i', *fds))] if fds else []
                 if not self._is_socket_closed:
@@ -2682,8 +2700,8 @@ class _Connection:
                     return
                 # The other end is closed: what it has sent before is read first, and its end is seen there.
             outgoing.popleft()
-            if is_owner:
-                _close_fds(fds)
+            if owned:
+                _close_fds(owned)
             if slot:
                 slot.settle(None)
 
@@ -2781,8 +2799,8 @@ class _Connection:
                 opened.append(self._open_object(data, fds, lease, handle))
                 _close_fds(fds)
             if handle is not None and arrived.points:
-                devices = {one._device for one in opened if isinstance(one, (GpuArray, Event))}
-                if all(self._let_wait(device, handle, arrived.points) for device in devices):
+                devices = {one._device for one in opened if hasattr(one, '_device')}
+                if devices and all(self._let_wait(device, handle, arrived.points) for device in devices):
                     arrived.points = []
         except BaseException:
             for one in opened:
@@ -2798,6 +2816,8 @@ class _Connection:
         if lease in self._revoked:
             raise ClosedError(f'{self.name} has revoked what it had sent')
         fields = _read_fields(data)
+        if data[0] in _HOST_FIELDS:
+            return fields.open(self, fds, lease)
         if fields.exporter[17:] == _self().identity:
             return self._open_own(fields, lease)
         device = _device_of(fields.exporter[:17])
@@ -2868,6 +2888,8 @@ class _Connection:
         """Returns what was sent to the other end and came back."""
         for exported in list(self._exports.values()):
             known = _read_fields(exported.fields)
+            if exported.fields[0] in _HOST_FIELDS:
+                continue
             if isinstance(fields, _EventFields) or isinstance(known, _EventFields):
                 if type(known) is type(fields) and known.handle == fields.handle:
                     self._release(lease)
@@ -2919,6 +2941,13 @@ class _Connection:
                     self._close_if_unused()
                 elif self._is_read_by_own_thread or len(self._releases) >= _MAX_LIST:
                     self._kick()
+
+    def release_soon(self, lease: int) -> None:
+        """As `_release`, from a thread that does not read."""
+        self._release(lease)
+        with self._cond:
+            if self._is_read and not self._is_socket_closed:
+                self._kick()
 
     def give_back_later(self, use: Tuple[int, _Mapping, _Device, Optional[int]]) -> None:
         """As `give_back`, from anywhere: objects may be collected in the middle of any work."""
@@ -3652,3 +3681,626 @@ def listen(name: str, allow_other_users: bool = False) -> Listener:
     ...     for peer in listener: ...
     """
     return Listener(name, allow_other_users)
+
+# ---- Work in the background -------------------------------------------------------------------------------
+
+
+class _Background:
+    """One thread for what nobody waits for: it watches descriptors, and polls for the ends of work."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._epoll = select.epoll()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._watched: Dict[int, Callable[[], None]] = {}
+        self._calls: Deque[Callable[[], None]] = collections.deque()
+        self._polls: List[Callable[[], bool]] = []
+        self._newest = 0.0
+        # How many polls this process must not end before.
+        self._keeping = 0
+        threading.Thread(target=self._run, name='cuffi background', daemon=True).start()
+
+    def call(self, what: Callable[[], None]) -> None:
+        """Calls it soon in the background. Takes no lock: objects may be collected in the middle of any work."""
+        self._calls.append(what)
+        try:
+            os.write(self._wake_write, b'\0')
+        except OSError:
+            pass  # Full: it wakes up anyway.
+
+    def watch(self, fd: int, on_ready: Callable[[], None]) -> None:
+        """Calls `on_ready` in the background when a descriptor can be read or has ended, and once at first."""
+        self._watched[fd] = on_ready
+        self._epoll.register(fd, select.EPOLLIN)
+        self.call(on_ready)
+
+    def unwatch(self, fd: int) -> None:
+        if self._watched.pop(fd, None):
+            self._epoll.unregister(fd)
+
+    def poll(self, is_over: Callable[[], bool], keeps: bool = False) -> None:
+        """Calls `is_over` in the background until it returns True. With `keeps`, this process waits for that."""
+
+        def counted() -> bool:
+            if not is_over():
+                return False
+            self._keeping -= 1
+            return True
+
+        def begin() -> None:
+            self._newest = time.monotonic()
+            self._polls.append(counted if keeps else is_over)
+
+        if keeps:
+            self._keeping += 1
+        self.call(begin)
+
+    def drain(self) -> None:
+        """Before this process ends: other processes may wait for what its streams still do."""
+        while self._keeping > 0:
+            time.sleep(0.0005)
+
+    def _run(self) -> None:
+        while True:
+            timeout = -1.0
+            if self._polls:
+                # The first polls are frequent, the later ones once a millisecond.
+                timeout = 0 if time.monotonic() - self._newest < 0.002 else 0.001
+                if not timeout:
+                    time.sleep(0.0001)
+            for fd, _ in self._epoll.poll(timeout):
+                if fd != self._wake_read:
+                    self._guarded(self._watched.get(fd))
+                    continue
+                try:
+                    os.read(fd, 4096)
+                except BlockingIOError:
+                    pass
+            while self._calls:
+                self._guarded(self._calls.popleft())
+            # Calls add polls, polls do not.
+            self._polls = [poll for poll in self._polls if self._guarded(poll) is False]
+
+    @staticmethod
+    def _guarded(what: Optional[Callable[[], Any]]) -> Any:
+        try:
+            return what and what()
+        except Exception:  # It must not end the thread without a word.
+            if not _is_exiting:
+                traceback.print_exc()
+        return None
+
+
+_the_background: Optional[_Background] = None
+
+
+def _background() -> _Background:
+    global _the_background
+    if _the_background is None or _the_background.pid != os.getpid():
+        with _lock:
+            if _the_background is None or _the_background.pid != os.getpid():
+                _the_background = _Background()
+    return _the_background
+
+
+@atexit.register
+def _drain_at_exit() -> None:
+    if _the_background and _the_background.pid == os.getpid():
+        _the_background.drain()
+
+
+def _release_soon(is_unused: Callable[[], bool], release: Callable[[], None]) -> None:
+    """Calls `release` once `is_unused` and no stream of this process waits: then the driver does not block it.
+
+    It may still block until running work is done, so a thread of its own calls it.
+    """
+
+    def is_over() -> bool:
+        if not is_unused() or _waiting_streams():
+            return False
+        threading.Thread(target=release, name='cuffi release', daemon=True).start()
+        return True
+
+    _background().poll(is_over)
+
+
+class _Closable:
+    """What is closed by `close()`, a `with` block, or the last reference."""
+
+    _state: Any = None
+
+    @property
+    def closed(self) -> bool:
+        return self._state is None
+
+    def _held(self) -> Any:
+        state = self._state
+        if state is None:
+            raise ClosedError(f'this {type(self).__name__} is closed')
+        return state
+
+    def close(self) -> None:
+        """Closes it. Does not wait. The second call does nothing."""
+        state, self._state = self._state, None
+        if state is not None:
+            state.close()
+
+    def __enter__(self) -> Any:
+        self._held()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        state, self._state = self._state, None
+        if state is not None and not _is_exiting:
+            _background().call(state.close)
+
+    def __repr__(self) -> str:
+        return f'<cuffi.{type(self).__name__}{" closed" if self.closed else ""}>'
+
+
+# ---- Words that processes share ---------------------------------------------------------------------------
+
+_INFINITE = float('inf')
+
+
+class _Words(_Page):
+    """64-bit words in memory that several processes and their GPUs share. Each word has one writer."""
+
+    def __init__(self, fd: int, byte_length: int) -> None:
+        super().__init__(fd, byte_length)
+        # Whether waits for the words were ended: what is not reached never will be.
+        self.is_over = False
+        self._addressed: Dict[int, int] = {}
+
+    @classmethod
+    def accept(cls, fd: int, byte_length: int, what: str) -> '_Words':
+        """Maps memory of another process. Raises IpcError unless nobody can take it away from under this one."""
+        if not _is_sealed(fd, byte_length):
+            raise IpcError(f'received a {what} whose memory is not sealed memory of its size')
+        return cls(fd, byte_length)
+
+    def read(self, index: int) -> Union[int, float]:
+        """A value; infinity after the end of all waits, -1 for what is no value."""
+        words = self.words
+        if words is None:
+            return _INFINITE
+        value: int = words[index]
+        if value <= _SAFE:
+            return value
+        return _INFINITE if value == _END_OF_WAITS else -1
+
+    def write(self, index: int, value: int) -> None:
+        words = self.words
+        if words is not None:
+            words[index] = value
+
+    def reached(self, index: int, count: int) -> bool:
+        words = self.words
+        return words is None or self.is_over or count <= words[index] <= _END_OF_WAITS
+
+    def end_waits(self, begin: int, end: int) -> None:
+        self.is_over = True
+        for index in range(begin, end):
+            self.write(index, _END_OF_WAITS)
+
+    def address_of(self, device: _Device, index: int) -> int:
+        """As `address`, in whatever context."""
+        base = self._addresses.get(device.ordinal)
+        if base is None:
+            with device:
+                return self.address(device, index)
+        return base + 8 * index
+
+
+def _is_sealed(fd: int, byte_length: int) -> bool:
+    sealed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & sealed == sealed and os.fstat(fd).st_size == byte_length
+    except OSError:
+        return False
+
+
+def _is_pipe(fd: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(fd).st_mode)
+
+
+def _whole_pages(byte_length: int) -> int:
+    return -(-byte_length // _PAGE) * _PAGE
+
+
+# ---- Streams that wait ------------------------------------------------------------------------------------
+
+# Behind a wait a stream takes 1,020 operations; the next one blocks its caller. Most are left for other work.
+_MAX_WAITS_OF_STREAM = 320
+_MAX_AHEAD = 64
+# The waits of each stream, by its device and handle, in order. Reached ones are removed.
+_stream_waits: Dict[Tuple[int, int], Deque[Tuple[_Words, int, int]]] = {}
+_waits_lock = threading.Lock()
+
+
+def _max_waiting_streams() -> int:
+    """Two fewer than a device has queues: if all queues held waits, nothing else of the process would run."""
+    try:
+        given = int(os.environ.get('CUDA_DEVICE_MAX_CONNECTIONS', ''))
+    except ValueError:
+        given = 8
+    return max(0, (given if 1 <= given <= 32 else 8) - 2)
+
+
+def _still_waits(waits: Deque[Tuple[_Words, int, int]]) -> bool:
+    while waits:
+        words, index, count = waits[0]
+        if not words.reached(index, count):
+            return True
+        waits.popleft()
+    return False
+
+
+def _waiting_streams() -> int:
+    with _waits_lock:
+        for key in [key for key, waits in _stream_waits.items() if not _still_waits(waits)]:
+            del _stream_waits[key]
+        return len(_stream_waits)
+
+
+def _is_awaited(words: _Words) -> bool:
+    with _waits_lock:
+        return any(wait[0] is words for waits in _stream_waits.values() if _still_waits(waits) for wait in waits)
+
+
+def _enqueue_wait(words: _Words, index: int, count: int, device: _Device, stream: int) -> bool:
+    """Makes later work of a stream wait for a word. Returns False if no more waits may be queued now."""
+    key = (device.ordinal, stream)
+    address = words.address_of(device, index)
+    with _waits_lock:
+        waits = _stream_waits.get(key)
+        if waits is None or not _still_waits(waits):
+            if sum(map(_still_waits, _stream_waits.values())) >= _max_waiting_streams():
+                return False
+            waits = _stream_waits.setdefault(key, collections.deque())
+        elif len(waits) >= _MAX_WAITS_OF_STREAM:
+            return False
+        # Added first: a wait that nobody knows could block for ever.
+        waits.append((words, index, count))
+        try:
+            _queue(device, stream, 'cuStreamWaitValue64_v2', address, count)
+        except BaseException:
+            waits.pop()
+            raise
+    return True
+
+
+def _queue(device: _Device, stream: int, call: str, address: int, count: int) -> None:
+    """Queues a wait for a word, or its store. Only default streams need their context."""
+    function = getattr(_cuda(), call)
+    if stream > 2:
+        status = function(stream, address, count, 0)
+    else:
+        with device:
+            status = function(stream, address, count, 0)
+    if status:
+        raise CudaError(call, status, 'ordering streams of several processes')
+
+
+def _check_count(value: Any, least: int, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f'{name} must be an int, not {type(value).__name__}')
+    if not least <= value <= _SAFE:
+        raise ValueError(f'{name} must be from {least} to {_SAFE}, not {value}')
+
+
+async def _await_until(is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+    """As `_wait_until`, for asyncio."""
+    until, pause = None if timeout is None else time.monotonic() + timeout, 0.0
+    while not is_done():
+        if until is not None and time.monotonic() >= until:
+            raise TimeoutError(f'waiting for {what} took more than {timeout} s')
+        await asyncio.sleep(pause)
+        pause = min(pause + 0.00002, 0.001)
+
+
+# ---- Timelines --------------------------------------------------------------------------------------------
+
+_VALUE_WORD, _LAST_WORD, _PID_WORD, _NAMESPACE_WORD = range(4)
+
+
+class _TimelineState:
+    """A timeline, which outlives its object until its work is done."""
+
+    def __init__(self, memory: int, lifeline: int, write_end: int, last: int, on_released: Callable[[], None]) -> None:
+        """Owns the descriptors, also if it raises. `write_end` is -1 for those who only wait."""
+        self.fds, self.write_end, self.last, self.on_released = (memory, lifeline), write_end, last, on_released
+        self.last_stream: Optional[Tuple[int, int]] = None
+        self.is_ended = self.is_closed = False
+        self.lock = threading.RLock()
+        try:
+            self.words = _Words.accept(memory, _PAGE, 'timeline')
+            if not _is_pipe(lifeline) or (write_end >= 0 and not _is_pipe(write_end)):
+                raise IpcError('received a timeline without its pipe')
+        except (OSError, IpcError) as error:
+            _close_fds([fd for fd in (memory, lifeline, write_end) if fd >= 0])
+            raise error if isinstance(error, IpcError) else IpcError(f'a timeline cannot be mapped: {error}') from None
+        if write_end >= 0:
+            self.words.write(_NAMESPACE_WORD, _self().namespace)
+            self.words.write(_PID_WORD, _self().pid)
+        else:
+            self.watch()
+
+    def watch(self) -> None:
+        lifeline = self.fds[1]
+        ended = select.poll()
+        ended.register(lifeline, select.POLLIN)
+
+        def on_ready() -> None:
+            # Also for data: no writer of cuffi writes any.
+            if not self.is_ended and ended.poll(0):
+                _background().unwatch(lifeline)
+                self.mark_ended()
+                until = time.monotonic() + _REPAIR_S
+                # A GPU of the ended process may still write.
+                _background().poll(lambda: self.mark_ended() or time.monotonic() > until)
+
+        _background().watch(lifeline, on_ready)
+
+    def mark_ended(self) -> bool:
+        """Ends all waits, and stores the last value beside. Returns whether the memory is gone."""
+        self.is_ended = True
+        words = self.words.words
+        if words is None:
+            return True
+        value, last = words[_VALUE_WORD], words[_LAST_WORD]
+        if value != _END_OF_WAITS:
+            if value <= _SAFE and not value <= last <= _SAFE:
+                words[_LAST_WORD] = value
+            words[_VALUE_WORD] = _END_OF_WAITS
+        return False
+
+    def read(self) -> Union[int, float]:
+        """The value; after the end, the last one. -1 for what is no value."""
+        value = _INFINITE if self.is_ended else self.words.read(_VALUE_WORD)
+        if value != _INFINITE:
+            return value
+        self.is_ended = True
+        last = self.words.read(_LAST_WORD)
+        return last if 0 <= last <= _SAFE else 0
+
+    def is_reached(self, value: int) -> bool:
+        """Raises PeerGoneError if it cannot be reached any more."""
+        if self.is_closed:
+            raise ClosedError('this Timeline is closed')
+        if self.read() >= value:
+            return True
+        if self.is_ended:
+            raise self.gone(value)
+        return False
+
+    def gone(self, value: int = 0) -> PeerGoneError:
+        is_here = self.words.read(_NAMESPACE_WORD) == _self().namespace
+        pid = self.words.read(_PID_WORD) if is_here else 0
+        who = f'process {pid}' if 0 < pid < 1 << 32 else 'the process that signals this timeline'
+        unreached = f': value {value} will not be reached' if value else ''
+        return PeerGoneError(f'{who} has ended or closed the timeline after value {self.read()}{unreached}',
+                             int(pid) if 0 < pid < 1 << 32 else 0)  # fmt: skip
+
+    def signal(self, value: int, device: _Device, stream: int) -> None:
+        with self.lock:
+            if self.write_end < 0:
+                raise CuffiError('this process does not signal this timeline: only the process that created it does, or '
+                                 'the one that timeline.signaler() was sent to')  # fmt: skip
+            if value <= self.last:
+                raise ValueError(f'value must be above {self.last}, the last value that was signaled, not {value}')
+            address = self.words.address_of(device, _VALUE_WORD)
+            key = (device.ordinal, stream)
+            # Values are reached in the order of the calls, whatever their streams.
+            if self.last_stream != key and not self.words.reached(_VALUE_WORD, self.last):
+                if not _enqueue_wait(self.words, _VALUE_WORD, self.last, device, stream):
+                    raise _too_many_waits(value)
+            _queue(device, stream, 'cuStreamWriteValue64_v2', address, value)
+            self.last, self.last_stream = value, key
+
+    def is_last_signaled(self) -> bool:
+        return self.words.reached(_VALUE_WORD, self.last)
+
+    def close(self) -> None:
+        with self.lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            write_end, self.write_end = self.write_end, -1
+        if write_end < 0:
+            self._release()
+            return
+
+        def end() -> bool:
+            # The others learn of the end after the last value.
+            if not self.is_last_signaled() and not _is_lost(self.last_stream):
+                return False
+            os.close(write_end)
+            self._release()
+            return True
+
+        if not end():
+            _background().poll(end, keeps=True)
+
+    def _release(self) -> None:
+        """Until no stream waits for it, the end of the signaling process is watched."""
+
+        def release() -> None:
+            _background().unwatch(self.fds[1])
+            _close_fds(self.fds)
+            _close_page(self.words)
+            self.on_released()
+
+        if self.words._addresses:
+            _release_soon(lambda: not _is_awaited(self.words), release)
+        else:
+            release()
+
+
+def _close_page(page: _Page) -> None:
+    try:
+        page.close()
+    except CuffiError:
+        pass  # The context is lost.
+
+
+def _is_lost(stream: Optional[Tuple[int, int]]) -> bool:
+    """Whether the context of a stream is lost: then nothing that is queued in it will be done."""
+    if stream is None:
+        return False
+    with _all_devices()[stream[0]]:
+        return _cuda().cuStreamQuery(_LEGACY_STREAM) in _STICKY
+
+
+def _too_many_waits(value: int) -> CuffiError:
+    return CuffiError(
+        'too many streams of this process wait already, or too much is queued behind waits: with one more, nothing '
+        f'else of the process would run. Use fewer streams, call timeline.reached({value}) before queueing more, or '
+        'raise CUDA_DEVICE_MAX_CONNECTIONS (at most 32)')
+
+
+def _nothing() -> None:
+    pass
+
+
+class Timeline(_Closable):
+    """A counter that streams and hosts of several processes wait for. `Timeline()` stands at 0.
+
+    One process signals: the one that created it, or the one that `signaler()` was sent to. All others
+    wait. It is sent with `peer.send`. If the signaling process ends, or closes its timeline, streams that
+    wait go on, and the waits of hosts raise PeerGoneError. Send it only to processes that you trust: each
+    of them can write the counter.
+
+    >>> timeline.signal(1, stream)             # here, behind the work of a stream
+    >>> timeline.wait(1, stream)               # there; or timeline.reached(1) on the host
+
+    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEMOP.html
+    """
+
+    def __init__(self) -> None:
+        memory = _sealed_memory(_PAGE)
+        self._state = _TimelineState(memory, *os.pipe2(os.O_CLOEXEC), 0, _nothing)
+
+    @classmethod
+    def _opened(cls, state: _TimelineState) -> 'Timeline':
+        timeline = cls.__new__(cls)
+        timeline._state = state
+        return timeline
+
+    @property
+    def is_signaler(self) -> bool:
+        """Whether this process signals."""
+        return self._state is not None and self._state.write_end >= 0
+
+    @property
+    def value(self) -> int:
+        """The last value that was reached; 0 at first. Raises PeerGoneError after the end, IpcError for nonsense."""
+        state: _TimelineState = self._held()
+        value = state.read()
+        if value < 0:
+            raise IpcError('a process has stored what is not a value in the page of this timeline')
+        if state.is_ended:
+            raise state.gone()
+        return int(value)
+
+    def signal(self, value: int, stream: Any = None) -> None:
+        """Signals a value when the work that is queued in a stream so far is done. Returns at once.
+
+        Raises ValueError unless it is above the last one, CuffiError if this process does not signal.
+
+        :param stream: by default the legacy default stream
+        """
+        _check_count(value, 1, 'value')
+        self._held().signal(value, _current_device(), _LEGACY_STREAM if stream is None else _stream_handle(stream))
+
+    def wait(self, value: int, stream: Any = None) -> None:
+        """Makes later work of a stream wait until a value is reached, which need not be signaled yet.
+
+        Raises PeerGoneError if it can no longer come, CuffiError if too many streams wait already. While a
+        stream waits, the driver blocks some calls of this process: see docs/waiting.md of cuffi.
+        """
+        _check_count(value, 0, 'value')
+        state: _TimelineState = self._held()
+        handle, device = _LEGACY_STREAM if stream is None else _stream_handle(stream), _current_device()
+        if not state.is_reached(value) and not _enqueue_wait(state.words, _VALUE_WORD, value, device, handle):
+            raise _too_many_waits(value)
+
+    def reached(self, value: int, timeout: Optional[float] = None) -> None:
+        """Waits on the host until a value is reached. Raises TimeoutError, PeerGoneError, ClosedError."""
+        _check_count(value, 0, 'value')
+        state: _TimelineState = self._held()
+        _wait_until(lambda: state.is_reached(value), timeout, f'value {value} of a timeline')
+
+    async def areached(self, value: int, timeout: Optional[float] = None) -> None:
+        """As `reached`."""
+        _check_count(value, 0, 'value')
+        state: _TimelineState = self._held()
+        await _await_until(lambda: state.is_reached(value), timeout, f'value {value} of a timeline')
+
+    def signaler(self) -> 'TimelineSignaler':
+        """Returns the right to signal, to send to another process once: what arrives there signals.
+
+        Values that are queued here still come first. Raises CuffiError if this process does not signal.
+        """
+        state: _TimelineState = self._held()
+        with state.lock:
+            if state.write_end < 0:
+                raise CuffiError('this process does not signal this timeline: it has no signaler to send')
+            fds = [os.dup(fd) for fd in state.fds] + [state.write_end]
+            state.write_end = -1
+        state.watch()
+        return TimelineSignaler(fds, state.last)
+
+    def _export(self) -> '_Exported':
+        return _Exported(bytes((_TIMELINE,)), (), None, None, [os.dup(fd) for fd in self._held().fds], self)
+
+
+class _Fds:
+    """Descriptors that are closed unless somebody takes them."""
+
+    def __init__(self, fds: List[int]) -> None:
+        self.fds = fds
+
+    def close(self) -> None:
+        _close_fds(self.fds)
+
+
+class TimelineSignaler(_Closable):
+    """The right to signal a timeline, on its way to another process. If it is closed instead, the timeline ends."""
+
+    def __init__(self, fds: List[int], last: int) -> None:
+        self._state, self._last = _Fds(fds), last
+
+    def _export(self) -> '_Exported':
+        fds = self._held().fds
+        self._state = None
+        return _Exported(bytes((_SIGNALER,)) + struct.pack('<q', self._last), (), None, None, fds, self)
+
+
+class _TimelineFields:
+    """A timeline of another process, to wait for it or to signal it."""
+
+    def __init__(self, kind: int, reader: _Reader) -> None:
+        self.count = 3 if kind == _SIGNALER else 2
+        self.last = reader.size() if kind == _SIGNALER else 0
+
+    def open(self, connection: _Connection, fds: List[int], lease: int) -> Timeline:
+        memory, lifeline, *write_ends = _taken(fds, self.count, 'a timeline')
+        release = lambda: connection.release_soon(lease)  # noqa: E731
+        return Timeline._opened(_TimelineState(memory, lifeline, (write_ends or [-1])[0], self.last, release))
+
+
+def _taken(fds: List[int], count: int, what: str) -> List[int]:
+    """Takes the descriptors that came with an object."""
+    if len(fds) != count:
+        raise IpcError(f'{what} needs {count} descriptors, but {len(fds)} came with it', 'no-file-descriptor')
+    taken = fds[:]
+    fds.clear()
+    return taken
+
+
+_HOST_FIELDS: Dict[int, Callable[[int, _Reader], Any]] = {_TIMELINE: _TimelineFields, _SIGNALER: _TimelineFields}

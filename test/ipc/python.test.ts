@@ -17,7 +17,7 @@ import {
   toDevice,
   VirtualMemory,
 } from '../../src/index.ts';
-import { connect, leases, listen, spawnPython, Timeline } from '../../src/ipc/index.ts';
+import { Channel, connect, leases, listen, spawnPython } from '../../src/ipc/index.ts';
 import { companionFile } from '../../src/python/companion.ts';
 import { onHardware } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';
@@ -367,10 +367,10 @@ describe('errors of the companion', options, () => {
 
   test('a kind of object that it does not open is released, and named', options, async () => {
     await using worker = new PythonWorker();
-    using timeline = Timeline.create();
-    await assert.rejects(worker.ask('described', { things: [timeline] }), {
+    using channel = Channel.create({ slots: 1, byteLength: 4, deliver: 'all' });
+    await assert.rejects(worker.ask('described', { things: [channel] }), {
       name: 'NotSupportedError',
-      message: /a timeline was sent: the companion for Python opens arrays/,
+      message: /a channel was sent: the companion for Python opens arrays/,
     });
     await nothingIsLent(worker);
   });
