@@ -147,6 +147,7 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^sum 10, doubled \[2,4,6,8\], shape \[2,2\]$/m,
     /^ValueError: the image must be float32, not uint8$/m,
   ],
+  '42-model-server.ts': [/^\[ '4', '8', 'not 4 numbers' \]$/m, /^after a crash: 10$/m],
 };
 
 /** Programs that do their part together, with the path of a file for both. */
