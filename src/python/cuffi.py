@@ -31,6 +31,7 @@ import ctypes
 import datetime
 import errno
 import fcntl
+import json
 import math
 import mmap
 import os
@@ -47,8 +48,8 @@ import traceback
 from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 __all__ = [
-    'BigInt', 'ClosedError', 'CudaError', 'CuffiError', 'DriverNotFoundError', 'Event', 'GpuArray',
-    'GpuBuffer', 'GpuPool', 'IpcError', 'Listener', 'Map', 'NotSupportedError', 'Peer', 'PeerGoneError',
+    'BigInt', 'Channel', 'ChannelConsumer', 'ClosedError', 'ConsumerSlot', 'CudaError', 'CuffiError', 'DriverNotFoundError', 'Event', 'GpuArray',
+    'GpuBuffer', 'GpuPool', 'IpcError', 'Listener', 'Map', 'NotSupportedError', 'Peer', 'PeerGoneError', 'ProducerSlot',
     'RemoteError', 'Timeline', 'TimelineSignaler', 'connect', 'empty', 'listen', 'parent',
 ]  # fmt: skip
 
@@ -194,6 +195,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, ...]] = {
     'cuCtxGetDevice': (_out,),
     'cuCtxSynchronize': (),
     'cuStreamQuery': (_u64,),
+    'cuStreamGetFlags': (_u64, _out),
     'cuStreamWaitEvent': (_u64, _u64, _u32),
     'cuStreamWaitValue64_v2': (_u64, _u64, _u64, _u32),
     'cuStreamWriteValue64_v2': (_u64, _u64, _u64, _u32),
@@ -211,6 +213,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, ...]] = {
     'cuMemHostRegister_v2': (_u64, _size, _u32),
     'cuMemHostGetDevicePointer_v2': (_out, _u64, _u32),
     'cuMemHostUnregister': (_u64,),
+    'cuMemcpyAsync': (_u64, _u64, _size, _u64),
     'cuMemcpyDtoH_v2': (_out, _u64, _size),
     'cuMemcpyHtoD_v2': (_u64, _out, _size),
     'cuMemGetAllocationGranularity': (_out, _out, _int),
@@ -1514,7 +1517,7 @@ def _hashable(key: Any) -> Any:
 # ---- The fields of GPU objects ----------------------------------------------------------------------------
 
 _LEGACY, _POOL, _VIRTUAL, _EVENT, _TIMELINE, _SIGNALER, _PINNED, _CHANNEL = range(8)
-_UNKNOWN_KINDS = {6: 'page-locked buffer', 7: 'channel'}
+_UNKNOWN_KINDS = {6: 'page-locked buffer'}
 _EXPORTER_LENGTH = 53
 
 
@@ -3179,8 +3182,8 @@ def _close_fds(fds: Any) -> None:
         fds.clear()
 
 
-def _sealed_memory(byte_length: int) -> int:
-    fd = os.memfd_create('cuffi-points', os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _sealed_memory(byte_length: int, name: str = 'cuffi-points') -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, byte_length)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     return fd
@@ -3966,11 +3969,12 @@ def _enqueue_wait(words: _Words, index: int, count: int, device: _Device, stream
             return False
         # Added first: a wait that nobody knows could block for ever.
         waits.append((words, index, count))
-        try:
-            _queue(device, stream, 'cuStreamWaitValue64_v2', address, count)
-        except BaseException:
-            waits.pop()
-            raise
+    try:
+        _queue(device, stream, 'cuStreamWaitValue64_v2', address, count)
+    except BaseException:
+        with _waits_lock:
+            waits.remove((words, index, count))
+        raise
     return True
 
 
@@ -4182,7 +4186,7 @@ class Timeline(_Closable):
     """
 
     def __init__(self) -> None:
-        memory = _sealed_memory(_PAGE)
+        memory = _sealed_memory(_PAGE, 'cuffi-timeline')
         self._state = _TimelineState(memory, *os.pipe2(os.O_CLOEXEC), 0, _nothing)
 
     @classmethod
@@ -4302,5 +4306,1333 @@ def _taken(fds: List[int], count: int, what: str) -> List[int]:
     fds.clear()
     return taken
 
+# ---- Channels: what both ends share -----------------------------------------------------------------------
 
-_HOST_FIELDS: Dict[int, Callable[[int, _Reader], Any]] = {_TIMELINE: _TimelineFields, _SIGNALER: _TimelineFields}
+_MAX_SLOTS, _RECORD_LENGTH, _MAX_META = 1024, 1600, 1024
+# Words of a ring. Then follow, for each slot, how far it is filled, and the same at the end.
+_PUBLISHED, _CLOSED_AT, _PRODUCER_SLEEPS, _PRODUCER_PID, _PRODUCER_NAMESPACE, _FILLED = 0, 1, 2, 3, 4, 8
+# Words of a seat. Then follow, for each slot, what the consumer has released, and two words of a grant.
+_ASLEEP, _WANTED, _START, _GRANTED, _FINISHED, _RELEASED = 0, 1, 4, 5, 6, 8
+_SLOT_ALIGNMENT = 256
+_IS_SKIPPED, _HAS_LAYOUT = 1, 2
+_TO_ONE, _IS_AHEAD = 1, 2
+_EAGER_S, _SWEEP_S = 0.0002, 0.1
+_END = object()
+
+_Layout = Tuple[_Dtype, Tuple[int, ...]]
+
+
+class _Ring(_Words):
+    """What the producer of a channel writes, and all consumers read. Message n is in slot n modulo `slots`."""
+
+    def __init__(self, fd: int, slots: int, has_records: bool) -> None:
+        super().__init__(fd, self.length(slots, has_records))
+        self.slots, self.has_records = slots, has_records
+
+    @staticmethod
+    def length(slots: int, has_records: bool) -> int:
+        return _whole_pages((_FILLED + 2 * slots) * 8 + (slots * _RECORD_LENGTH if has_records else 0))
+
+    @property
+    def closed_at(self) -> Optional[int]:
+        """How many messages there are in all; None while the channel is open."""
+        value = self.read(_CLOSED_AT)
+        return int(value) - 1 if 0 < value < _INFINITE else None
+
+    def is_filled(self, message: int) -> bool:
+        """Whether the work before a message is done."""
+        value = self.read(_FILLED + message % self.slots)
+        if value == _INFINITE:
+            # After the end of the producer the last value stands beside it.
+            value = self.read(_FILLED + self.slots + message % self.slots)
+        return message < value < _INFINITE
+
+    def end_unfilled(self) -> None:
+        """Ends the waits of streams for messages that will not come. May be called by several processes."""
+        for index in range(_FILLED, _FILLED + self.slots):
+            value = self.read(index)
+            if value != _INFINITE:
+                self.write(index + self.slots, max(int(value), 0))
+                self.write(index, _END_OF_WAITS)
+
+    def record_at(self, message: int) -> int:
+        return (_FILLED + 2 * self.slots) * 8 + message % self.slots * _RECORD_LENGTH
+
+    def write_record(self, message: int, layout: Optional[_Layout], meta: bytes, is_skipped: bool = False) -> None:
+        bits, at = (_IS_SKIPPED if is_skipped else 0) | (_HAS_LAYOUT if layout else 0), self.record_at(message)
+        struct.pack_into('<II', self._map, at, bits, len(meta))
+        self._map[at + 544 : at + 544 + len(meta)] = meta
+        if layout:
+            dtype, shape = layout
+            struct.pack_into(f'<I4x16s{len(shape)}q', self._map, at + 8, len(shape), dtype.name.encode(), *shape)
+
+    def read_record(self, message: int, byte_length: int) -> Tuple[bool, Optional[_Layout], Any]:
+        """Whether there is no message, its own layout if any, and its `meta`. Raises IpcError for nonsense."""
+        at = self.record_at(message)
+        # Once, as another process may change it meanwhile.
+        data = self._map[at : at + _RECORD_LENGTH]
+        bits, length, ndim = struct.unpack_from('<III', data)
+        if bits & _IS_SKIPPED:
+            return True, None, None
+        layout = None
+        try:
+            if bits & _HAS_LAYOUT:
+                if ndim > 64:
+                    raise ValueError(f'{ndim} axes are more than 64')
+                name = data[16:32].rstrip(b'\0').decode('latin-1')
+                layout = _check_layout(struct.unpack_from(f'<{ndim}q', data, 32), name, byte_length)
+                if layout[0].name != name:
+                    raise ValueError(f'a dtype is called {layout[0].name}, not {name!r}')
+            if length > _MAX_META:
+                raise ValueError(f'meta of {length} bytes is longer than {_MAX_META}')
+            return False, layout, json.loads(data[544 : 544 + length]) if length else None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise IpcError(f'received a message whose record is invalid: {error}') from None
+
+
+def _check_layout(shape: Any, dtype: Any, byte_length: Optional[int]) -> _Layout:
+    lengths, kind = _check_shape(shape), _dtype(dtype)
+    needed = math.prod(lengths) * kind.itemsize
+    if byte_length is not None and needed > byte_length:
+        raise ValueError(f'an array of {needed} bytes does not fit into a slot of {byte_length}')
+    return kind, lengths
+
+
+def _encode_meta(meta: Any) -> bytes:
+    if meta is None:
+        return b''
+    try:
+        text = json.dumps(meta, ensure_ascii=False, allow_nan=False, separators=(',', ':'))
+        data = text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f'meta cannot be written as JSON: {error}') from None
+    if len(data) > _MAX_META:
+        raise ValueError(f'meta has {len(data)} bytes as JSON, of at most {_MAX_META}')
+    return data
+
+
+def _seat_length(slots: int) -> int:
+    return _whole_pages((_RELEASED + 3 * slots) * 8)
+
+
+class _WakePipes:
+    """One end of two pipes between two processes. Each end wakes up the other, and sees its end."""
+
+    def __init__(self, read_end: int, write_end: int, on_wake: Callable[[], None]) -> None:
+        """Owns the descriptors, whose open files no other process has: so nobody can make them block."""
+        self.has_ended = False
+        self._read_end, self._write_end, self._on_wake = read_end, write_end, on_wake
+        self._lock, self._is_closed = threading.Lock(), False
+
+    @classmethod
+    def accept(cls, read_end: int, write_end: int, on_wake: Callable[[], None]) -> '_WakePipes':
+        """Opens the ends that another process has sent; the caller keeps them."""
+        if not _is_pipe(read_end) or not _is_pipe(write_end):
+            raise IpcError('received a channel without its pipes')
+        own = os.open(f'/proc/self/fd/{read_end}', os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return cls(own, os.open(f'/proc/self/fd/{write_end}', os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), on_wake)
+        except OSError as error:
+            os.close(own)
+            if error.errno == errno.ENXIO:
+                raise PeerGoneError('the producer of this channel has ended') from None
+            raise
+
+    def watch(self) -> None:
+        _background().watch(self._read_end, self._on_ready)
+
+    def _on_ready(self) -> None:
+        with self._lock:
+            if self._is_closed or self.has_ended:
+                return
+            try:
+                self.has_ended = not os.read(self._read_end, 256)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.has_ended = True
+            if self.has_ended:
+                _background().unwatch(self._read_end)
+        self._on_wake()
+
+    def wake(self) -> None:
+        """Wakes up the other end. Does nothing if it has not read many earlier wake-ups, or has ended."""
+        with self._lock:
+            if not self._is_closed and not self.has_ended:
+                try:
+                    os.write(self._write_end, b'\0')
+                except OSError:
+                    pass
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                _background().unwatch(self._read_end)
+                _close_fds((self._read_end, self._write_end))
+
+
+class _Sleepers:
+    """The waits at one end of a channel: they poll for a while, and then sleep until the other end wakes them up."""
+
+    def __init__(self, set_asleep: Callable[[bool], None]) -> None:
+        self.busy_poll_us = 0
+        self._set_asleep = set_asleep
+        self._cond = threading.Condition(threading.Lock())
+        self._count = self._wakes = 0
+        self._futures: Dict['asyncio.Future[None]', asyncio.AbstractEventLoop] = {}
+
+    def wait(self, poll: Callable[[], Any], timeout: Optional[float], what: str) -> Any:
+        """Returns what `poll` does, when that is not None. Raises TimeoutError, and what `poll` raises."""
+        found = poll()
+        if found is not None:
+            return found
+        now = time.monotonic()
+        until = math.inf if timeout is None else now + timeout
+        eager_until = now + max(self.busy_poll_us / 1e6, _EAGER_S)
+        while now < eager_until:
+            time.sleep(0)
+            found = poll()
+            if found is not None:
+                return found
+            now = time.monotonic()
+            if now >= until:
+                raise TimeoutError(f'waiting for {what} took more than {timeout} s')
+        self._begin()
+        try:
+            while True:
+                wakes = self._wakes
+                # What came before the other end could see that this one sleeps wakes up nobody.
+                found = poll()
+                if found is not None:
+                    return found
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f'waiting for {what} took more than {timeout} s')
+                with self._cond:
+                    if self._wakes == wakes:
+                        self._cond.wait(min(left, _SWEEP_S))
+        finally:
+            self._end()
+
+    async def await_(self, poll: Callable[[], Any], timeout: Optional[float], what: str) -> Any:
+        """As `wait`, for asyncio."""
+        found = poll()
+        if found is not None:
+            return found
+        now = time.monotonic()
+        until = math.inf if timeout is None else now + timeout
+        eager_until = now + max(self.busy_poll_us / 1e6, _EAGER_S)
+        loop = asyncio.get_running_loop()
+        is_asleep = False
+        try:
+            while True:
+                future: 'asyncio.Future[None]' = loop.create_future()
+                if time.monotonic() >= eager_until:
+                    with self._cond:
+                        self._futures[future] = loop
+                    if not is_asleep:
+                        is_asleep = True
+                        self._begin()
+                try:
+                    found = poll()
+                    if found is not None:
+                        return found
+                    left = until - time.monotonic()
+                    if left <= 0:
+                        raise TimeoutError(f'waiting for {what} took more than {timeout} s')
+                    if is_asleep:
+                        await asyncio.wait((future,), timeout=min(left, _SWEEP_S))
+                    else:
+                        await asyncio.sleep(0)
+                finally:
+                    with self._cond:
+                        self._futures.pop(future, None)
+        finally:
+            if is_asleep:
+                self._end()
+
+    def wake(self) -> None:
+        """Polls all waits again."""
+        with self._cond:
+            self._wakes += 1
+            self._cond.notify_all()
+            futures, self._futures = self._futures, {}
+        for future, loop in futures.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(lambda done=future: done.done() or done.set_result(None))
+
+    def _begin(self) -> None:
+        with self._cond:
+            self._count += 1
+            if self._count == 1:
+                self._set_asleep(True)
+
+    def _end(self) -> None:
+        with self._cond:
+            self._count -= 1
+            if self._count == 0:
+                self._set_asleep(False)
+
+
+class _Stores:
+    """Stores counts in shared words when the work of streams is done, and tells when they are stored."""
+
+    def __init__(self, words: _Words, on_stored: Callable[[Optional[CudaError]], None], keeps: bool) -> None:
+        self._words, self._on_stored, self._keeps = words, on_stored, keeps
+        self._pending: List[Tuple[int, int, Tuple[int, int]]] = []
+        self._lock, self._since = threading.Lock(), 0.0
+
+    def store(self, index: int, count: int, device: _Device, stream: int, is_ahead: bool) -> None:
+        """Stores a count when the work that is queued in a stream so far is done. Raises CudaError; then nothing is."""
+        words = self._words
+        if stream > 2 and not is_ahead:
+            status = _cuda().cuStreamQuery(stream)
+            if status == 0:
+                # Cheaper and sooner than by the device, which would also take turns with other processes.
+                words.write(index, count)
+                self._on_stored(None)
+                return
+            if status != _NOT_READY:
+                raise CudaError('cuStreamQuery', status)
+        _queue(device, stream, 'cuStreamWriteValue64_v2', words.address_of(device, index), count)
+        if words.reached(index, count):
+            self._on_stored(None)
+            return
+        with self._lock:
+            self._pending.append((index, count, (device.ordinal, stream)))
+            if len(self._pending) > 1:
+                return
+            self._since = time.monotonic()
+        _background().poll(self._is_over, self._keeps)
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            count = len(self._pending)
+            self._pending = [one for one in self._pending if not self._words.reached(one[0], one[1])]
+            is_over, is_stored = not self._pending, len(self._pending) < count
+            if is_stored:
+                self._since = time.monotonic()
+            # After so long, the driver is asked whether the context is lost.
+            suspect = None if is_stored or time.monotonic() - self._since < 0.1 else self._pending[0][2]
+        if is_stored:
+            self._on_stored(None)
+        if suspect and _is_lost(suspect):
+            self._pending = []
+            self._on_stored(CudaError('cuStreamWriteValue64_v2', 700))
+            return True
+        if suspect:
+            self._since = time.monotonic()
+        return is_over
+
+
+class _Slots:
+    """The slots of messages as arrays and buffers, which are made at their first use."""
+
+    def __init__(self, memory: Any, slots: int, stride: int, byte_length: int, layout: _Layout, read_only: bool) -> None:
+        self._memory, self._slots, self._stride = memory, slots, stride
+        self.byte_length, self.layout, self._read_only = byte_length, layout, read_only
+        self._arrays: List[Optional[GpuArray]] = [None] * slots
+
+    def array(self, message: int, layout: Optional[_Layout], stream: Optional[int]) -> GpuArray:
+        slot = message % self._slots
+        array = self._arrays[slot] if layout is None else None
+        if array is None or array.closed:
+            dtype, shape = layout or self.layout
+            address = self._memory.address + slot * self._stride
+            array = GpuArray(self._memory, address, shape, dtype, _contiguous(shape, dtype.itemsize), self._read_only)
+            if layout is None:
+                self._arrays[slot] = array
+        array._stream = stream
+        return array
+
+    def buffer(self, message: int, stream: Optional[int]) -> GpuBuffer:
+        address, shape = self._memory.address + message % self._slots * self._stride, (self.byte_length,)
+        return GpuBuffer(self._memory, address, shape, _DTYPES['uint8'], (1,), self._read_only, stream)
+
+
+class _ChannelState:
+    """What both ends of a channel have. It outlives its object until its work is done."""
+
+    def __init__(self, ring: _Ring, device: _Device, slots: _Slots, deliver: str, is_ahead: bool) -> None:
+        self.ring, self.device, self.slots, self.deliver, self.is_ahead = ring, device, slots, deliver, is_ahead
+        self.lock = threading.RLock()
+        self.is_closed = False
+        self._ahead_streams: set = set()
+
+    def ahead_stream(self, stream: Any) -> int:
+        """The handle of a stream that may wait for slots. Raises TypeError for any other."""
+        handle = stream if type(stream) is int else _stream_handle(stream)
+        if handle in self._ahead_streams:
+            return handle
+        if not self.is_ahead:
+            raise TypeError('streams can only wait for slots of a channel that was created with ahead=True')
+        flags = ctypes.c_uint32()
+        if handle > 2:
+            _check(_cuda().cuStreamGetFlags(handle, ctypes.byref(flags)), 'cuStreamGetFlags')
+        if not flags.value & 1:
+            raise TypeError('the stream must be non-blocking: while another one waits, the legacy default stream stands still')
+        self._ahead_streams.add(handle)
+        return handle
+
+
+class _ChannelEnd(_Closable):
+    """What both ends of a channel show."""
+
+    _state: Any
+
+    @property
+    def slots(self) -> int:
+        """How many messages can be on their way."""
+        return self._held().ring.slots
+
+    @property
+    def byte_length(self) -> int:
+        """The size of a slot in bytes."""
+        return self._held().slots.byte_length
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        return self._held().slots.layout[1]
+
+    @property
+    def dtype(self) -> str:
+        return self._held().slots.layout[0].name
+
+    @property
+    def deliver(self) -> str:
+        """`'all'` if each consumer gets each message, `'one'` if each message goes to one consumer."""
+        return self._held().deliver
+
+    @property
+    def device(self) -> int:
+        """The ordinal of the device with the slots."""
+        return self._held().device.ordinal
+
+    @property
+    def busy_poll_us(self) -> int:
+        """For how many microseconds a wait at this end polls before it sleeps."""
+        return self._held().sleepers.busy_poll_us
+
+    @busy_poll_us.setter
+    def busy_poll_us(self, duration: int) -> None:
+        self._held().sleepers.busy_poll_us = _check_busy_poll(duration)
+
+
+def _check_busy_poll(duration: Any) -> int:
+    if isinstance(duration, bool) or not isinstance(duration, (int, float)) or not 0 <= duration <= 1_000_000:
+        raise ValueError(f'busy_poll_us must be from 0 to 1000000, not {duration!r}')
+    return int(duration)
+
+
+# ---- Channels: the consumer -------------------------------------------------------------------------------
+
+
+def _invalid_ring(why: str) -> IpcError:
+    return IpcError(f'a process has stored what is no channel in the memory of this one: it {why}')
+
+
+class _SlotMemory:
+    """The slots of a channel of another process, mapped until nothing refers to them."""
+
+    def __init__(self, mapping: _Mapping, on_released: Callable[[], None]) -> None:
+        self.mapping, self.device, self.address = mapping, mapping.device, mapping.base
+        self.on_released = on_released
+
+    def __del__(self) -> None:
+        if _is_exiting:
+            return
+        mapping, on_released = self.mapping, self.on_released
+
+        def release() -> None:
+            try:
+                mapping.device.synchronize()
+                mapping.release()
+            except CuffiError:
+                pass  # The context is lost, and the mapping with it.
+            on_released()
+
+        _background().call(lambda: threading.Thread(target=release, daemon=True).start())
+
+
+class _Consumer(_ChannelState):
+    def __init__(self, ring: _Ring, seat: _Words, pipe_ends: Sequence[int], slots: _Slots, device: _Device,
+                 deliver: str, is_ahead: bool) -> None:  # fmt: skip
+        super().__init__(ring, device, slots, deliver, is_ahead)
+        self.seat = seat
+        start = seat.read(_START)
+        if not 0 <= start <= _SAFE:
+            raise IpcError('received a channel whose first message has no number')
+        # The next message; with deliver='one', how many grants were taken.
+        self._next = 0 if deliver == 'one' else int(start)
+        self._filled_up_to = self._next
+        self._held: set = set()
+        self._has_ended_waits = False
+        self.sleepers = _Sleepers(lambda is_asleep: seat.write(_ASLEEP, is_asleep))
+        self._stores = _Stores(seat, lambda _: self._wake_producer(), False)
+        self._pipes = _WakePipes.accept(pipe_ends[0], pipe_ends[1], self._on_wake)
+        self._pipes.watch()
+
+    def assert_open(self) -> None:
+        if self.is_closed:
+            raise ClosedError('this ChannelConsumer is closed')
+
+    # ---- Receiving ----
+
+    def look(self) -> Any:
+        """Returns the next message, the end, or None if there is nothing yet."""
+        with self.lock:
+            self.assert_open()
+            # Read first: what was stored before the producer ended is then seen.
+            is_gone = self._pipes.has_ended
+            found = self._look_for_grant() if self.deliver == 'one' else self._look_for_next()
+            if found is None and is_gone:
+                raise self._gone()
+            return found
+
+    def _look_for_next(self) -> Any:
+        ring = self.ring
+        # A hostile producer might skip messages for ever.
+        for _ in range(ring.slots + 1):
+            message, published = self._next, self._published()
+            if message >= published:
+                closed_at = ring.closed_at
+                return _END if closed_at is not None and message >= closed_at else None
+            # Who takes slots ahead is published to before the slots are released.
+            if published > message + ring.slots and not self.is_ahead:
+                raise _invalid_ring('has published into slots that were not released')
+            if not ring.is_filled(message):
+                return None
+            self._next += 1
+            is_skipped, layout, meta = self._record(message)
+            if not is_skipped:
+                return self._hold(message, layout, meta, False)
+            self.seat.write(_RELEASED + message % ring.slots, message + 1)
+        return None
+
+    def _look_for_grant(self) -> Any:
+        ring, seat, at = self.ring, self.seat, self._next
+        if seat.read(_GRANTED) > at:
+            index = _RELEASED + ring.slots + 2 * (at % ring.slots)
+            message, redelivered = seat.read(index), seat.read(index + 1) == 1
+            if not 0 <= message < self._published():
+                raise _invalid_ring('grants a message that was not published')
+            if not ring.is_filled(int(message)):
+                return None
+            self._next += 1
+            _, layout, meta = self._record(int(message))
+            return self._hold(int(message), layout, meta, redelivered)
+        if seat.read(_FINISHED) == 1:
+            return _END
+        if seat.read(_WANTED) <= at:
+            seat.write(_WANTED, at + 1)
+            self._wake_producer()
+        return None
+
+    def _published(self) -> int:
+        published = self.ring.read(_PUBLISHED)
+        if not 0 <= published <= _SAFE:
+            raise _invalid_ring('has no number of published messages')
+        return int(published)
+
+    def _record(self, message: int) -> Tuple[bool, Optional[_Layout], Any]:
+        if not self.ring.has_records:
+            return False, None, None
+        try:
+            return self.ring.read_record(message, self.slots.byte_length)
+        except IpcError:
+            self.seat.write(_RELEASED + message % self.ring.slots, message + 1)
+            raise
+
+    def _hold(self, message: int, layout: Optional[_Layout], meta: Any, redelivered: bool) -> 'ConsumerSlot':
+        self._held.add(message)
+        return ConsumerSlot(self, message, layout, meta, redelivered, None)
+
+    def _gone(self) -> PeerGoneError:
+        is_here = self.ring.read(_PRODUCER_NAMESPACE) == _self().namespace
+        pid = self.ring.read(_PRODUCER_PID) if is_here else 0
+        who = f'process {pid}, the producer of this channel,' if 0 < pid < 1 << 32 else 'the producer of this channel'
+        return PeerGoneError(f'{who} has ended without closing it: messages that were not complete are lost',
+                             int(pid) if 0 < pid < 1 << 32 else 0)  # fmt: skip
+
+    # ---- Ahead ----
+
+    def take_ahead(self, stream: int) -> Any:
+        """Makes a stream wait for the next message. Returns its slot, the end, or None if there is no room now."""
+        ring = self.ring
+        with self.lock:
+            self.assert_open()
+            is_gone, message, closed_at = self._pipes.has_ended, self._next, ring.closed_at
+            if closed_at is not None and message >= closed_at:
+                return _END
+            is_filled = ring.is_filled(message)
+            if is_gone and not is_filled:
+                raise self._gone()
+            if message - ring.slots in self._held:
+                raise CuffiError(f'message {message} needs the slot of message {message - ring.slots}: release that first')
+            if not is_filled:
+                while self._filled_up_to < message and ring.is_filled(self._filled_up_to):
+                    self._filled_up_to += 1
+                if message - self._filled_up_to >= _MAX_AHEAD:
+                    return None
+                if not _enqueue_wait(ring, _FILLED + message % ring.slots, message + 1, self.device, stream):
+                    return None
+            self._held.add(message)
+            self._next += 1
+            return ConsumerSlot(self, message, None, None, False, stream)
+
+    def filled(self, message: int) -> Optional[bool]:
+        """Whether a message was filled in the end; None as long as that is open."""
+        is_gone, is_filled = self._pipes.has_ended, not self.is_closed and self.ring.is_filled(message)
+        if is_filled:
+            return True
+        self.assert_open()
+        closed_at = self.ring.closed_at
+        if closed_at is not None and message >= closed_at:
+            return False
+        if is_gone:
+            raise self._gone()
+        return None
+
+    # ---- Releasing ----
+
+    def release(self, message: int, stream: int) -> None:
+        self.assert_open()
+        index = _RELEASED + message % self.ring.slots
+        self._stores.store(index, message + 1, self.device, stream, self.is_ahead)
+        self._held.discard(message)
+
+    def _wake_producer(self) -> None:
+        if self.ring.read(_PRODUCER_SLEEPS) == 1:
+            self._pipes.wake()
+
+    def _on_wake(self) -> None:
+        if self._pipes.has_ended and self.is_ahead and not self._has_ended_waits:
+            # Frees the streams that wait for what the ended producer will not fill.
+            self._has_ended_waits = True
+            until = time.monotonic() + _REPAIR_S
+
+            def repair() -> bool:
+                # A GPU of the ended process may still write.
+                self.ring.end_unfilled()
+                return self.is_closed or time.monotonic() > until
+
+            repair()
+            _background().poll(repair)
+        self.sleepers.wake()
+
+    def close(self) -> None:
+        """Ends at the producer when the work that is queued here is done: it then fills the slots again."""
+        with self.lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            slots, self.slots = self.slots, None  # type: ignore[assignment]
+        self.sleepers.wake()
+        kept = [slots]
+
+        def release() -> None:
+            try:
+                self.device.synchronize()
+            except CuffiError:
+                pass  # The context is lost: nothing runs in it.
+            self._pipes.close()
+            _release_page(self.ring)
+            _release_page(self.seat)
+            kept.clear()
+
+        threading.Thread(target=release, name='cuffi release', daemon=True).start()
+
+
+def _release_page(words: _Words) -> None:
+    """Unmaps words, once no stream waits for them."""
+    if words._addresses:
+        _release_soon(lambda: not _is_awaited(words), lambda: _close_page(words))
+    else:
+        words.close()
+
+
+class ConsumerSlot:
+    """A message of a channel. Release it when the work that uses it is queued."""
+
+    __slots__ = ('message', 'meta', 'redelivered', '_consumer', '_layout', '_stream', '_is_released')
+
+    def __init__(self, consumer: _Consumer, message: int, layout: Optional[_Layout], meta: Any, redelivered: bool,
+                 stream: Optional[int]) -> None:  # fmt: skip
+        self._consumer, self._layout, self._stream, self._is_released = consumer, layout, stream, False
+        # The number of the message, from 0; what was published with it; whether another consumer had it before,
+        # and ended without releasing it.
+        self.message, self.meta, self.redelivered = message, meta, redelivered
+
+    def _assert_usable(self) -> None:
+        if self._is_released:
+            raise CuffiError('this slot was released already')
+        self._consumer.assert_open()
+
+    @property
+    def array(self) -> GpuArray:
+        """The memory as an array, in the layout of the message. Raises CuffiError after `release`."""
+        self._assert_usable()
+        return self._consumer.slots.array(self.message, self._layout, self._stream)
+
+    @property
+    def buffer(self) -> GpuBuffer:
+        """All bytes of the slot. Raises CuffiError after `release`."""
+        self._assert_usable()
+        return self._consumer.slots.buffer(self.message, self._stream)
+
+    def filled(self, timeout: Optional[float] = None) -> bool:
+        """Waits until the work that fills the slot is done: at once, unless it came from `ahead`.
+
+        Returns False if the producer closed the channel before it published this message. Raises
+        PeerGoneError if it ended before, TimeoutError.
+        """
+        consumer, message = self._consumer, self.message
+        return consumer.sleepers.wait(lambda: consumer.filled(message), timeout, f'message {message} of a channel')
+
+    async def afilled(self, timeout: Optional[float] = None) -> bool:
+        """As `filled`."""
+        consumer, message = self._consumer, self.message
+        return await consumer.sleepers.await_(lambda: consumer.filled(message), timeout, f'message {message} of a channel')
+
+    def release(self, stream: Any = None) -> None:
+        """Gives the slot back when the work that is queued in a stream so far is done. The second call does nothing.
+
+        :param stream: by default the legacy default stream
+        """
+        if not self._is_released:
+            handle = stream if type(stream) is int and stream else _LEGACY_STREAM if stream is None else _stream_handle(stream)
+            self._consumer.release(self.message, handle)
+            self._is_released = True
+
+    def __repr__(self) -> str:
+        return f'<cuffi.ConsumerSlot message {self.message}{" released" if self._is_released else ""}>'
+
+
+class ChannelConsumer(_ChannelEnd):
+    """The end of a channel in a process that it was sent to.
+
+    A message is received when the work that fills its slot is done, so that it can be used in any stream.
+    Release each slot: the producer fills it again when all its consumers have.
+
+    >>> for slot in channel:
+    ...     show(cupy.asarray(slot.array), slot.meta)
+    ...     slot.release(stream)
+    """
+
+    def __init__(self, state: _Consumer) -> None:
+        self._state = state
+
+    def receive(self, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
+        """Returns the next message; None when the producer has closed the channel and all were received.
+
+        Raises PeerGoneError if it ended without closing it, IpcError for an invalid message, TimeoutError.
+        """
+        state: _Consumer = self._held()
+        found = state.sleepers.wait(state.look, timeout, 'a message of a channel')
+        return None if found is _END else found
+
+    async def areceive(self, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
+        """As `receive`."""
+        state: _Consumer = self._held()
+        found = await state.sleepers.await_(state.look, timeout, 'a message of a channel')
+        return None if found is _END else found
+
+    def messages(self, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
+        """The messages, until the channel ends, with a limit for each of them. As `receive`."""
+        while True:
+            slot = self.receive(timeout)
+            if slot is None:
+                return
+            yield slot
+
+    def __iter__(self) -> Iterator[ConsumerSlot]:
+        return self.messages()
+
+    async def __aiter__(self) -> AsyncIterator[ConsumerSlot]:
+        while True:
+            slot = await self.areceive()
+            if slot is None:
+                return
+            yield slot
+
+    def ahead(self, stream: Any, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
+        """Hands out slots in order before they are filled: the stream waits for each of them, not the caller.
+
+        At most 64 slots are ahead at a time. It ends when the producer has closed the channel; slots that were
+        handed out by then and not published hold nothing: `slot.filled()` tells. Raises TypeError for a channel
+        without `ahead` or a stream that is not non-blocking, CuffiError if a slot is needed again that was not
+        released, PeerGoneError, TimeoutError.
+        """
+        state: _Consumer = self._held()
+        handle = state.ahead_stream(stream)
+        poll = lambda: state.take_ahead(handle)  # noqa: E731
+        while True:
+            slot = poll()
+            if slot is None:
+                slot = state.sleepers.wait(poll, timeout, 'room ahead in a channel')
+            if slot is _END:
+                return
+            yield slot
+
+    async def aahead(self, stream: Any, timeout: Optional[float] = None) -> AsyncIterator[ConsumerSlot]:
+        """As `ahead`."""
+        state: _Consumer = self._held()
+        handle = state.ahead_stream(stream)
+        while True:
+            slot = await state.sleepers.await_(lambda: state.take_ahead(handle), timeout, 'room ahead in a channel')
+            if slot is _END:
+                return
+            yield slot
+
+    def _export(self) -> '_Exported':
+        raise NotSupportedError('a consumer cannot pass a channel on: its producer sends it to everyone')
+
+
+class _ChannelFields:
+    """A channel of another process."""
+
+    def __init__(self, _: int, reader: _Reader) -> None:
+        self.slots = reader.size(1, 2**32 - 1, '<I')
+        self.stride, self.byte_length = reader.size(1), reader.size(1)
+        layout = _read_layout(reader)
+        self.bits = reader.size(0, 2**32 - 1, '<I')
+        self.memory = memory = _MemoryFields(_VIRTUAL, reader)
+        if layout is None:
+            raise IpcError('a channel has no layout', 'invalid-descriptor')
+        if self.slots > _MAX_SLOTS:
+            raise IpcError(f'a channel has {self.slots} slots, of at most {_MAX_SLOTS}', 'invalid-descriptor')
+        if self.slots * self.stride > memory.byte_length or self.byte_length > self.stride or memory.byte_offset:
+            raise IpcError('the slots of a channel lie outside of its memory', 'invalid-descriptor')
+        try:
+            self.layout = _check_layout(layout[1], layout[0], self.byte_length)
+        except ValueError as error:
+            raise IpcError(f'the layout of a channel does not fit: {error}', 'invalid-descriptor') from None
+
+    def open(self, connection: _Connection, fds: List[int], lease: int) -> ChannelConsumer:
+        if len(fds) <= 4:
+            raise IpcError(f'a channel needs more than 4 descriptors, but {len(fds)} came with it', 'no-file-descriptor')
+        memory, device, is_ahead = self.memory, _device_of(self.memory.exporter[:17]), bool(self.bits & _IS_AHEAD)
+        for fd, length in ((fds[0], _Ring.length(self.slots, not is_ahead)), (fds[1], _seat_length(self.slots))):
+            if not _is_sealed(fd, length):
+                raise IpcError('received a channel whose memory is not sealed memory of its size')
+        mapping = connection._map(memory, device, fds[4:])
+        assert mapping is not None
+        # The lease is given back with the memory.
+        slot_memory = _SlotMemory(mapping, lambda: connection.release_soon(lease))
+        try:
+            read_only = memory.read_only or mapping.is_read_only
+            slots = _Slots(slot_memory, self.slots, self.stride, self.byte_length, self.layout, read_only)
+            ring, seat = _Ring(fds[0], self.slots, not is_ahead), _Words(fds[1], _seat_length(self.slots))
+            deliver = 'one' if self.bits & _TO_ONE else 'all'
+            return ChannelConsumer(_Consumer(ring, seat, fds[2:4], slots, device, deliver, is_ahead))
+        except BaseException as error:
+            # Who opens gives the lease back itself then.
+            slot_memory.on_released = _nothing
+            if isinstance(error, OSError):
+                raise IpcError(f'received a channel that cannot be opened: {error}') from None
+            raise
+
+
+# ---- Channels: the producer -------------------------------------------------------------------------------
+
+
+class _LateMemory:
+    """Keeps memory of this process, and lets go of it in a thread that the driver may block."""
+
+    def __init__(self, memory: _OwnMemory, fds: List[int]) -> None:
+        self._kept: List[Any] = [memory]
+        self._fds = fds
+
+    def __del__(self) -> None:
+        _close_fds(self._fds)
+        if not _is_exiting:
+            drop = self._kept.clear
+            _background().call(lambda: threading.Thread(target=drop, daemon=True).start())
+
+
+class _Seat:
+    """One consumer, as the producer sees it."""
+
+    def __init__(self, slots: int, start: int, on_wake: Callable[[], None]) -> None:
+        self.start, self.granted, self._slots = start, 0, slots
+        self.fds: List[int] = []
+        ends: List[int] = []
+        try:
+            self.fds.append(_sealed_memory(_seat_length(slots), 'cuffi-seat'))
+            self.words = _Words(self.fds[0], _seat_length(slots))
+            for _ in range(2):
+                ends += os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        except BaseException:
+            _close_fds(self.fds + ends)
+            raise
+        self.words.write(_START, start)
+        their_read, own_write, own_read, their_write = ends
+        self.fds += [their_read, their_write]
+        self.pipes = _WakePipes(own_read, own_write, on_wake)
+        self.pipes.watch()
+
+    def is_released(self, message: int) -> bool:
+        return self.words.reached(_RELEASED + message % self._slots, message + 1)
+
+    @property
+    def wants(self) -> bool:
+        return self.granted < self.words.read(_WANTED) <= _SAFE
+
+    def grant(self, message: int, redelivered: bool) -> None:
+        index = _RELEASED + self._slots + 2 * (self.granted % self._slots)
+        self.words.write(index, message)
+        self.words.write(index + 1, redelivered)
+        self.granted += 1
+        self.words.write(_GRANTED, self.granted)
+        self.wake_if_asleep()
+
+    def wake_if_asleep(self) -> None:
+        if self.words.read(_ASLEEP) == 1:
+            self.pipes.wake()
+
+    def close(self) -> None:
+        self.pipes.close()
+        self.words.end_waits(_RELEASED, _RELEASED + self._slots)
+        _release_page(self.words)
+
+
+class _Producer(_ChannelState):
+    def __init__(self, ring: _Ring, ring_fd: int, memory: _OwnMemory, slots: _Slots, total: int, deliver: str,
+                 is_ahead: bool, read_only_fd: int) -> None:  # fmt: skip
+        super().__init__(ring, memory.device, slots, deliver, is_ahead)
+        self.memory, self.ring_fd, self.total, self.read_only_fd = memory, ring_fd, total, read_only_fd
+        self.kept = _LateMemory(memory, [read_only_fd] if read_only_fd >= 0 else [])
+        self.seats: List[_Seat] = []
+        self._acquired = self.published = 0
+        # Messages that were acquired after one that is not published yet, and are over.
+        self._waiting_for_earlier: set = set()
+        self._skipped: set = set()
+        # With deliver='one': messages that no consumer has, in order, and the holders of the others.
+        self._ungranted: Deque[int] = collections.deque()
+        self._redelivered: set = set()
+        self._holders: Dict[int, _Seat] = {}
+        self._failure: Optional[CudaError] = None
+        self._stores = _Stores(ring, self._on_stored, True)
+        # Grants are asked for at any time.
+        is_always_asleep = deliver == 'one'
+        self.sleepers = _Sleepers(lambda is_asleep: ring.write(_PRODUCER_SLEEPS, is_asleep or is_always_asleep))
+        ring.write(_PRODUCER_SLEEPS, is_always_asleep)
+        ring.write(_PRODUCER_NAMESPACE, _self().namespace)
+        ring.write(_PRODUCER_PID, _self().pid)
+
+    def assert_open(self) -> None:
+        if self._failure:
+            raise CuffiError(f'the context of this channel was lost with work of a message: {self._failure}')
+        if self.is_closed:
+            raise ClosedError('this Channel is closed')
+
+    # ---- Acquiring ----
+
+    def try_acquire(self, stream: Optional[int]) -> Optional['ProducerSlot']:
+        """:param stream: waits for the slot, if given"""
+        with self.lock:
+            self.assert_open()
+            previous = self._acquired - self.ring.slots
+            if previous >= 0:
+                if not (self._is_free(previous) if stream is None else self._enqueue_waits(previous, stream)):
+                    return None
+                self._skipped.discard(previous)
+                self._holders.pop(previous, None)
+            self._acquired += 1
+            return ProducerSlot(self, self._acquired - 1, stream)
+
+    def _enqueue_waits(self, message: int, stream: int) -> bool:
+        """Makes a stream wait until nobody uses a message. Returns False if there is no room for that now."""
+        if message >= self.published:
+            raise CuffiError(f'the slot of message {message} was not published: publish it first')
+        ring, index, is_released_by_others = self.ring, message % self.ring.slots, False
+        for seat in self.seats:
+            if seat.start > message:
+                continue
+            is_released_by_others = True
+            if not seat.words.reached(_RELEASED + index, message + 1):
+                if not _enqueue_wait(seat.words, _RELEASED + index, message + 1, self.device, stream):
+                    return False
+        # A consumer that has released it has waited until it was filled.
+        if is_released_by_others or ring.is_filled(message):
+            return True
+        return _enqueue_wait(ring, _FILLED + index, message + 1, self.device, stream)
+
+    def _is_free(self, message: int) -> bool:
+        """Whether nobody uses a message any more."""
+        if message < 0:
+            return True
+        if message >= self.published:
+            return False
+        if self.deliver == 'one':
+            self._grant_pending()
+            holder = self._holders.get(message)
+            return message in self._skipped or (holder is not None and holder.is_released(message))
+        return self.ring.is_filled(message) and all(
+            seat.start > message or seat.is_released(message) for seat in self.seats)
+
+    # ---- Publishing ----
+
+    def publish(self, message: int, stream: int, meta: Any, shape: Any, dtype: Any) -> None:
+        if self.is_ahead:
+            if meta is not None or shape is not None or dtype is not None:
+                raise TypeError('messages of a channel with ahead have no meta, shape or dtype of their own')
+        else:
+            own, layout = self.slots.layout, None
+            encoded = _encode_meta(meta)
+            if shape is not None or dtype is not None:
+                layout = _check_layout(own[1] if shape is None else shape, own[0] if dtype is None else dtype,
+                                       self.slots.byte_length)  # fmt: skip
+            self.ring.write_record(message, layout, encoded)
+        index = _FILLED + message % self.ring.slots
+        self._stores.store(index, message + 1, self.device, stream, self.is_ahead)
+        with self.lock:
+            self._end(message)
+
+    def cancel(self, message: int) -> None:
+        with self.lock:
+            if self.is_closed:
+                return
+            if message == self._acquired - 1:
+                self._acquired = message
+                # Who had the slot before is not known any longer.
+                if self.deliver == 'one':
+                    self._skipped.add(message - self.ring.slots)
+            elif self.is_ahead:
+                raise CuffiError('a slot of a channel with ahead can only be canceled if it is the last one')
+            else:
+                self._skip(message)
+
+    def _skip(self, message: int) -> None:
+        self.ring.write_record(message, None, b'', True)
+        self._skipped.add(message)
+        self.ring.write(_FILLED + message % self.ring.slots, message + 1)
+        self._end(message)
+
+    def _end(self, message: int) -> None:
+        """Shows consumers the messages that are over, in order."""
+        waiting = self._waiting_for_earlier
+        waiting.add(message)
+        while self.published in waiting:
+            waiting.discard(self.published)
+            if self.deliver == 'one' and self.published not in self._skipped:
+                self._ungranted.append(self.published)
+            self.published += 1
+        self.ring.write(_PUBLISHED, self.published)
+        if self._ungranted:
+            self._grant_pending()
+        self._wake_consumers()
+
+    def _wake_consumers(self) -> None:
+        for seat in self.seats:
+            seat.wake_if_asleep()
+
+    def _on_stored(self, error: Optional[CudaError]) -> None:
+        if error is None:
+            self._wake_consumers()
+            return
+        # The work of a message failed: it will not come.
+        self._failure = self._failure or error
+        with self.lock:
+            seats, self.seats = self.seats, []
+        for seat in seats:
+            seat.close()
+        self.sleepers.wake()
+
+    # ---- Granting, with deliver='one' ----
+
+    def _grant_pending(self) -> None:
+        for seat in list(self.seats):
+            if not self._ungranted:
+                return
+            if not seat.wants:
+                continue
+            message = self._ungranted.popleft()
+            redelivered = message in self._redelivered
+            self._redelivered.discard(message)
+            self._holders[message] = seat
+            # The next message goes to the next consumer that wants one.
+            self.seats.remove(seat)
+            self.seats.append(seat)
+            seat.grant(message, redelivered)
+
+    def _redeliver(self, gone: _Seat) -> None:
+        lost = [message for message, holder in self._holders.items() if holder is gone and not gone.is_released(message)]
+        for message in sorted(lost, reverse=True):
+            del self._holders[message]
+            self._redelivered.add(message)
+            self._ungranted.appendleft(message)
+
+    # ---- Consumers ----
+
+    def add_seat(self) -> List[int]:
+        """Adds a consumer, which gets what is published from now on. Returns its descriptors: it ends with them."""
+        with self.lock:
+            self.assert_open()
+            seat = _Seat(self.ring.slots, self.published, self._on_wake)
+            self.seats.append(seat)
+            fds, seat.fds = seat.fds, []
+            return [os.dup(self.ring_fd), *fds]
+
+    def _on_wake(self) -> None:
+        gone = [seat for seat in list(self.seats) if seat.pipes.has_ended]
+        with self.lock:
+            for seat in gone:
+                if seat in self.seats:
+                    self._redeliver(seat)
+                    self.seats.remove(seat)
+            self._grant_pending()
+        for seat in gone:
+            seat.close()
+        self.sleepers.wake()
+
+    # ---- The end ----
+
+    def is_drained(self) -> Optional[bool]:
+        """None as long as a published message is in use."""
+        with self.lock:
+            self.assert_open()
+            return self._is_drained() or None
+
+    def _is_drained(self) -> bool:
+        first = max(0, self._acquired - self.ring.slots)
+        return all(map(self._is_free, range(first, self.published)))
+
+    def close(self) -> None:
+        with self.lock:
+            if self.is_closed:
+                return
+            # What was acquired and not published is no message.
+            for message in range(self.published, self._acquired):
+                if not self.is_ahead and message >= self.published and message not in self._waiting_for_earlier:
+                    self._skip(message)
+            self.is_closed = True
+            self.ring.write(_CLOSED_AT, self.published + 1)
+            self._wake_consumers()
+        self.sleepers.wake()
+        if not self._is_delivered():
+            _background().poll(self._is_delivered)
+
+    def _is_delivered(self) -> bool:
+        """Releases everything once the consumers no longer need this process."""
+        with self.lock:
+            ring = self.ring
+            if self._failure is None:
+                if not all(map(ring.is_filled, range(max(0, self.published - ring.slots), self.published))):
+                    return False
+                if self.deliver == 'one':
+                    self._grant_pending()
+                    for seat in self.seats:
+                        self._finish(seat)
+                    if not self._is_drained():
+                        return False
+            seats, self.seats = self.seats, []
+        for seat in seats:
+            if self.deliver == 'one':
+                self._finish(seat)
+            seat.close()
+        os.close(self.ring_fd)
+        _release_page(ring)
+        self.slots = self.memory = self.kept = None  # type: ignore[assignment]
+        return True
+
+    def _finish(self, seat: _Seat) -> None:
+        """Tells a consumer if no message will come to it: the others have released all that they were granted."""
+        if self._ungranted or seat.words.read(_FINISHED) == 1:
+            return
+        if all(holder is seat or holder.is_released(message) for message, holder in self._holders.items()):
+            seat.words.write(_FINISHED, 1)
+            seat.wake_if_asleep()
+
+
+class ProducerSlot:
+    """A slot that this process fills: publish it, or cancel it. `with slot:` cancels what was not published."""
+
+    __slots__ = ('message', '_producer', '_stream', '_is_over')
+
+    def __init__(self, producer: _Producer, message: int, stream: Optional[int]) -> None:
+        # The number of the message, from 0.
+        self.message = message
+        self._producer, self._stream, self._is_over = producer, stream, False
+
+    def _assert_usable(self) -> None:
+        if self._is_over:
+            raise CuffiError('this slot was published or canceled already')
+        self._producer.assert_open()
+
+    @property
+    def array(self) -> GpuArray:
+        """The memory as an array of the channel's shape and dtype. Raises CuffiError after it was published."""
+        self._assert_usable()
+        return self._producer.slots.array(self.message, None, self._stream)
+
+    @property
+    def buffer(self) -> GpuBuffer:
+        """All bytes of the slot. Raises CuffiError after it was published."""
+        self._assert_usable()
+        return self._producer.slots.buffer(self.message, self._stream)
+
+    def publish(self, stream: Any = None, meta: Any = None, shape: Any = None, dtype: Any = None) -> None:
+        """Publishes the message: consumers get it when the work that is queued in a stream so far is done.
+
+        Returns at once. Raises TypeError, ValueError for an invalid `meta` or a layout that does not fit, CuffiError
+        if it was published or canceled, CudaError; the slot can then be published again.
+
+        :param stream: by default the legacy default stream
+        :param meta: any value that JSON can hold, of at most 1 KiB; None for nothing
+        :param shape: and `dtype`, if they differ from those of the channel
+        """
+        self._assert_usable()
+        handle = stream if type(stream) is int and stream else _LEGACY_STREAM if stream is None else _stream_handle(stream)
+        self._producer.publish(self.message, handle, meta, shape, dtype)
+        self._is_over = True
+
+    def cancel(self) -> None:
+        """Gives the slot back without a message. Does nothing after `publish`, or the second time."""
+        if not self._is_over:
+            self._producer.cancel(self.message)
+            self._is_over = True
+
+    def __enter__(self) -> 'ProducerSlot':
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.cancel()
+
+    def __repr__(self) -> str:
+        return f'<cuffi.ProducerSlot message {self.message}{" published or canceled" if self._is_over else ""}>'
+
+
+class Channel(_ChannelEnd):
+    """A ring of slots in device memory that this process fills and others read, without copying.
+
+    It is sent with `peer.send`, and arrives as a ChannelConsumer. `deliver='all'` gives each consumer each
+    message that is published after the channel was sent to it, `'one'` each message to one consumer. Send it
+    only to processes that you trust: each consumer can write the shared memory of the ring.
+
+    >>> channel = cuffi.Channel(4, (480, 640), 'float32', deliver='all')
+    >>> peer.send(channel)
+    >>> slot = channel.acquire()
+    >>> cupy.asarray(slot.array)[:] = frame
+    >>> slot.publish(stream, meta={'frame': 1})
+    """
+
+    def __init__(self, slots: int, shape: Any = None, dtype: Any = None, *, byte_length: Optional[int] = None,
+                 deliver: str, ahead: bool = False, read_only: bool = False, busy_poll_us: int = 0,
+                 device: Optional[int] = None) -> None:  # fmt: skip
+        """
+        :param slots: how many messages can be on their way, from 1 to 1024
+        :param shape: of the array of a slot, with `dtype` (by default float32); or `byte_length` is given
+        :param ahead: whether streams may wait for slots; needs `deliver='all'`
+        :param read_only: whether consumers can only read the slots
+        :param busy_poll_us: for how many microseconds a wait at this end polls before it sleeps
+        """
+        _check_count(slots, 1, 'slots')
+        if slots > _MAX_SLOTS:
+            raise ValueError(f'slots must be from 1 to {_MAX_SLOTS}, not {slots}')
+        if deliver not in ('all', 'one'):
+            raise TypeError(f"deliver must be 'all' or 'one', not {deliver!r}")
+        if ahead and deliver == 'one':
+            raise TypeError("ahead needs deliver='all': whom a message goes to is known only later")
+        if (shape is None) == (byte_length is None) or (byte_length is not None and dtype is not None):
+            raise TypeError('give either a shape, with its dtype, or a byte_length')
+        if byte_length is not None:
+            _check_count(byte_length, 1, 'byte_length')
+        layout = _check_layout(byte_length if shape is None else shape,
+                               dtype or ('float32' if byte_length is None else 'uint8'), None)  # fmt: skip
+        size = math.prod(layout[1]) * layout[0].itemsize
+        _check_count(size, 1, 'the size of a slot')
+        stride = -(-size // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+        duration = _check_busy_poll(busy_poll_us)
+        memory = _OwnMemory(_current_device() if device is None else _all_devices()[device], stride * slots)
+        ring_fd = _sealed_memory(_Ring.length(slots, not ahead), 'cuffi-channel')
+        try:
+            ring = _Ring(ring_fd, slots, not ahead)
+            read_only_fd = _read_only_fd(memory) if read_only else -1
+        except BaseException:
+            os.close(ring_fd)
+            raise
+        views = _Slots(memory, slots, stride, size, layout, False)
+        state = _Producer(ring, ring_fd, memory, views, stride * slots, deliver, bool(ahead), read_only_fd)
+        state.sleepers.busy_poll_us = duration
+        self._state = state
+
+    @property
+    def consumers(self) -> int:
+        """How many processes consume it now: those that it was sent to and that have not ended it."""
+        return len(self._held().seats)
+
+    @property
+    def published(self) -> int:
+        """How many messages were published."""
+        return self._held().published
+
+    def acquire(self, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
+        """Waits for a free slot: one that all consumers have released. Slots are published in the order of acquiring.
+
+        With `stream`, in a channel with `ahead`, that stream waits instead of the caller. It must be non-blocking.
+        Raises TimeoutError, ClosedError, CuffiError if a stream is given and the slot was not published yet.
+        """
+        state: _Producer = self._held()
+        handle = None if stream is None else state.ahead_stream(stream)
+        slot = state.try_acquire(handle)
+        return slot or state.sleepers.wait(lambda: state.try_acquire(handle), timeout, 'a free slot')
+
+    async def aacquire(self, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
+        """As `acquire`."""
+        state: _Producer = self._held()
+        handle = None if stream is None else state.ahead_stream(stream)
+        return await state.sleepers.await_(lambda: state.try_acquire(handle), timeout, 'a free slot')
+
+    def try_acquire(self, stream: Any = None) -> Optional[ProducerSlot]:
+        """As `acquire`, without waiting: None if there is no free slot, or if no more waits may be queued now."""
+        state: _Producer = self._held()
+        return state.try_acquire(None if stream is None else state.ahead_stream(stream))
+
+    def drained(self, timeout: Optional[float] = None) -> None:
+        """Waits until all published messages were released by their consumers, or those have ended.
+
+        With `deliver='one'`, messages that nobody has taken are waited for. Raises TimeoutError, ClosedError.
+        """
+        state: _Producer = self._held()
+        state.sleepers.wait(state.is_drained, timeout, 'the consumers of a channel')
+
+    async def adrained(self, timeout: Optional[float] = None) -> None:
+        """As `drained`."""
+        state: _Producer = self._held()
+        await state.sleepers.await_(state.is_drained, timeout, 'the consumers of a channel')
+
+    def _export(self) -> '_Exported':
+        state: _Producer = self._held()
+        memory, (dtype, shape), read_only = state.memory, state.slots.layout, state.read_only_fd >= 0
+        what = memory.id + struct.pack('<IBq', 0, 1, memory.byte_length)
+        extent = (memory.byte_length, 0, state.total, read_only, 0, memory.generation)
+        virtual = _write_memory(_VIRTUAL, _self().exporter(memory.device), what, extent, None)
+        name, strides = dtype.name.encode(), _contiguous(shape, dtype.itemsize)
+        bits = (_TO_ONE if state.deliver == 'one' else 0) | (_IS_AHEAD if state.is_ahead else 0)
+        fields = (
+            struct.pack('<BIqqB', _CHANNEL, state.ring.slots, state.slots._stride, state.slots.byte_length, len(name))
+            + name + struct.pack(f'<B{2 * len(shape)}qI', len(shape), *shape, *strides, bits) + virtual[1:]
+        )  # fmt: skip
+        fds = (state.read_only_fd if read_only else memory.fd,)
+        return _Exported(fields, fds, state.kept, None, state.add_seat(), state)
+
+
+def _read_only_fd(memory: _OwnMemory) -> int:
+    """Another descriptor of memory, with the mark of memory that is shared for reading only."""
+    cuda, handle, fd = _cuda(), _u64(), _int()
+    with memory.device:
+        status = cuda.cuMemImportFromShareableHandle(ctypes.byref(handle), memory.fd, _POSIX_FD)
+        _check(status, 'cuMemImportFromShareableHandle')
+        try:
+            status = cuda.cuMemExportToShareableHandle(ctypes.byref(fd), handle.value, _POSIX_FD, 0)
+            _check(status, 'cuMemExportToShareableHandle')
+        finally:
+            cuda.cuMemRelease(handle.value)
+    os.set_inheritable(fd.value, False)
+    fcntl.fcntl(fd.value, fcntl.F_SETFL, fcntl.fcntl(fd.value, fcntl.F_GETFL) | os.O_APPEND)
+    return fd.value
+
+
+_HOST_FIELDS: Dict[int, Callable[[int, _Reader], Any]] = {_TIMELINE: _TimelineFields, _SIGNALER: _TimelineFields, _CHANNEL: _ChannelFields}

@@ -1,8 +1,14 @@
 /** Timelines, channels and page-locked memory between Node and the companion for Python. */
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { Context, Stream } from '../../src/index.ts';
-import { leases, Timeline } from '../../src/ipc/index.ts';
+import { Context, DeviceBuffer, Stream } from '../../src/index.ts';
+import {
+  Channel,
+  type ChannelConsumer,
+  type ConsumerSlot,
+  leases,
+  Timeline,
+} from '../../src/ipc/index.ts';
 import { iterations } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { killed } from '../support/program.ts';
@@ -183,5 +189,372 @@ describe('timelines between Node and Python', options, () => {
     await until(async () => (await python.ask('is_done')) === true);
     assert.equal(await python.evaluate("kept['given'].wait(401, stream)"), 'null');
     timeline.signal(401, { stream });
+  });
+});
+
+const small = { slots: 4, shape: 16, dtype: 'uint32' } as const;
+
+/** What a consumer has seen. */
+interface Seen {
+  readonly messages: readonly number[];
+  readonly wrong: readonly number[];
+  readonly redelivered: readonly number[];
+  readonly end: string;
+}
+
+const range = (begin: number, end: number): number[] =>
+  Array.from({ length: end - begin }, (_, at) => begin + at);
+const all = (begin: number, end: number): Seen => ({
+  messages: range(begin, end),
+  wrong: [],
+  redelivered: [],
+  end: 'end',
+});
+
+async function produce(channel: Channel, stream: Stream, count: number): Promise<void> {
+  for (let at = 0; at < count; at += 1) {
+    const slot = await channel.acquire({ timeoutMs: 20_000 });
+    slot.array.fill(slot.message, { stream });
+    slot.publish({ stream });
+  }
+}
+
+async function consume(channel: ChannelConsumer, stream: Stream): Promise<Seen> {
+  const messages: number[] = [];
+  const wrong: number[] = [];
+  const redelivered: number[] = [];
+  try {
+    for await (const slot of channel) {
+      messages.push(slot.message);
+      if (slot.redelivered) redelivered.push(slot.message);
+      const [value] = await slot.array.copyToHost(undefined, { stream });
+      if (Number(value) !== slot.message) wrong.push(slot.message);
+      slot.release({ stream });
+    }
+    return { messages, wrong, redelivered, end: 'end' };
+  } catch (error) {
+    return { messages, wrong, redelivered, end: (error as Error).name };
+  }
+}
+
+/** A channel that Python produces into. */
+const made = (python: Python, options: object): Promise<ChannelConsumer> =>
+  python.ask('create', { name: 'own', options });
+
+let names = 0;
+
+/** Sends the channel that one process in Python produces to another, over a connection of their own. */
+async function passed(producer: Python, consumer: Python): Promise<void> {
+  names += 1;
+  const name = `@cuffi-test-${process.pid}-channel-${names}`;
+  await consumer.evaluate(`kept.update(listener=cuffi.listen('${name}'))`);
+  const taken = consumer.evaluate(
+    "kept.update(other=kept['listener'].accept(20)) or kept.update(given=kept['other'].receive(timeout=20))",
+  );
+  const source = `kept.update(other=cuffi.connect('${name}', 20)) or kept['other'].send(kept['own'])`;
+  assert.deepEqual([await producer.evaluate(source), await taken], ['null', 'null']);
+}
+
+describe('channels between Node and Python', options, () => {
+  for (const busy of [0, 500])
+    test(`to all, polling for ${busy} us: each consumer sees each message`, options, async () => {
+      const pythons = [new Python(), new Python()];
+      using channel = Channel.create({ ...small, deliver: 'all', busyPollUs: busy });
+      using stream = Stream.create({ nonBlocking: true });
+      try {
+        for (const python of pythons) {
+          await python.ask('keep', { name: 'given', thing: channel });
+          await python.evaluate(`setattr(kept['given'], 'busy_poll_us', ${busy})`);
+          await python.ask('begin_consume', { name: 'given' });
+        }
+        assert.equal(channel.consumers, 2);
+        const count = iterations(100, 100_000);
+        await produce(channel, stream, count);
+        await channel.drained({ timeoutMs: 20_000 });
+        channel.close();
+        for (const python of pythons) {
+          assert.deepEqual(await python.ask('result', { name: 'consume' }), all(0, count));
+          await python.ask('close', { name: 'given' });
+        }
+        for (const python of pythons) await nothingIsLent(python);
+      } finally {
+        for (const python of pythons) await python[Symbol.asyncDispose]();
+      }
+    });
+
+  for (const deliver of ['all', 'one'] as const)
+    test(`to ${deliver}: Node sees each message of Python`, options, async () => {
+      await using python = new Python();
+      using stream = Stream.create({ nonBlocking: true });
+      const channel = await made(python, { ...small, deliver });
+      const count = iterations(100, 100_000);
+      const seen = consume(channel, stream);
+      await python.peer.request({ do: 'produce', name: 'own', count } as never);
+      await python.ask('drained', { name: 'own' });
+      await python.ask('close', { name: 'own' });
+      assert.deepEqual(await seen, all(0, count));
+      channel.close();
+      await python.ask('drop', { name: 'own' });
+      await nothingIsLent(python);
+    });
+
+  test(
+    'to one: Node and Python share the messages, and take those of a killed one',
+    options,
+    async () => {
+      await using one = new Python();
+      await using two = new Python();
+      using stream = Stream.create({ nonBlocking: true });
+      using channel = Channel.create({ ...small, deliver: 'one' });
+      for (const python of [one, two]) await python.ask('keep', { name: 'given', thing: channel });
+      await produce(channel, stream, 2);
+      assert.deepEqual((await one.ask<Seen>('consume', { name: 'given', count: 1 })).messages, [0]);
+      const kept = await one.ask<Seen>('consume', { name: 'given', count: 1, keeps: true });
+      assert.deepEqual(kept.messages, [1]);
+      await two.ask('begin_consume', { name: 'given' });
+      const producing = produce(channel, stream, iterations(60, 2000));
+      one.peer.process.kill('SIGKILL');
+      await producing;
+      await channel.drained({ timeoutMs: 20_000 });
+      channel.close();
+      const seen = await two.ask<Seen>('result', { name: 'consume' });
+      assert.deepEqual(
+        [[...seen.messages].sort((a, b) => a - b), seen.wrong, seen.redelivered, seen.end],
+        [range(1, iterations(62, 2002)), [], [1], 'end'],
+      );
+    },
+  );
+
+  test('to one: Python gives what a killed consumer had to another', options, async () => {
+    await using producer = new Python();
+    await using gone = new Python();
+    using stream = Stream.create({ nonBlocking: true });
+    const channel = await made(producer, { ...small, deliver: 'one' });
+    await passed(producer, gone);
+    await producer.ask('produce', { name: 'own', count: 2 });
+    const kept = await gone.ask<Seen>('consume', { name: 'given', count: 1, keeps: true });
+    assert.deepEqual(kept.messages, [0]);
+    const first = (await channel.receive({ timeoutMs: 20_000 })) as ConsumerSlot;
+    assert.equal(first.message, 1);
+    gone.peer.process.kill('SIGKILL');
+    const again = (await channel.receive({ timeoutMs: 20_000 })) as ConsumerSlot;
+    assert.deepEqual([again.message, again.redelivered], [0, true]);
+    again.release({ stream });
+    first.release({ stream });
+    await producer.ask('drained', { name: 'own' });
+    await producer.ask('close', { name: 'own' });
+    assert.equal(await channel.receive({ timeoutMs: 20_000 }), undefined);
+    channel.close();
+  });
+
+  test(
+    'messages have meta and layouts, skipped ones are not seen, slots are read-only',
+    options,
+    async () => {
+      await using python = new Python();
+      using stream = Stream.create({ nonBlocking: true });
+      using channel = Channel.create({ ...small, deliver: 'all', readOnly: true });
+      await python.ask('keep', { name: 'given', thing: channel });
+      (await channel.acquire()).publish({ meta: { text: 'grün 水', at: [1, null] } });
+      const skipped = await channel.acquire();
+      (await channel.acquire()).publish({ stream, shape: [2, 2, 2], dtype: 'float64' });
+      skipped.cancel();
+      const meta = { text: 'grün 水', at: [1, null] };
+      assert.deepEqual(await python.ask('describe', { name: 'given' }), [
+        0,
+        meta,
+        [16],
+        'uint32',
+        true,
+        64,
+      ]);
+      assert.deepEqual(await python.ask('describe', { name: 'given' }), [
+        2,
+        null,
+        [2, 2, 2],
+        'float64',
+        true,
+        64,
+      ]);
+      const theirs = await made(python, { ...small, deliver: 'all', read_only: true });
+      await python.ask('produce', { name: 'own', count: 1, extra: true });
+      assert.equal(await python.evaluate("kept.update(slot=kept['own'].acquire())"), 'null');
+      assert.equal(await python.evaluate("kept['own'].acquire().publish(meta=['x'])"), 'null');
+      assert.equal(await python.evaluate("kept['slot'].cancel()"), 'null');
+      const first = (await theirs.receive({ timeoutMs: 20_000 })) as ConsumerSlot;
+      assert.deepEqual(
+        [first.meta, first.array.shape, first.array.dtype.name, first.buffer.access],
+        [{ message: 0 }, [2, 3], 'float32', 'read'],
+      );
+      const second = (await theirs.receive({ timeoutMs: 20_000 })) as ConsumerSlot;
+      assert.deepEqual([second.message, second.meta, second.array.shape], [2, ['x'], [16]]);
+      theirs.close();
+    },
+  );
+
+  test(
+    'a message arrives when its work is done, and its slot returns when the work that uses it is',
+    options,
+    async () => {
+      await using python = new Python();
+      using stream = Stream.create({ nonBlocking: true });
+      using channel = Channel.create({ ...small, slots: 1, deliver: 'all' });
+      await python.ask('keep', { name: 'given', thing: channel });
+      {
+        using latch = new Latch(stream.context);
+        latch.hold(stream);
+        await produce(channel, stream, 1);
+        assert.match(await python.evaluate("kept['given'].receive(timeout=0.05)"), /^TimeoutError/);
+        latch.open();
+      }
+      assert.deepEqual(
+        (await python.ask<Seen>('consume', { name: 'given', count: 1, keeps: true })).messages,
+        [0],
+      );
+      await python.ask('hold');
+      await python.ask('release_held');
+      assert.equal(channel.tryAcquire(), undefined);
+      await python.ask('open_latch');
+      (await channel.acquire({ timeoutMs: 20_000 })).cancel();
+      const theirs = await made(python, { ...small, slots: 1, deliver: 'all' });
+      await python.ask('hold');
+      await python.ask('produce', { name: 'own', count: 1 });
+      await assert.rejects(theirs.receive({ timeoutMs: 50 }), { name: 'TimeoutError' });
+      await python.ask('open_latch');
+      const slot = (await theirs.receive({ timeoutMs: 20_000 })) as ConsumerSlot;
+      assert.equal(await python.evaluate("kept['own'].try_acquire()"), 'null');
+      slot.release({ stream });
+      assert.match(
+        await python.evaluate("repr(kept['own'].acquire(timeout=20))"),
+        /ProducerSlot message 1/,
+      );
+      theirs.close();
+    },
+  );
+
+  test('asyncio waits for messages and slots', options, async () => {
+    await using python = new Python();
+    using stream = Stream.create({ nonBlocking: true });
+    using channel = Channel.create({ ...small, deliver: 'all' });
+    await python.ask('keep', { name: 'given', thing: channel });
+    await python.ask('begin_async', { name: 'given' });
+    await produce(channel, stream, 10);
+    await channel.drained({ timeoutMs: 20_000 });
+    channel.close();
+    assert.deepEqual(
+      await python.ask('result', { name: 'async' }),
+      range(0, 10).map((at) => [at, at]),
+    );
+    const theirs = await made(python, { ...small, slots: 2, deliver: 'all' });
+    await python.ask('begin_async', { name: 'own', count: 10 });
+    const seen = consume(theirs, stream);
+    assert.equal(await python.ask('result', { name: 'async' }), 'done');
+    await python.ask('close', { name: 'own' });
+    assert.deepEqual(await seen, all(0, 10));
+  });
+
+  test('streams wait for slots on both sides', options, async () => {
+    await using python = new Python();
+    using stream = Stream.create({ nonBlocking: true });
+    using channel = Channel.create({ ...small, slots: 2, deliver: 'all', ahead: true });
+    await python.ask('keep', { name: 'given', thing: channel });
+    assert.equal(await python.ask('take_ahead', { name: 'given', count: 10 }), 10);
+    assert.equal(await python.ask('is_done'), false);
+    for (let at = 0; at < 10; at += 1) {
+      const slot = await channel.acquire({ stream, timeoutMs: 20_000 });
+      slot.array.fill(slot.message, { stream });
+      slot.publish({ stream });
+    }
+    assert.deepEqual(await python.ask('filled'), new Array(10).fill(true));
+    assert.deepEqual(await python.ask('ahead_results'), range(0, 10));
+    channel.close();
+    assert.equal(await python.evaluate("list(kept['given'].ahead(stream))"), '');
+    const theirs = await made(python, { ...small, slots: 2, deliver: 'all', ahead: true });
+    using results = DeviceBuffer.allocate(640);
+    const slots: ConsumerSlot[] = [];
+    for await (const slot of theirs.ahead(stream)) {
+      slot.buffer.copyTo(results.subarray(64 * slots.length, 64 * (slots.length + 1)), { stream });
+      slot.release({ stream });
+      if (slots.push(slot) === 10) break;
+    }
+    await python.ask('produce_ahead', { name: 'own', count: 10 });
+    await stream.synchronize();
+    const values = new Uint32Array((await results.copyToHost()).buffer);
+    assert.deepEqual(
+      range(0, 10).map((message) => values[16 * message]),
+      range(0, 10),
+    );
+    await python.ask('drained', { name: 'own' });
+    await python.ask('close', { name: 'own' });
+    for await (const _ of theirs.ahead(stream)) assert.fail('the channel is closed');
+    theirs.close();
+    await python.ask('close', { name: 'given' });
+    await nothingIsLent(python);
+  });
+
+  for (const end of ['close', 'kill'] as const)
+    test(`streams that wait for slots go on after the producer's ${end}`, options, async () => {
+      await using producer = new Python();
+      await using consumer = new Python();
+      using stream = Stream.create({ nonBlocking: true });
+      const theirs = await made(producer, { ...small, deliver: 'all', ahead: true });
+      await passed(producer, consumer);
+      await producer.ask('produce_ahead', { name: 'own', count: 1 });
+      const ahead = theirs.ahead(stream);
+      const slots: ConsumerSlot[] = [];
+      for (let at = 0; at < 3; at += 1) {
+        slots.push((await ahead.next()).value as ConsumerSlot);
+        slots.at(-1)?.release({ stream });
+      }
+      await consumer.ask('take_ahead', { name: 'given', count: 3 });
+      assert.equal(await slots[0]?.filled({ timeoutMs: 20_000 }), true);
+      assert.deepEqual([stream.done, await consumer.ask('is_done')], [false, false]);
+      if (end === 'close') await producer.ask('close', { name: 'own' });
+      else producer.peer.process.kill('SIGKILL');
+      await stream.synchronize();
+      const filled = await Promise.allSettled(slots.map((slot) => slot.filled()));
+      const expected =
+        end === 'close' ? [true, false, false] : [true, 'PeerGoneError', 'PeerGoneError'];
+      assert.deepEqual(
+        filled.map((each) => (each.status === 'fulfilled' ? each.value : each.reason.name)),
+        expected,
+      );
+      assert.deepEqual(await consumer.ask('filled'), expected);
+      await until(async () => (await consumer.ask('is_done')) === true);
+      theirs.close();
+    });
+
+  test('the streams of a producer go on when a consumer is killed', options, async () => {
+    await using python = new Python();
+    await using other = new Python();
+    using stream = Stream.create({ nonBlocking: true });
+    using channel = Channel.create({ ...small, slots: 2, deliver: 'all', ahead: true });
+    await python.ask('keep', { name: 'first', thing: channel });
+    (await made(other, { ...small, slots: 2, deliver: 'all', ahead: true })).close();
+    await passed(other, python);
+    for (let at = 0; at < 4; at += 1) (await channel.acquire({ stream })).publish({ stream });
+    await other.ask('produce_ahead', { name: 'own', count: 4 });
+    assert.deepEqual([stream.done, await other.ask('is_done')], [false, false]);
+    python.peer.process.kill('SIGKILL');
+    await stream.synchronize();
+    await channel.drained({ timeoutMs: 20_000 });
+    await other.ask('drained', { name: 'own' });
+    assert.equal(await other.evaluate("kept['own'].consumers"), '0');
+  });
+
+  test('what a killed producer has not completed is not delivered', options, async () => {
+    for (const deliver of ['all', 'one']) {
+      await using python = new Python();
+      using stream = Stream.create({ nonBlocking: true });
+      const channel = await made(python, { ...small, deliver });
+      const seen = consume(channel, stream);
+      await python.ask('produce', { name: 'own', count: 2 });
+      await python.ask('drained', { name: 'own' });
+      await python.ask('hold');
+      await python.ask('produce', { name: 'own', count: 1 });
+      python.peer.process.kill('SIGKILL');
+      assert.deepEqual(await seen, { ...all(0, 2), end: 'PeerGoneError' });
+      channel.close();
+    }
   });
 });

@@ -13,11 +13,12 @@ import {
   DeviceBuffer,
   deviceArray,
   MemoryPool,
+  PinnedBuffer,
   Stream,
   toDevice,
   VirtualMemory,
 } from '../../src/index.ts';
-import { Channel, connect, leases, listen, spawnPython } from '../../src/ipc/index.ts';
+import { connect, leases, listen, spawnPython } from '../../src/ipc/index.ts';
 import { companionFile } from '../../src/python/companion.ts';
 import { onHardware } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';
@@ -367,10 +368,10 @@ describe('errors of the companion', options, () => {
 
   test('a kind of object that it does not open is released, and named', options, async () => {
     await using worker = new PythonWorker();
-    using channel = Channel.create({ slots: 1, byteLength: 4, deliver: 'all' });
-    await assert.rejects(worker.ask('described', { things: [channel] }), {
+    using pinned = PinnedBuffer.allocate(4096, { shareable: true });
+    await assert.rejects(worker.ask('described', { things: [pinned] }), {
       name: 'NotSupportedError',
-      message: /a channel was sent: the companion for Python opens arrays/,
+      message: /a page-locked buffer was sent: the companion for Python opens arrays/,
     });
     await nothingIsLent(worker);
   });
