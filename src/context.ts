@@ -489,10 +489,15 @@ function resetPrimary(device: Device, isRetained: boolean): void {
   check(released, 'cuDevicePrimaryCtxRelease_v2');
 }
 
+/** Whether any library of this process has the primary context of a device open. */
+export function isPrimaryOpen(device: Device): boolean {
+  check(cu.cuDevicePrimaryCtxGetState(device.handle, OUT0, OUT1), 'cuDevicePrimaryCtxGetState');
+  return readInt32(OUT1) !== 0;
+}
+
 /** Whether a context is the primary context of its device, even if another library retained it. */
 function isPrimary(device: Device, handle: CUcontext): boolean {
-  check(cu.cuDevicePrimaryCtxGetState(device.handle, OUT0, OUT1), 'cuDevicePrimaryCtxGetState');
-  if (readInt32(OUT1) === 0) return false;
+  if (!isPrimaryOpen(device)) return false;
   check(cu.cuDevicePrimaryCtxRetain(OUT0, device.handle), 'cuDevicePrimaryCtxRetain');
   const primary = readHandle<CUcontext>(OUT0);
   check(cu.cuDevicePrimaryCtxRelease_v2(device.handle), 'cuDevicePrimaryCtxRelease_v2');

@@ -15,6 +15,9 @@ export function initialize(): void {
   initializedSelection = selectionCount();
 }
 
+/** Whether this process has initialized the driver in use. */
+export const isInitialized = (): boolean => initializedSelection === selectionCount();
+
 function callCuInit(): CUresult {
   try {
     return cu.cuInit(0);

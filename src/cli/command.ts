@@ -1,4 +1,6 @@
 /** What each command of `cuffi` has, and how it refuses its arguments. */
+import { type ParseArgsConfig, parseArgs } from 'node:util';
+import { didYouMean } from '../validate.ts';
 
 /** A row of the table of commands. */
 export interface Command {
@@ -17,3 +19,35 @@ export interface Command {
 
 /** Invalid arguments: printed with the usage, exit code 2. */
 export class UsageError extends Error {}
+
+/** A command that could not do its work: printed without the usage, exit code 2. */
+export class CannotRunError extends Error {}
+
+/** Parses the arguments of a command. @throws UsageError, with the nearest option */
+export function parseCommand<O extends NonNullable<ParseArgsConfig['options']>>(
+  argv: readonly string[],
+  options: O,
+): ReturnType<typeof parseArgs<{ readonly options: O; readonly allowPositionals: true }>> {
+  try {
+    return parseArgs({ args: [...argv], allowPositionals: true as const, options });
+  } catch (error) {
+    const { message, code } = error as NodeJS.ErrnoException;
+    const unknown = /'(--[^'=]+)/.exec(message)?.[1];
+    if (code !== 'ERR_PARSE_ARGS_UNKNOWN_OPTION' || unknown === undefined)
+      throw new UsageError(message);
+    const known = [...Object.keys(options), 'help'].map((name) => `--${name}`);
+    throw new UsageError(`Unknown option '${unknown}'${didYouMean(unknown, known)}`);
+  }
+}
+
+/** The one argument of a command, if it has one. @throws UsageError for more */
+export function singleArgument(name: string, positionals: readonly string[]): string | undefined {
+  const [argument, ...others] = positionals;
+  if (others.length > 0) throw new UsageError(`${name} takes no '${others.join(' ')}'`);
+  return argument;
+}
+
+/** @throws UsageError for any argument */
+export function refuseArguments(name: string, positionals: readonly string[]): void {
+  if (positionals.length > 0) throw new UsageError(`${name} takes no '${positionals.join(' ')}'`);
+}

@@ -3,12 +3,18 @@
 import { readFileSync } from 'node:fs';
 import { extname } from 'node:path';
 import { didYouMean } from '../validate.ts';
-import { type Command, UsageError } from './command.ts';
+import { CannotRunError, type Command, refuseArguments, UsageError } from './command.ts';
+import { devicesCommand } from './devices-command.ts';
+import { explainCommand } from './explain-command.ts';
+import { lsCommand } from './ls-command.ts';
 import { pythonCommand } from './python-command.ts';
 import { roundtripCommand } from './roundtrip-command.ts';
 
 const commands: Readonly<Record<string, Command>> = {
   roundtrip: roundtripCommand,
+  devices: devicesCommand,
+  ls: lsCommand,
+  explain: explainCommand,
   python: pythonCommand,
   help: {
     summary: 'prints this, or the usage of a command: cuffi help roundtrip',
@@ -19,7 +25,7 @@ const commands: Readonly<Record<string, Command>> = {
     summary: 'prints the version of cuffi, as does --version',
     usage: 'usage: cuffi version',
     run(argv) {
-      refuseMore('version', argv);
+      refuseArguments('version', argv);
       console.log(version());
       return true;
     },
@@ -46,13 +52,9 @@ function commandNamed(name: string): Command {
 
 function help(argv: readonly string[]): boolean {
   const [name, ...others] = argv;
-  refuseMore('help', others);
+  refuseArguments('help', others);
   console.log(name === undefined ? overview() : commandNamed(name).usage);
   return true;
-}
-
-function refuseMore(name: string, argv: readonly string[]): void {
-  if (argv.length > 0) throw new UsageError(`${name} takes no '${argv.join(' ')}'`);
 }
 
 /** The version in package.json, from the source and from dist. */
@@ -99,6 +101,6 @@ run(process.argv.slice(2)).then(
       return;
     }
     console.error(`cuffi: ${error instanceof Error ? error.message : String(error)}`);
-    process.exitCode = 1;
+    process.exitCode = error instanceof CannotRunError ? 2 : 1;
   },
 );

@@ -1,8 +1,7 @@
 import { copyFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { parseArgs } from 'node:util';
 import { companionFile } from '../python/companion.ts';
-import { type Command, UsageError } from './command.ts';
+import { type Command, parseCommand, refuseArguments } from './command.ts';
 
 /** Prints where the companion for Python is, or copies it. */
 export const pythonCommand: Command = {
@@ -33,10 +32,7 @@ Prints the path of cuffi.py, the companion for Python: put its folder on PYTHONP
 
 /** @throws UsageError */
 function parse(argv: readonly string[]): string | undefined {
-  try {
-    const { values } = parseArgs({ args: [...argv], options: { copy: { type: 'string' } } });
-    return values.copy;
-  } catch (error) {
-    throw new UsageError((error as Error).message);
-  }
+  const { values, positionals } = parseCommand(argv, { copy: { type: 'string' } });
+  refuseArguments('python', positionals);
+  return values.copy;
 }

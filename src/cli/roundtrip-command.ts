@@ -1,9 +1,8 @@
 /** `cuffi roundtrip`: its options, and what it prints. */
-import { parseArgs } from 'node:util';
 import { driverName } from '../../ffi/driver.ts';
 import { driverVersion } from '../driver.ts';
 import type { Support } from '../ipc/sharing/support.ts';
-import { type Command, UsageError } from './command.ts';
+import { type Command, parseCommand, refuseArguments, UsageError } from './command.ts';
 import { chooseDriver, type DriverChoice } from './driver-choice.ts';
 import { defaultKind, type KindName, kindNames, kinds } from './kinds.ts';
 import { type DeviceSupport, inspectDevice, type RoundtripResult, roundtrip } from './roundtrip.ts';
@@ -38,8 +37,14 @@ interface RoundtripCommandOptions {
 
 /** Parses and checks the options. @throws UsageError */
 export function readOptions(argv: readonly string[]): RoundtripCommandOptions {
-  const { values, positionals } = parse(argv);
-  if (positionals.length > 0) throw new UsageError(`roundtrip takes no '${positionals.join(' ')}'`);
+  const { values, positionals } = parseCommand(argv, {
+    elements: { type: 'string', default: '16777216' },
+    kind: { type: 'string' },
+    device: { type: 'string', default: '0' },
+    driver: { type: 'string' },
+    json: { type: 'boolean', default: false },
+  });
+  refuseArguments('roundtrip', positionals);
   return {
     elements: integer(values.elements, '--elements', 1, 2 ** 32),
     device: integer(values.device, '--device', 0, 1023),
@@ -47,24 +52,6 @@ export function readOptions(argv: readonly string[]): RoundtripCommandOptions {
     driver: values.driver,
     json: values.json,
   };
-}
-
-function parse(argv: readonly string[]) {
-  try {
-    return parseArgs({
-      args: [...argv],
-      allowPositionals: true,
-      options: {
-        elements: { type: 'string', default: '16777216' },
-        kind: { type: 'string' },
-        device: { type: 'string', default: '0' },
-        driver: { type: 'string' },
-        json: { type: 'boolean', default: false },
-      },
-    });
-  } catch (error) {
-    throw new UsageError((error as Error).message);
-  }
 }
 
 function integer(text: string, name: string, min: number, max: number): number {

@@ -135,5 +135,9 @@ export function nameOfExport(descriptor: DescriptorFields): string {
   return `memory ${descriptor.generation}`;
 }
 
+/** The objects that were exported and still exist. */
+export const exportedObjects = (): object[] =>
+  [...exportsByName.values()].flatMap((reference) => reference.deref() ?? []);
+
 /** The object that was exported by that name, if it still exists. */
 export const findExport = (name: string): object | undefined => exportsByName.get(name)?.deref();

@@ -291,6 +291,11 @@ class LeaseRegistry {
     return [...this.#leases].filter((lease) => lease.isOrphaned);
   }
 
+  /** All leases that are in use. */
+  get all(): readonly Lease[] {
+    return [...this.#leases];
+  }
+
   stats(): LeasesStats {
     const all = [...this.#leases];
     const orphaned = this.orphaned;

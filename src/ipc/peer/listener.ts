@@ -13,6 +13,7 @@ import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts
 import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { assertInternal, checkOptions, formatValue } from '../../validate.ts';
+import { noteFirstUse } from '../first-use.ts';
 import {
   allowsOtherUsers,
   checkTrust,
@@ -132,6 +133,7 @@ export class Listener<Receives = unknown, Sends = Anything>
     this.#closing = closing;
     this.#spare = spare;
     this.#shortage = new ShortageWarning(name);
+    noteFirstUse();
   }
 
   /**

@@ -6,6 +6,7 @@ import { Resource } from '../../lifetime.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import { assertInternal, checkInteger, checkOptions, formatValue } from '../../validate.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
+import { noteFirstUse } from '../first-use.ts';
 import { processName } from '../identity.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { discardImported } from '../sharing/kinds.ts';
@@ -105,6 +106,7 @@ export class Peer<Receives = unknown, Sends = Anything>
     } = init;
     const connection = new Connection(socket, processName(credentials), process, orphanGraceMs);
     connection.busyPollUs = busyPollUs;
+    noteFirstUse();
     super('Peer', { release: () => connection.close() });
     this.pid = credentials.pid;
     this.uid = credentials.uid;

@@ -38,9 +38,21 @@ import { releaseOrWarn } from '../../lifetime.ts';
 export function socketName(name: string): string {
   const isWrong = name === '' || name === '.' || name === '..' || name.includes('\0');
   if (isWrong) throw new RangeError(`${JSON.stringify(name)} is no name for a socket`);
+  if (name === INSPECTION)
+    throw new RangeError(`the name '${name}' is taken: it is the folder of cuffi ls`);
   if (isPlainName(name)) return join(privateDirectory(), name);
   return name.startsWith('@') ? name : resolve(name);
 }
+
+/** The folder, in the directory of plain names, of the sockets that `cuffi ls` asks. */
+const INSPECTION = 'inspect';
+
+/**
+ * Returns the folder of the sockets for inspection, and creates it if needed. @throws IpcError if
+ * others can access it
+ */
+export const inspectionDirectory = (): string =>
+  openPrivateDirectory(join(privateDirectory(), INSPECTION));
 
 /** Whether a name is a plain one, in the directory that only this user can access. */
 export const isPlainName = (name: string): boolean => !/^@|\//.test(name);
@@ -249,6 +261,11 @@ function privateDirectory(): string {
     runtime?.startsWith('/') && existsSync(runtime)
       ? join(runtime, 'cuffi')
       : join(tmpdir(), `cuffi-${effectiveUid()}`);
+  return openPrivateDirectory(directory);
+}
+
+/** Creates a directory if needed, and returns it. @throws IpcError if others can access it */
+function openPrivateDirectory(directory: string): string {
   try {
     mkdirSync(directory, { mode: 0o700 });
   } catch (error) {

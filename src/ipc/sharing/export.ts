@@ -15,6 +15,7 @@ import {
   type MemoryFields,
 } from '../descriptor.ts';
 import { withChecksum } from '../descriptor-codec.ts';
+import { noteFirstUse } from '../first-use.ts';
 import { exportArray } from './array.ts';
 import { exportEvent, recordReady } from './event.ts';
 import { IpcArrayHandle, IpcBufferHandle, keepExported } from './handle.ts';
@@ -79,7 +80,8 @@ export function getIpcHandle(
     const fields = published(source, exportArray(source, exportLegacyBuffer));
     return new IpcArrayHandle(keepExported(source.buffer, fields, stream));
   }
-  if (source instanceof CudaEvent && !stream) return withChecksum(exportEvent(source));
+  if (source instanceof CudaEvent && !stream)
+    return withChecksum(published(source, exportEvent(source)));
   if (!(source instanceof DeviceBuffer))
     throw new TypeError(
       stream
@@ -143,6 +145,7 @@ export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
 
 /** Returns the fields after letting the other threads of this process open what they describe. */
 function published<F extends DescriptorFields>(object: Shareable, fields: F): F {
+  noteFirstUse();
   publishToThreads(object, fields);
   return fields;
 }

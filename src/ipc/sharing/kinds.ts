@@ -233,6 +233,10 @@ const rowOfDescriptor = (kind: IpcKind | HostKind): ShareableKind =>
 /** Whether the object is of a kind that can be shared. It may still be refused. */
 export const isShareable = (object: object): object is Shareable => rowOf(object) !== undefined;
 
+/** What kind of object it is, in one word. */
+export const kindNameOf = (object: Shareable): ObjectKindName =>
+  (rowOf(object) as ShareableKind).name;
+
 export const isShareableMemory = memory.isInstance as (object: object) => object is ShareableMemory;
 
 /** The buffer that an object is, or lies in. */

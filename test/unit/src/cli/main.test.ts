@@ -1,9 +1,11 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, test } from 'node:test';
+import { DeviceBuffer } from '../../../../src/index.ts';
+import { encodeDescriptor, getIpcHandle } from '../../../../src/ipc/index.ts';
 import { programFile } from '../../../support/program.ts';
 import { type Outcome, runProgram } from '../emulate.ts';
 
@@ -94,6 +96,79 @@ describe('cuffi command', () => {
     const { code, stderr } = cuffi('python --cpoy x');
     assert.equal(code, 2);
     assert.match(stderr, /^cuffi: Unknown option '--cpoy'.*\n\nusage: cuffi python/s);
+  });
+
+  test('devices lists what the driver shows, and what it can share', () => {
+    const env = { CUFFI_EMULATED_DEVICES: '2', CUFFI_EMULATED_ATTRIBUTES: '125=0' };
+    const { code, stdout, stderr } = cuffi('devices', env);
+    assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
+    assert.match(
+      stdout,
+      /^The emulated driver is used, as CUFFI_DRIVER says: these are no GPUs\.\n/,
+    );
+    assert.match(stdout, /^0 {2}GPU-\S+ .* plain, pools, virtual {2}\d?/m);
+    const { driver, devices } = JSON.parse(cuffi('devices --json', env).stdout);
+    assert.equal(driver, 'emulated');
+    assert.deepEqual(
+      devices.map((device: { ordinal: number }) => device.ordinal),
+      [0, 1],
+    );
+    assert.equal(devices[1].support.events.supported, false);
+  });
+
+  test('explain says what a descriptor is, and why it cannot be opened', () => {
+    using buffer = DeviceBuffer.allocate(4096);
+    const descriptor = getIpcHandle(buffer.subarray(16, 48));
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-explain-'));
+    try {
+      const [json, binary] = [join(folder, 'json'), join(folder, 'binary')];
+      writeFileSync(json, JSON.stringify({ descriptor, fds: [] }));
+      writeFileSync(binary, encodeDescriptor(descriptor));
+      for (const file of [json, binary]) {
+        const { code, stdout, stderr } = cuffi(`explain ${file}`);
+        assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
+        assert.match(stdout, /^kind {6}legacy: plain device memory, by its handle\n/);
+        assert.match(stdout, /^bytes {5}32 bytes from 16 of an allocation of 4096, read-write$/m);
+        assert.match(stdout, /^openable {2}yes, as far as can be seen here\nwhy +only process \d/m);
+      }
+      writeFileSync(json, JSON.stringify({ ...descriptor, machine: descriptor.device.slice(4) }));
+      const { code, stdout } = cuffi(`explain ${json} --json`);
+      assert.deepEqual([code, JSON.parse(stdout).explanation.code], [1, 'corrupted']);
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+    assert.match(cuffi('explain {}').stdout, /^openable {2}no \(invalid-descriptor\)$/m);
+  });
+
+  test('ls lists no process where none shares anything, and sweeps', () => {
+    const runtime = mkdtempSync(join(tmpdir(), 'cuffi-ls-'));
+    try {
+      const env = { XDG_RUNTIME_DIR: runtime };
+      assert.deepEqual(cuffi('ls', env), {
+        code: 0,
+        stdout: 'No process of this user shares anything.\n',
+        stderr: '',
+      });
+      assert.equal(cuffi('ls --json', env).stdout, '{"processes":[]}\n');
+    } finally {
+      rmSync(runtime, { recursive: true });
+    }
+  });
+
+  test('an unknown option is refused with the nearest one', () => {
+    for (const [args, said] of [
+      [
+        'ls --jsson',
+        /^cuffi: Unknown option '--jsson' \(did you mean '--json'\?\)\n\nusage: cuffi ls/,
+      ],
+      ['devices 1', /^cuffi: devices takes no '1'\n\nusage: cuffi devices/],
+      ['explain', /^cuffi: explain needs a descriptor\n\nusage: cuffi explain/],
+      ['explain {', /^cuffi: the argument is not a descriptor: /],
+    ] as const) {
+      const { code, stdout, stderr } = cuffi(args);
+      assert.deepEqual({ code, stdout }, { code: 2, stdout: '' }, args);
+      assert.match(stderr, said);
+    }
   });
 
   test('copying is said to take longer, or to be quicker, and never a part of the time', () => {

@@ -1,0 +1,75 @@
+/** `cuffi devices`: the devices that this process sees, and what they can share. */
+import { type Device, devices } from '../device.ts';
+import { deviceFacts } from '../ipc/inspect/process-facts.ts';
+import { type IpcSupport, ipcSupport } from '../ipc/sharing/support.ts';
+import { type Command, parseCommand, refuseArguments } from './command.ts';
+import { chooseDriver } from './driver-choice.ts';
+import { columns, shortBytes } from './table.ts';
+
+export const devicesCommand: Command = {
+  summary: 'lists the devices, and what each can share',
+  usage: `usage: cuffi devices [options]
+
+Lists the devices that this process sees: ordinal, UUID, name, memory, compute capability, what
+other processes can be given, and which other devices it can access.
+
+  --driver D     cuda, emulated, or the path of a libcuda (default: CUFFI_DRIVER, else
+                 cuda with a GPU and emulated without)
+  --json         print one JSON object instead of a table
+  --help         print this`,
+  run,
+};
+
+const WAYS: Readonly<Record<keyof IpcSupport, string>> = {
+  memory: 'plain',
+  pools: 'pools',
+  virtualMemory: 'virtual',
+  events: 'events',
+};
+
+function run(argv: readonly string[]): boolean {
+  const { values, positionals } = parseCommand(argv, {
+    driver: { type: 'string' },
+    json: { type: 'boolean', default: false },
+  });
+  refuseArguments('devices', positionals);
+  const driver = chooseDriver(values.driver);
+  const all = devices();
+  const facts = all.map((device) => ({
+    ...deviceFacts(device, all),
+    pciAddress: device.pciAddress,
+    totalMemory: device.totalMemory,
+    computeCapability: `${device.computeCapability.major}.${device.computeCapability.minor}`,
+    support: ipcSupport(device),
+  }));
+  if (values.json) {
+    console.log(JSON.stringify({ driver: driver.name, devices: facts }));
+    return true;
+  }
+  if (driver.name === 'emulated')
+    console.log(`The emulated driver is used, ${driver.reason}: these are no GPUs.`);
+  const rows = facts.map((device) => [
+    String(device.ordinal),
+    device.uuid,
+    device.name,
+    shortBytes(device.totalMemory),
+    device.computeCapability,
+    sharedBy(device.support),
+    device.peers.map((uuid) => ordinalOf(all, uuid)).join(', ') || '-',
+  ]);
+  for (const line of columns([
+    ['#', 'UUID', 'NAME', 'MEMORY', 'CC', 'SHARES', 'ACCESSES'],
+    ...rows,
+  ]))
+    console.log(line);
+  return true;
+}
+
+const sharedBy = (support: IpcSupport): string =>
+  (Object.keys(WAYS) as (keyof IpcSupport)[])
+    .filter((way) => support[way].supported)
+    .map((way) => WAYS[way])
+    .join(', ') || 'nothing';
+
+const ordinalOf = (all: readonly Device[], uuid: string): number | undefined =>
+  all.find((device) => device.uuid === uuid)?.ordinal;

@@ -1,0 +1,106 @@
+/** `cuffi explain`: what a descriptor describes, and whether this machine can open it. */
+import type { IpcDescriptor } from '../ipc/descriptor.ts';
+import { parseDescriptor } from '../ipc/descriptor-codec.ts';
+import { type Explanation, explain } from '../ipc/sharing/explain.ts';
+import { formatBytes } from '../validate.ts';
+import { type Command, parseCommand, singleArgument, UsageError } from './command.ts';
+import { readDescriptor } from './descriptor-input.ts';
+import { chooseDriver } from './driver-choice.ts';
+
+export const explainCommand: Command = {
+  summary: 'says what a descriptor describes, and whether it can be opened here',
+  usage: `usage: cuffi explain DESCRIPTOR [options]
+
+Says what a descriptor describes, and whether a process started like this one can open it; if not,
+why and what to do. Nothing is opened.
+
+  DESCRIPTOR     JSON, as getIpcHandle and exportIpc return it; the path of a file with it (or
+                 with the bytes of encodeDescriptor); or - for stdin
+  --driver D     cuda, emulated, or the path of a libcuda (default: CUFFI_DRIVER, else
+                 cuda with a GPU and emulated without)
+  --json         print one JSON object instead of sentences
+  --help         print this
+
+Exit code: 0 if nothing known prevents opening it, 1 if something does, 2 for wrong use.`,
+  run,
+};
+
+/** The code of a descriptor to which nothing else is missing. */
+const NEEDS_FDS = 'no-file-descriptor';
+
+function run(argv: readonly string[]): boolean {
+  const { values, positionals } = parseCommand(argv, {
+    driver: { type: 'string' },
+    json: { type: 'boolean', default: false },
+  });
+  const argument = singleArgument('explain', positionals);
+  if (argument === undefined) throw new UsageError('explain needs a descriptor');
+  const message = readDescriptor(argument);
+  const driver = chooseDriver(values.driver);
+  const explanation = explain(message);
+  const descriptor = attempt(() => parseDescriptor(message));
+  // Nobody can give file descriptors on a command line.
+  const isOpenable = explanation.openable || explanation.code === NEEDS_FDS;
+  if (values.json)
+    console.log(
+      JSON.stringify({ driver: driver.name, openable: isOpenable, explanation, descriptor }),
+    );
+  else for (const line of describe(descriptor, explanation)) console.log(line);
+  return isOpenable;
+}
+
+function describe(
+  descriptor: IpcDescriptor | undefined,
+  { openable, code, reason, hint }: Explanation,
+): string[] {
+  const lines = descriptor ? describeDescriptor(descriptor) : [];
+  if (code === undefined) return [...lines, 'openable  yes'];
+  const verdict =
+    code === NEEDS_FDS
+      ? 'with its file descriptors, which travel through a socket beside it'
+      : openable
+        ? 'yes, as far as can be seen here'
+        : `no (${code})`;
+  return [...lines, `openable  ${verdict}`, `why       ${reason}`, `remedy    ${hint}`];
+}
+
+function describeDescriptor(descriptor: IpcDescriptor): string[] {
+  const { kind, device, pid, pidNamespace, machine } = descriptor;
+  return [
+    `kind      ${describeKind(descriptor)}`,
+    `device    ${device}`,
+    `exporter  process ${pid} of pid namespace ${pidNamespace}`,
+    `machine   ${machine}`,
+    ...(kind === 'event' || descriptor.byteLength === 0
+      ? []
+      : [
+          `bytes     ${formatBytes(descriptor.byteLength)} from ${descriptor.byteOffset} of an allocation of ${descriptor.baseByteLength}, ${descriptor.access}`,
+        ]),
+    ...(kind !== 'event' && descriptor.layout
+      ? [`array     ${descriptor.layout.dtype} [${descriptor.layout.shape.join(', ')}]`]
+      : []),
+  ];
+}
+
+function describeKind(descriptor: IpcDescriptor): string {
+  switch (descriptor.kind) {
+    case 'legacy':
+      return 'legacy: plain device memory, by its handle';
+    case 'pool':
+      return descriptor.handle === null
+        ? 'pool: a memory pool, by its file descriptor'
+        : 'pool: memory of a pool, by the file descriptor of the pool';
+    case 'virtual':
+      return `virtual: virtual memory, by ${descriptor.pieces.length} file descriptors`;
+    case 'event':
+      return 'event: an interprocess event, by its handle';
+  }
+}
+
+function attempt<T>(read: () => T): T | undefined {
+  try {
+    return read();
+  } catch {
+    return undefined;
+  }
+}

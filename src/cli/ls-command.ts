@@ -1,0 +1,85 @@
+/** `cuffi ls`: which processes of this user share what, and who has it. */
+import { inspect, inspectableProcesses } from '../ipc/inspect/inspect-client.ts';
+import { printable, type Reply } from '../ipc/inspect/inspect-messages.ts';
+import { type Command, parseCommand, refuseArguments } from './command.ts';
+import { columns, shortAge, shortBytes } from './table.ts';
+
+export const lsCommand: Command = {
+  summary: 'lists what the processes of this user share, and who has it',
+  usage: `usage: cuffi ls [options]
+
+Lists the processes of this user that share GPU memory with cuffi: each object, its kind and size,
+and which processes have it for how long. What worker threads share is not listed, nor are processes
+in Python, Bun and Deno, and those started with CUFFI_INSPECT=0.
+
+  --json         print one JSON object instead of a table
+  --help         print this
+
+Exit code: 0; 1 if a process did not answer; 2 for wrong use.`,
+  run,
+};
+
+/** A process that was asked. */
+interface Asked {
+  readonly pid: number;
+  readonly reply: Reply<'list'> | undefined;
+  /** Why there is no reply. */
+  readonly error: string;
+}
+
+async function run(argv: readonly string[]): Promise<boolean> {
+  const { values, positionals } = parseCommand(argv, {
+    json: { type: 'boolean', default: false },
+  });
+  refuseArguments('ls', positionals);
+  const asked = await Promise.all(inspectableProcesses().map(askOne));
+  if (values.json)
+    console.log(
+      JSON.stringify({
+        processes: asked.map(({ pid, reply, error }) => ({
+          pid,
+          ...reply,
+          ...(error && { error }),
+        })),
+      }),
+    );
+  else for (const line of describe(asked)) console.log(line);
+  return asked.every(({ reply }) => reply !== undefined);
+}
+
+async function askOne({ path, pid }: { path: string; pid: number }): Promise<Asked> {
+  try {
+    return { pid, reply: await inspect(path, 'list'), error: '' };
+  } catch (error) {
+    return { pid, reply: undefined, error: (error as Error).message };
+  }
+}
+
+function describe(asked: readonly Asked[]): string[] {
+  if (asked.length === 0) return ['No process of this user shares anything.'];
+  const rows = asked.flatMap(({ pid, reply, error }) => {
+    if (!reply) return [[String(pid), '', '', '', `does not answer: ${error}`]];
+    const { process, objects, omitted } = reply;
+    const owner = [pid > 0 ? String(pid) : `(${process.pid})`, printable(process.program ?? '')];
+    const lines = objects.map(({ kind, byteLength, isOrphaned, holders }) => [
+      ...owner,
+      isOrphaned ? `${printable(kind)}, closed` : printable(kind),
+      byteLength > 0 ? shortBytes(byteLength) : '-',
+      describeHolders(holders),
+    ]);
+    if (lines.length === 0) lines.push([...owner, '-', '-', 'nothing is shared now']);
+    if (omitted > 0) lines.push([...owner, '…', '', `and ${omitted} more`]);
+    return lines;
+  });
+  return columns([['PID', 'PROGRAM', 'KIND', 'BYTES', 'HOLDERS'], ...rows]);
+}
+
+const describeHolders = (holders: Reply<'list'>['objects'][number]['holders']): string =>
+  holders.length === 0
+    ? 'none by a connection; a descriptor was made'
+    : holders
+        .map(({ pid, ageMs, isRevoked }) => {
+          const name = pid > 0 ? String(pid) : 'a process of another pid namespace';
+          return `${name} for ${shortAge(ageMs)}${isRevoked ? ' (revoked)' : ''}`;
+        })
+        .join(', ');

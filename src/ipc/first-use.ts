@@ -1,0 +1,27 @@
+/** Notes that this process shares something, so that `cuffi ls` and `cuffi doctor --with` find it. */
+import { isMainThread } from 'node:worker_threads';
+import { runtimeWithoutWatches } from '../../ffi/linux/poll.ts';
+
+let isNoted = false;
+
+/** The first values go out before the socket for inspection is opened. */
+const DELAY_MS = 10;
+
+/**
+ * Every export, peer and listener calls this. The first call opens the socket for inspection soon
+ * afterwards, unless `CUFFI_INSPECT` is 0. That socket never keeps the process alive. Worker threads
+ * have none: a process has one, of its main thread.
+ */
+export function noteFirstUse(): void {
+  if (isNoted) return;
+  isNoted = true;
+  if (process.env['CUFFI_INSPECT'] === '0' || !isMainThread) return;
+  if (runtimeWithoutWatches() !== undefined) return;
+  setTimeout(() => {
+    import('./inspect/inspect-server.ts').then(
+      ({ openInspection }) => openInspection(),
+      // A program that was bundled without this file has no socket.
+      () => {},
+    );
+  }, DELAY_MS).unref();
+}

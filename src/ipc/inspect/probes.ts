@@ -1,0 +1,360 @@
+/**
+ * Tries each kind of sharing between two processes: one offers an object of each kind, the other
+ * opens it, checks what is in it and writes back.
+ */
+import { Context, isPrimaryOpen } from '../../context.ts';
+import type { WaitOptions } from '../../deadline.ts';
+import { type Device, devices } from '../../device.ts';
+import { isInitialized } from '../../driver.ts';
+import { CuffiError } from '../../errors.ts';
+import { CudaEvent } from '../../event.ts';
+import { assertNotCapturing } from '../../graph-capture.ts';
+import { runAll } from '../../lifetime.ts';
+import { DeviceBuffer, DeviceMemory } from '../../memory/buffer.ts';
+import { MemoryPool } from '../../memory/pool.ts';
+import { VirtualMemory } from '../../memory/virtual.ts';
+import { leases } from '../lease/leases.ts';
+import type { Peer } from '../peer/peer.ts';
+import type { Shareable } from '../sharing/kinds.ts';
+import { capabilityBlocker, type IpcSupport } from '../sharing/support.ts';
+import { Timeline } from '../timeline/timeline.ts';
+
+/** The kinds of sharing, in the order in which they are tried. */
+export const PROBES = ['legacy', 'pool', 'virtual', 'read-only', 'event', 'counter'] as const;
+export type ProbeName = (typeof PROBES)[number];
+
+/** How one probe ended. */
+export interface ProbeResult {
+  readonly name: ProbeName;
+  readonly ok: boolean;
+  /** From the allocation in one process until the other has checked the contents. */
+  readonly ms: number | undefined;
+  /** The code of the error, if it failed with one. */
+  readonly code: string | undefined;
+  /** Why it failed; empty if it did not. */
+  readonly reason: string;
+}
+
+/** What the offering process sends. */
+type Offer =
+  | { readonly probe: ProbeName; readonly step: 'begin' }
+  | { readonly probe: ProbeName; readonly step: 'object'; readonly object: object }
+  | { readonly probe: ProbeName; readonly step: 'end'; readonly isWrittenBack: boolean }
+  | {
+      readonly probe: ProbeName;
+      readonly step: 'failed';
+      readonly code: string;
+      readonly message: string;
+    }
+  | { readonly step: 'done'; readonly reason: string };
+
+const BYTE_LENGTH = 64 << 10;
+const POOL_MAX_SIZE = 64 << 20;
+const STEP_TIMEOUT_MS = 5000;
+const MAX_MESSAGE_LENGTH = 1000;
+
+const pattern = (factor: number): Uint32Array =>
+  new Uint32Array(BYTE_LENGTH / 4).map((_, index) => Math.imul(index + 1, factor));
+const OFFERED = 0x9e37_79b1;
+const WRITTEN_BACK = 0x85eb_ca6b;
+
+const isPattern = (values: Uint32Array, factor: number): boolean =>
+  values.every((value, index) => value === Math.imul(index + 1, factor) >>> 0);
+
+// ---- The process that offers ----
+
+/** An object to share, and how it is released. */
+interface Offered extends Disposable {
+  readonly object: Shareable;
+  /** The memory that the other process writes to; undefined if it cannot. */
+  readonly writable?: DeviceBuffer;
+}
+
+/** How each probe makes its object, and what the device must support. */
+const makers: Readonly<
+  Record<
+    ProbeName,
+    {
+      readonly capability?: keyof IpcSupport;
+      make(context: Context): Promise<Offered>;
+    }
+  >
+> = {
+  legacy: {
+    capability: 'memory',
+    async make(context) {
+      // A block of its own: the other process sees nothing but the pattern.
+      const memory = DeviceMemory.create({ context, private: true });
+      const buffer = DeviceBuffer.allocate(BYTE_LENGTH, { memory });
+      return filled(buffer, buffer, () => buffer.close());
+    },
+  },
+  pool: {
+    capability: 'pools',
+    async make(context) {
+      const pool = MemoryPool.create({ context, maxSize: POOL_MAX_SIZE, shareable: true });
+      const close = (): void => pool.close({ buffers: true });
+      try {
+        const buffer = pool.allocate(BYTE_LENGTH);
+        return await filled(buffer, buffer, close);
+      } catch (error) {
+        close();
+        throw error;
+      }
+    },
+  },
+  virtual: {
+    capability: 'virtualMemory',
+    make: (context) => virtualMemory(context, (buffer) => buffer),
+  },
+  'read-only': {
+    capability: 'virtualMemory',
+    make: (context) => virtualMemory(context, (buffer) => buffer.readOnly()),
+  },
+  event: {
+    capability: 'events',
+    async make(context) {
+      const event = CudaEvent.create({ context, interprocess: true });
+      event.record();
+      return { object: event, [Symbol.dispose]: () => event.close() };
+    },
+  },
+  counter: {
+    async make() {
+      const timeline = Timeline.create();
+      timeline.signal(1);
+      return { object: timeline, [Symbol.dispose]: () => timeline.close() };
+    },
+  },
+};
+
+async function virtualMemory(
+  context: Context,
+  view: (buffer: DeviceBuffer) => DeviceBuffer,
+): Promise<Offered> {
+  const memory = VirtualMemory.reserve(BYTE_LENGTH, { context, shareable: true });
+  try {
+    const buffer = memory.grow(BYTE_LENGTH);
+    const shared = view(buffer);
+    const isWritable = shared === buffer;
+    return await filled(shared, buffer, () => memory.close(), isWritable);
+  } catch (error) {
+    memory.close();
+    throw error;
+  }
+}
+
+async function filled(
+  object: DeviceBuffer,
+  buffer: DeviceBuffer,
+  close: () => void,
+  isWritable = true,
+): Promise<Offered> {
+  await buffer.copyFrom(pattern(OFFERED));
+  return { object, ...(isWritable && { writable: buffer }), [Symbol.dispose]: close };
+}
+
+/**
+ * Offers an object of each kind to a process that runs {@link takeProbes}. Receives nothing from it.
+ * Never rejects: the other process may end at any time.
+ *
+ * @param device default: the first device whose primary context is open. None is opened
+ */
+export async function offerProbes(peer: Peer, device?: Device): Promise<void> {
+  const { signal, end } = signalOfEnd(peer);
+  const wait = { timeoutMs: STEP_TIMEOUT_MS, signal };
+  const send = (offer: Offer): Promise<void> => peer.send(offer, wait);
+  try {
+    const used = device ?? deviceInUse();
+    if (used === undefined) {
+      await send({ step: 'done', reason: 'that process has not used a GPU yet' });
+      return;
+    }
+    assertNotCapturing('probing');
+    for (const probe of PROBES) {
+      await send({ probe, step: 'begin' });
+      await offerOne(probe, Context.primary(used), send, wait);
+    }
+    await send({ step: 'done', reason: '' });
+  } catch {
+    // The other process has ended, or does not read: it reports what is missing.
+  } finally {
+    end();
+  }
+}
+
+/** A signal that aborts when the connection ends, so that nothing waits for a process that left. */
+function signalOfEnd(peer: Peer): { readonly signal: AbortSignal; readonly end: () => void } {
+  const controller = new AbortController();
+  void peer.ended.then((reason) => controller.abort(reason));
+  return { signal: controller.signal, end: () => controller.abort() };
+}
+
+function deviceInUse(): Device | undefined {
+  return isInitialized() ? devices().find(isPrimaryOpen) : undefined;
+}
+
+/** @throws what `send` throws */
+async function offerOne(
+  probe: ProbeName,
+  context: Context,
+  send: (offer: Offer) => Promise<void>,
+  wait: WaitOptions,
+): Promise<void> {
+  const { capability, make } = makers[probe];
+  const failed = (code: string, message: string): Promise<void> =>
+    send({ probe, step: 'failed', code, message });
+  const blocker = capability && capabilityBlocker(context.device, capability);
+  if (blocker) {
+    await failed(blocker.code, `${blocker.reason}. ${blocker.hint}`);
+    return;
+  }
+  let isWrittenBack: boolean;
+  try {
+    using offered = await make(context);
+    await send({ probe, step: 'object', object: offered.object });
+    await leases.returned(offered.object, wait);
+    const { writable } = offered;
+    isWrittenBack =
+      writable === undefined ||
+      isPattern(await writable.copyToHost(new Uint32Array(BYTE_LENGTH / 4)), WRITTEN_BACK);
+  } catch (error) {
+    await failed(codeOf(error), messageOf(error));
+    return;
+  }
+  await send({ probe, step: 'end', isWrittenBack });
+}
+
+// ---- The process that opens ----
+
+/** The results of all probes, and why there are none. */
+export interface ProbeReport {
+  readonly results: readonly ProbeResult[];
+  /** Why the other process offered nothing, or stopped; empty if all were tried. */
+  readonly reason: string;
+}
+
+/**
+ * Opens what a process offers with {@link offerProbes}, checks it and writes back. What arrives is
+ * checked: the other process may send anything. Never rejects.
+ */
+export async function takeProbes(peer: Peer): Promise<ProbeReport> {
+  const results: ProbeResult[] = [];
+  let current: ProbeName | undefined;
+  let begun = 0;
+  let checked: { readonly ms: number; readonly fault: string } | undefined;
+  let refused: { readonly code: string; readonly reason: string } | undefined;
+  const settle = (name: ProbeName, result: Omit<ProbeResult, 'name'>): void => {
+    results.push({ name, ...result });
+    current = undefined;
+  };
+  for (;;) {
+    let offer: Offer | undefined;
+    try {
+      offer = checkOffer(await peer.receive({ timeoutMs: 2 * STEP_TIMEOUT_MS }), current);
+    } catch (error) {
+      // An object that cannot be opened ends its probe only.
+      const isRefused = !peer.closed && current !== undefined && !isTimeout(error) && !isEnd(error);
+      if (!isRefused) return { results, reason: messageOf(error) };
+      refused = { code: codeOf(error), reason: messageOf(error) };
+      continue;
+    }
+    if (offer === undefined)
+      return { results, reason: 'the other process sent an invalid message' };
+    switch (offer.step) {
+      case 'done':
+        return { results, reason: offer.reason };
+      case 'begin':
+        if (results.length >= PROBES.length)
+          return { results, reason: 'the other process sent too many probes' };
+        current = offer.probe;
+        begun = performance.now();
+        checked = undefined;
+        refused = undefined;
+        break;
+      case 'object': {
+        const fault = await checkObject(offer.probe, offer.object);
+        checked = { ms: performance.now() - begun, fault };
+        break;
+      }
+      case 'failed':
+        settle(offer.probe, {
+          ok: false,
+          ms: undefined,
+          code: refused?.code ?? offer.code,
+          reason: refused?.reason ?? offer.message,
+        });
+        break;
+      case 'end': {
+        const { ms, fault } = checked ?? { ms: undefined, fault: 'it did not arrive' };
+        const reason =
+          refused?.reason ||
+          fault ||
+          (offer.isWrittenBack ? '' : 'what was written here did not reach the other process');
+        settle(offer.probe, { ok: reason === '', ms, code: refused?.code, reason });
+        break;
+      }
+    }
+  }
+}
+
+/** Checks one object, and closes it. Returns what is wrong with it. */
+async function checkObject(probe: ProbeName, object: object): Promise<string> {
+  try {
+    if (object instanceof DeviceBuffer) return await checkMemory(probe, object);
+    if (object instanceof CudaEvent && probe === 'event')
+      await object.synchronize({ timeoutMs: STEP_TIMEOUT_MS });
+    else if (object instanceof Timeline && probe === 'counter')
+      await object.reached(1, { timeoutMs: STEP_TIMEOUT_MS });
+    else return 'it arrived as another object';
+    return '';
+  } catch (error) {
+    return messageOf(error);
+  } finally {
+    const { close } = object as { close?: unknown };
+    if (typeof close === 'function') runAll([() => (object as Shareable).close()]);
+  }
+}
+
+async function checkMemory(probe: ProbeName, buffer: DeviceBuffer): Promise<string> {
+  if (buffer.byteLength !== BYTE_LENGTH) return 'it arrived with another size';
+  const isReadOnly = buffer.access === 'read';
+  if (isReadOnly !== (probe === 'read-only')) return `it arrived as ${buffer.access} memory`;
+  const values = await buffer.copyToHost(new Uint32Array(BYTE_LENGTH / 4));
+  if (!isPattern(values, OFFERED)) return 'it has other contents here';
+  if (!isReadOnly) await buffer.copyFrom(pattern(WRITTEN_BACK));
+  return '';
+}
+
+/** Returns a message of the right shape, for the probe that runs; undefined for anything else. */
+function checkOffer(value: unknown, current: ProbeName | undefined): Offer | undefined {
+  if (typeof value !== 'object' || value === null) return undefined;
+  const offer = value as Record<string, unknown>;
+  const { step, probe } = offer;
+  if (step === 'done') return { step, reason: textOf(offer['reason']) };
+  const name = PROBES.find((known) => known === probe);
+  if (name === undefined || (step === 'begin') !== (current === undefined)) return undefined;
+  if (step === 'begin') return { probe: name, step };
+  if (name !== current) return undefined;
+  const { object, isWrittenBack } = offer;
+  if (step === 'object' && typeof object === 'object' && object !== null)
+    return { probe: name, step, object };
+  if (step === 'end') return { probe: name, step, isWrittenBack: isWrittenBack === true };
+  if (step === 'failed')
+    return { probe: name, step, code: textOf(offer['code']), message: textOf(offer['message']) };
+  return undefined;
+}
+
+const textOf = (value: unknown): string =>
+  typeof value === 'string' ? value.slice(0, MAX_MESSAGE_LENGTH) : '';
+
+const messageOf = (error: unknown): string =>
+  (error instanceof Error ? error.message : String(error)).slice(0, MAX_MESSAGE_LENGTH);
+
+const codeOf = (error: unknown): string => (error instanceof CuffiError ? error.code : 'failed');
+
+const isTimeout = (error: unknown): boolean =>
+  error instanceof DOMException && error.name === 'TimeoutError';
+
+const isEnd = (error: unknown): boolean =>
+  error instanceof CuffiError && (error.code === 'closed' || error.code === 'peer-gone');

@@ -1,0 +1,207 @@
+/** What decides whether two processes can share memory: read from /proc, and from the driver. */
+import { readdirSync, readFileSync, readlinkSync, statSync } from 'node:fs';
+import { driverName } from '../../../ffi/driver.ts';
+import { bootId, processStartTime, processUser } from '../../../ffi/linux/process.ts';
+import { type Device, devices } from '../../device.ts';
+import { driverVersion, isInitialized } from '../../driver.ts';
+import { localProcess } from '../identity.ts';
+
+/** The namespaces that matter, as the kernel calls them. */
+export const NAMESPACES = ['pid', 'ipc', 'mnt', 'net', 'user'] as const;
+export type Namespace = (typeof NAMESPACES)[number];
+
+/** A device as a process sees it. */
+export interface DeviceFacts {
+  readonly ordinal: number;
+  readonly uuid: string;
+  readonly name: string;
+  /** As of the driver's attribute: 0 default, 2 prohibited, 3 exclusive to one process. */
+  readonly computeMode: number;
+  /** The UUIDs of the other visible devices whose memory it can access. */
+  readonly peers: readonly string[];
+}
+
+/** The driver in use in a process. */
+export interface DriverFacts {
+  /** `emulated`, or the path of the library. */
+  readonly name: string;
+  /** E.g. `13.0`. */
+  readonly version: string;
+}
+
+/** A limit of `ulimit`. Infinity is null in JSON. */
+export interface Limit {
+  readonly soft: number | null;
+  readonly hard: number | null;
+}
+
+/** The facts about one process. A fact that could not be read is undefined. */
+export interface ProcessFacts {
+  /** As the process itself sees it. */
+  readonly pid: number;
+  /** In clock ticks since boot. */
+  readonly startTime?: number | undefined;
+  /** The script or program, without arguments. */
+  readonly program?: string | undefined;
+  readonly user?: number | undefined;
+  /** Linux's boot id. */
+  readonly machine?: string | undefined;
+  /** The inode numbers of its namespaces. */
+  readonly namespaces: { readonly [N in Namespace]?: number | undefined };
+  /** The effective capabilities: 64 bits in hexadecimal. */
+  readonly capabilities?: string | undefined;
+  /** Its /dev/shm: the device number of the file system. */
+  readonly sharedMemory?: number | undefined;
+  readonly isWsl?: boolean | undefined;
+  readonly openDescriptors?: number | undefined;
+  readonly limits: {
+    readonly descriptors?: Limit | undefined;
+    readonly lockedMemory?: Limit | undefined;
+  };
+  /** Those of {@link WATCHED_VARIABLES} that are set. */
+  readonly environment?: Readonly<Record<string, string>> | undefined;
+  readonly driver?: DriverFacts | undefined;
+  readonly devices?: readonly DeviceFacts[] | undefined;
+}
+
+/** The variables that change what works. */
+const WATCHED_VARIABLES =
+  /^(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING|CUDA_MODULE_LOADING|CUDA_MPS_[A-Z_]+|NVIDIA_VISIBLE_DEVICES|NVIDIA_DRIVER_CAPABILITIES|PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF|NCCL_[A-Z0-9_]+|CUFFI_[A-Z_]+)$/;
+/** A longer value is cut. */
+const MAX_VALUE_LENGTH = 200;
+
+/** Facts about this process, including its driver if it is initialized. */
+export function ownFacts(): ProcessFacts {
+  const { machine, pid, startTime, isWsl } = localProcess();
+  return {
+    ...readProcess('self'),
+    pid,
+    startTime,
+    machine,
+    isWsl,
+    environment: watchedVariables(process.env),
+    ...(isInitialized() && driverFacts()),
+  };
+}
+
+/**
+ * What /proc tells about another process: nothing about its driver and its devices.
+ *
+ * @returns undefined if there is no such process
+ */
+export function factsFromProc(pid: number): ProcessFacts | undefined {
+  const startTime = processStartTime(pid);
+  if (startTime === undefined) return undefined;
+  const { isWsl } = localProcess();
+  return { ...readProcess(pid), startTime, machine: bootId(), isWsl };
+}
+
+/** The facts about a device that this process sees. */
+export const deviceFacts = (device: Device, all: readonly Device[]): DeviceFacts => ({
+  ordinal: device.ordinal,
+  uuid: device.uuid,
+  name: device.name,
+  computeMode: device.attribute('computeMode'),
+  peers: all.filter((other) => other !== device && device.canAccessPeer(other)).map(uuidOf),
+});
+
+const uuidOf = ({ uuid }: Device): string => uuid;
+
+function driverFacts(): Pick<ProcessFacts, 'driver' | 'devices'> {
+  try {
+    const { major, minor } = driverVersion();
+    const all = devices();
+    return {
+      driver: { name: driverName(), version: `${major}.${minor}` },
+      devices: all.map((device) => deviceFacts(device, all)),
+    };
+  } catch {
+    // A context that is lost makes every call fail.
+    return {};
+  }
+}
+
+// ---- /proc ----
+
+function readProcess(process: number | 'self'): ProcessFacts {
+  const status = readText(process, 'status') ?? '';
+  const environment = process === 'self' ? undefined : readText(process, 'environ');
+  return {
+    pid: ownPid(status, process),
+    program: programOf(readText(process, 'cmdline')),
+    user: process === 'self' ? globalThis.process.geteuid?.() : processUser(process),
+    namespaces: Object.fromEntries(NAMESPACES.map((name) => [name, namespaceOf(process, name)])),
+    capabilities: /^CapEff:\s*([0-9a-f]+)$/m.exec(status)?.[1],
+    sharedMemory: attempt(
+      () => statSync(process === 'self' ? '/dev/shm' : `/proc/${process}/root/dev/shm`).dev,
+    ),
+    openDescriptors: attempt(() => readdirSync(`/proc/${process}/fd`).length),
+    limits: limitsIn(readText(process, 'limits') ?? ''),
+    environment:
+      environment === undefined ? undefined : watchedVariables(parseEnvironment(environment)),
+  };
+}
+
+/** The pid in the innermost namespace that the process is in. */
+function ownPid(status: string, process: number | 'self'): number {
+  const pids = /^NSpid:\s*(.+)$/m.exec(status)?.[1]?.split(/\s+/).map(Number);
+  return pids?.at(-1) ?? (process === 'self' ? globalThis.process.pid : process);
+}
+
+const namespaceOf = (process: number | 'self', name: Namespace): number | undefined =>
+  attempt(() => {
+    const link = readlinkSync(`/proc/${process}/ns/${name}`);
+    return Number(/\[(\d+)\]$/.exec(link)?.[1]);
+  });
+
+/** The script of an interpreter, else the program. */
+export function programOf(commandLine: string | undefined): string | undefined {
+  const [program, ...args] = (commandLine ?? '').split('\0').filter(Boolean);
+  if (program === undefined) return undefined;
+  const isInterpreter = /(^|\/)(node|bun|deno|python[\d.]*)$/.test(program);
+  const script = isInterpreter ? args.find((arg) => /\.([cm]?[jt]s|py)$/.test(arg)) : undefined;
+  return (script ?? program).slice(0, MAX_VALUE_LENGTH);
+}
+
+/** Reads the text of /proc/PID/limits. */
+export function limitsIn(text: string): ProcessFacts['limits'] {
+  const limit = (name: string): Limit | undefined => {
+    const [, soft, hard] = new RegExp(`^${name}\\s+(\\w+)\\s+(\\w+)`, 'm').exec(text) ?? [];
+    return soft === undefined ? undefined : { soft: numberOrNull(soft), hard: numberOrNull(hard) };
+  };
+  return { descriptors: limit('Max open files'), lockedMemory: limit('Max locked memory') };
+}
+
+const numberOrNull = (text: string | undefined): number | null => {
+  const value = Number(text);
+  return Number.isNaN(value) ? null : value;
+};
+
+const parseEnvironment = (text: string): Record<string, string> =>
+  Object.fromEntries(
+    text
+      .split('\0')
+      .filter((entry) => entry.includes('='))
+      .map((entry) => {
+        const at = entry.indexOf('=');
+        return [entry.slice(0, at), entry.slice(at + 1)];
+      }),
+  );
+
+const watchedVariables = (environment: NodeJS.ProcessEnv): Record<string, string> =>
+  Object.fromEntries(
+    Object.entries(environment)
+      .filter(([name, value]) => value !== undefined && WATCHED_VARIABLES.test(name))
+      .map(([name, value]) => [name, String(value).slice(0, MAX_VALUE_LENGTH)]),
+  );
+
+const readText = (process: number | 'self', file: string): string | undefined =>
+  attempt(() => readFileSync(`/proc/${process}/${file}`, 'latin1'));
+
+function attempt<T>(read: () => T): T | undefined {
+  try {
+    return read();
+  } catch {
+    return undefined;
+  }
+}
