@@ -7,7 +7,7 @@ import { extname } from 'node:path';
 import { isMainThread } from 'node:worker_threads';
 import { arena } from './arena.ts';
 import { emulatedKernels } from './emulated-kernels.ts';
-import { type Driver, type FunctionName, functionNames, rows } from './functions.ts';
+import { type Driver, type FunctionName, functionNames, type Row, rows } from './functions.ts';
 import {
   LibraryNotFoundError,
   type LibraryPurpose,
@@ -16,12 +16,16 @@ import {
 } from './library.ts';
 import { CUresult } from './results.ts';
 import { type CallRecord, type CallSink, printCall, traced } from './trace.ts';
+import type { Arguments, CType } from './types.ts';
+
+/** What is known of a function, of the table or of {@link declareFunction}. */
+type BoundRow = Pick<Row, 'params' | 'bytes' | 'struct' | 'since'>;
 
 /** A driver: its name, and its functions by name. */
 interface DriverSource {
   /** `emulated`, `test`, or the path of the library. */
   readonly name: string;
-  resolve(name: FunctionName): NativeFunction;
+  resolve(name: string, row: BoundRow): NativeFunction;
 }
 
 /**
@@ -69,18 +73,21 @@ const NAMED_DRIVER: LibraryPurpose = {
 export const cu = {} as Driver;
 
 function defineCalls(): void {
-  for (const name of functionNames) {
-    Object.defineProperty(cu, name, {
-      configurable: true,
-      enumerable: true,
-      get() {
-        const call = currentSource().resolve(name);
-        const value = sinks.size > 0 ? traced(name, call, sinks) : call;
-        Object.defineProperty(cu, name, { configurable: true, enumerable: true, value });
-        return value;
-      },
-    });
-  }
+  for (const name of functionNames) defineCall(cu, name, rows[name]);
+  for (const [name, { row }] of declared) defineCall(declaredCalls, name, row);
+}
+
+function defineCall(calls: object, name: string, row: BoundRow): void {
+  Object.defineProperty(calls, name, {
+    configurable: true,
+    enumerable: true,
+    get() {
+      const call = currentSource().resolve(name, row);
+      const value = sinks.size > 0 ? traced(name, row, call, sinks) : call;
+      Object.defineProperty(calls, name, { configurable: true, enumerable: true, value });
+      return value;
+    },
+  });
 }
 
 function currentSource(): DriverSource {
@@ -90,7 +97,7 @@ function currentSource(): DriverSource {
 
 function openSource(chosen: string | Driver): DriverSource {
   if (typeof chosen !== 'string')
-    return { name: 'test', resolve: (name) => chosen[name] as NativeFunction };
+    return { name: 'test', resolve: (name) => functionOf(chosen, name) ?? tooOld };
   if (chosen === 'emulated') return openEmulated();
   const isNamed = chosen !== '' && chosen !== 'cuda';
   if (isNamed && !/[/.]/.test(chosen))
@@ -101,13 +108,22 @@ function openSource(chosen: string | Driver): DriverSource {
   const library = openLibrary(isNamed ? [chosen] : LIBCUDA_PATHS, purpose);
   if (library.symbol('cuInit') === undefined)
     throw new LibraryNotFoundError([{ path: library.path, reason: 'it has no cuInit' }], purpose);
-  const bind = (name: FunctionName): NativeFunction =>
-    library.bind(name, rows[name].params) ?? (() => CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER);
+  const bind = (name: string, { params }: BoundRow): NativeFunction =>
+    library.bind(name, params) ?? tooOld;
   if (isMainThread) return { name: library.path, resolve: bind };
   // As in libc.ts: koffi aborts if a worker is terminated while it declares a function.
-  const bound = new Map(functionNames.map((name) => [name, bind(name)]));
-  return { name: library.path, resolve: (name) => bound.get(name) as NativeFunction };
+  const bound = new Map<string, NativeFunction>(
+    functionNames.map((name) => [name, bind(name, rows[name])]),
+  );
+  for (const [name, { row }] of declared) bound.set(name, bind(name, row));
+  return { name: library.path, resolve: (name, row) => bound.get(name) ?? bind(name, row) };
 }
+
+const tooOld = (): CUresult => CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER;
+const notEmulated = (): CUresult => CUresult.CUDA_ERROR_NOT_SUPPORTED;
+
+const functionOf = (driver: Driver, name: string): NativeFunction | undefined =>
+  driver[name as FunctionName] as NativeFunction | undefined;
 
 function openEmulated(): DriverSource {
   // Loaded on demand, synchronously, from source (.ts) or from dist (.js). A loader that compiles on
@@ -118,8 +134,118 @@ function openEmulated(): DriverSource {
     `./emulator/index${extension}`,
   ) as typeof import('./emulator/index.ts');
   const driver = emulator.createEmulatedDriver({ arena, kernels: emulatedKernels });
-  return { name: 'emulated', resolve: (name) => driver[name] as NativeFunction };
+  return { name: 'emulated', resolve: (name) => functionOf(driver, name) ?? notEmulated };
 }
+
+// ---- Functions that the table lacks ----
+
+/** A function of the driver, declared by {@link declareFunction}. Its `name` is the symbol's. */
+export type DriverFunction<P extends readonly CType[] = readonly CType[]> = (
+  ...args: Arguments<P>
+) => CUresult;
+
+/** Options of {@link declareFunction}. */
+export interface DeclareOptions {
+  /**
+   * The CUDA version of the first driver with the function, as cuDriverGetVersion returns it: 12040 is
+   * CUDA 12.4. cuffi's `check` names it if the driver is older.
+   */
+  readonly since?: number;
+  /** What determines how many bytes a call moves, for {@link recordCalls}: as in a row of `functions`. */
+  readonly bytes?: Row['bytes'];
+}
+
+const declared = new Map<string, { readonly row: BoundRow; readonly call: DriverFunction }>();
+const declaredCalls: Record<string, (...args: readonly unknown[]) => CUresult> = {};
+
+/**
+ * Binds a function of the driver that `cu` lacks. Calls behave like those of `cu`: arguments are
+ * checked as there, the status is returned, {@link recordCalls} and `CUFFI_TRACE` see them, and a
+ * driver without the symbol gives CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER. `check` of cuffi turns the
+ * status into an error. The emulated driver has no such functions: it returns
+ * CUDA_ERROR_NOT_SUPPORTED.
+ *
+ * A wrong signature is undefined behaviour, as in C: copy it from cuda.h of the version whose symbol you
+ * name. `cuX` and `cuX_v2` are different functions, and the header's macros prefer the newest. In a
+ * worker thread, declare functions before the first driver call.
+ *
+ * @param name the exported symbol, version suffix included
+ * @param params the types of its parameters, from `types`
+ * @throws TypeError if `cu` has the function, if it is declared with other types, or for other arguments
+ * @example
+ * const cuCtxGetApiVersion = declareFunction('cuCtxGetApiVersion', [types.CUcontext, types.out(types.uint)]);
+ * const version = writeInt32(0);
+ * check(cuCtxGetApiVersion(context.handle, version), cuCtxGetApiVersion);
+ * console.log(readUint32(version));
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/
+ */
+export function declareFunction<const P extends readonly CType[]>(
+  name: string,
+  params: P,
+  options: DeclareOptions = {},
+): DriverFunction<P> {
+  const row = declarationOf(name, params, options);
+  const known = declared.get(name);
+  if (known) {
+    if (!hasSameParams(known.row, row))
+      throw new TypeError(
+        `${name} is declared already, with other types: ${signatureOf(name, known.row)}`,
+      );
+    return known.call as DriverFunction<P>;
+  }
+  const call = (...args: readonly unknown[]): CUresult =>
+    (declaredCalls[name] as (typeof declaredCalls)[string])(...args);
+  Object.defineProperty(call, 'name', { value: name });
+  declared.set(name, { row, call });
+  defineCall(declaredCalls, name, row);
+  return call as DriverFunction<P>;
+}
+
+function declarationOf(
+  name: string,
+  params: readonly CType[],
+  { since, bytes }: DeclareOptions,
+): BoundRow {
+  if (typeof name !== 'string' || !/^cu[A-Z]\w*$/.test(name))
+    throw new TypeError(
+      `the function must be named as the driver exports it, e.g. 'cuCtxGetId', not ${JSON.stringify(name)}`,
+    );
+  if (Object.hasOwn(rows, name))
+    throw new TypeError(`${name} is bound already: call cu.${name}(...)`);
+  if (!Array.isArray(params) || !params.every(isCType))
+    throw new TypeError(
+      `the parameters of ${name} must be an array of types of cuffi/ffi, e.g. [types.CUcontext, types.uint]`,
+    );
+  if (since !== undefined && (!Number.isSafeInteger(since) || since < 1000))
+    throw new TypeError(
+      `since must be a version as cuDriverGetVersion returns it, e.g. 12040 for CUDA 12.4, not ${since}`,
+    );
+  return {
+    params: [...params],
+    ...(since === undefined ? {} : { since }),
+    ...(bytes === undefined ? {} : { bytes }),
+  };
+}
+
+const FFI_TYPES: ReadonlySet<unknown> = new Set(['int32', 'uint32', 'int64', 'uint64', 'handle64']);
+
+const isCType = (value: unknown): value is CType =>
+  typeof value === 'object' && value !== null && FFI_TYPES.has((value as Partial<CType>).ffi);
+
+const hasSameParams = (one: BoundRow, other: BoundRow): boolean =>
+  one.params.length === other.params.length &&
+  one.params.every((param, at) => param.c === other.params[at]?.c);
+
+const signatureOf = (name: string, { params }: BoundRow): string =>
+  `${name}(${params.map(({ c }) => c).join(', ')})`;
+
+/**
+ * The CUDA version of the first driver with a function, as cuDriverGetVersion returns it. Undefined if
+ * every driver since CUDA 11.4 has it, or nobody said so.
+ */
+export const firstVersionWith = (name: string): number | undefined =>
+  declared.get(name)?.row.since ??
+  (Object.hasOwn(rows, name) ? rows[name as FunctionName].since : undefined);
 
 defineCalls();
 if (process.env['CUFFI_TRACE'] === '1') sinks.add(printCall);

@@ -4,13 +4,19 @@
 export {
   type CallRecorder,
   cu,
+  type DeclareOptions,
+  type DriverFunction,
+  declareFunction,
   driverName,
   recordCalls,
   selectDriver,
 } from './driver.ts';
 export { type Driver, type FunctionName, functions, type Needs, type Row } from './functions.ts';
+/** The types of parameters, for `declareFunction`. */
+export * as types from './types.ts';
 export type {
   Address,
+  Arguments,
   CUcontext,
   CUdevice,
   CUdeviceptr,
@@ -22,6 +28,7 @@ export type {
   CUmemoryPool,
   CUmodule,
   CUstream,
+  CType,
   Handle,
   IpcHandleBytes,
 } from './types.ts';

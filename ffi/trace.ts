@@ -1,13 +1,14 @@
 /** Records of driver calls: name, bytes moved, status and duration. */
 import { copyByteLength } from './arena.ts';
-import { type FunctionName, type Row, rows } from './functions.ts';
+import type { FunctionName, Row } from './functions.ts';
 import type { NativeFunction } from './library.ts';
 import { type CUresult, resultName } from './results.ts';
 import type { Address } from './types.ts';
 
 /** One driver call. */
 export interface CallRecord {
-  readonly name: FunctionName;
+  /** A function of the table, or one of `declareFunction`. */
+  readonly name: FunctionName | (string & {});
   /** Bytes that the call copied or set; 0 for calls that move nothing. */
   readonly byteLength: number;
   readonly status: CUresult;
@@ -25,11 +26,11 @@ const byteLengthOfArguments = (
 
 /** `call`, reporting each of its calls to `sinks`. */
 export function traced(
-  name: FunctionName,
+  name: string,
+  { bytes, struct }: Pick<Row, 'bytes' | 'struct'>,
   call: NativeFunction,
   sinks: Iterable<CallSink>,
 ): NativeFunction {
-  const { bytes, struct } = rows[name];
   return (...args: number[]) => {
     // Read before the call, whose out-values may overwrite the struct.
     const structByteLength = struct ? copyByteLength(struct, args[0] as Address) : 0;

@@ -29,14 +29,16 @@ export type Arguments<P extends readonly CType[]> = {
 };
 
 const type = <T>(c: string, ffi: FfiType, byteLength: number): CType<T> => ({ c, ffi, byteLength });
-const handle = <const Name extends string>(name: Name): CType<Handle<Name>> =>
+/** A handle by its name in cuda.h, e.g. `handle('CUarray')`: a number of its own kind. */
+export const handle = <const Name extends string>(name: Name): CType<Handle<Name>> =>
   type(name, 'uint64', 8);
-/** A pointer to a struct that the driver reads (its layout is in structs.ts). */
-const readStruct = (name: string): CType<Address> => type(`const ${name} *`, 'uint64', 8);
+/** A pointer to a struct that the driver reads: `readStruct('CUDA_MEMCPY2D')`. */
+export const readStruct = (name: string): CType<Address> => type(`const ${name} *`, 'uint64', 8);
 /** An opaque struct, or one that the header does not declare const, behind a pointer. */
 const opaque = (name: string, byteLength: number): CType<Address> =>
   type(name, 'uint64', byteLength);
-const enumeration = (name: string): CType<number> => type(name, 'uint32', 4);
+/** An enum by its name in cuda.h, e.g. `enumeration('CUlimit')`. */
+export const enumeration = (name: string): CType<number> => type(name, 'uint32', 4);
 
 /** An address in host memory. */
 export type Address = Handle<'address'>;
@@ -109,6 +111,7 @@ export const CUfunction_attribute = enumeration('CUfunction_attribute');
 export const CUfunc_cache = enumeration('CUfunc_cache');
 export const CUstreamCaptureMode = enumeration('CUstreamCaptureMode');
 export const CUstreamCaptureStatus = enumeration('CUstreamCaptureStatus');
+export const CUgraphExecUpdateResult = enumeration('CUgraphExecUpdateResult');
 export const CUresultType = enumeration('CUresult');
 
 /**
@@ -130,6 +133,7 @@ export const CUDA_MEMCPY2D = readStruct('CUDA_MEMCPY2D');
 export const CUDA_MEMCPY3D = readStruct('CUDA_MEMCPY3D');
 export const CUDA_MEMCPY3D_PEER = readStruct('CUDA_MEMCPY3D_PEER');
 export const CUlaunchConfig = readStruct('CUlaunchConfig');
+export const CUDA_KERNEL_NODE_PARAMS_v1 = readStruct('CUDA_KERNEL_NODE_PARAMS_v1');
 export const CUDA_KERNEL_NODE_PARAMS_v2 = readStruct('CUDA_KERNEL_NODE_PARAMS_v2');
 /** `void **`: host memory that the driver reads addresses or values from. */
 export const pointers = type<Address>('void **', 'uint64', 8);

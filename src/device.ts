@@ -6,6 +6,7 @@ import {
   CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK,
 } from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
+import { CUresult } from '../ffi/results.ts';
 import type { CUdevice } from '../ffi/types.ts';
 import { check } from './check.ts';
 import { initialize } from './driver.ts';
@@ -134,6 +135,15 @@ export class Device {
       'cuDeviceGetAttribute',
       () => `reading ${name}`,
     );
+    return readInt32(OUT0);
+  }
+
+  /** @internal An attribute that drivers since CUDA 11.4 may not know yet: then `unknown`. */
+  attributeOr(name: DeviceAttribute, unknown: number): number {
+    const call = 'cuDeviceGetAttribute';
+    const status = cu[call](OUT0, deviceAttributes[name], this.handle);
+    if (status === CUresult.CUDA_ERROR_INVALID_VALUE) return unknown;
+    check(status, call, () => `reading ${name}`);
     return readInt32(OUT0);
   }
 

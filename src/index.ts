@@ -1,4 +1,5 @@
 export { isAvailable, driverVersion } from './driver.ts';
+export { check } from './check.ts';
 export { Device, type DeviceLink, devices } from './device.ts';
 export { Context, type PlaceOptions } from './context.ts';
 export type { MemoryInfo } from './context.ts';

@@ -10,7 +10,6 @@ import type { Settings } from './settings.ts';
 
 const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_DEVICE } = CUresult;
 
-const DRIVER_VERSION = 13_000;
 const NAME = 'cuffi emulated device';
 
 /** The largest distance of two rows in a copy. */
@@ -94,17 +93,23 @@ export type DeviceFunctions = Pick<
   | 'cuDeviceTotalMem_v2'
 >;
 
+/** The last attribute that a driver knows: by the headers of CUDA 11.4 to 11.8, and 12.0. */
+const lastAttribute = (version: number): number => {
+  if (version < 11_070) return 119;
+  return version < 11_080 ? 124 : Number.POSITIVE_INFINITY;
+};
+
 export function deviceFunctions(settings: Settings, host: HostMemory): DeviceFunctions {
   const exists = (device: number): boolean => device >= 0 && device < settings.deviceCount;
   const attribute = (number: number, device: number): number | undefined => {
     const name = attributeNames.get(number);
-    if (name === undefined) return undefined;
+    if (name === undefined || number > lastAttribute(settings.version)) return undefined;
     if (name === 'pciDeviceId') return settings.attributes.get(number) ?? device;
     return settings.attributes.get(number) ?? defaults[name] ?? 0;
   };
   return {
     cuDriverGetVersion(out) {
-      host.setInt32(out, DRIVER_VERSION);
+      host.setInt32(out, settings.version);
       return CUDA_SUCCESS;
     },
     cuDeviceGetCount(out) {

@@ -134,14 +134,17 @@ export function createEmulatedDriver({
     contextOf: (type: string, handle: number) =>
       (type === 'CUevent' ? events : queues).get(handle)?.context,
   };
-  const guard = (name: FunctionName): readonly [FunctionName, Implementation] => [
-    name,
-    withPreconditions(name, rows[name], implementations[name] as Implementation, state),
-  ];
+  const guard = (name: FunctionName): readonly [FunctionName, Implementation] => {
+    const isMissing = (rows[name].since ?? 0) > settings.version;
+    const implementation = implementations[name] as Implementation;
+    return [name, isMissing ? tooOld : withPreconditions(name, rows[name], implementation, state)];
+  };
   return Object.fromEntries(functionNames.map(guard)) as unknown as Driver;
 }
 
-// ---- Functions that a device may lack ----
+// ---- Functions that a device, or the driver of a version, may lack ----
+
+const tooOld = (): Status => CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER;
 
 /** Returns the functions, or functions that all return NOT_SUPPORTED. */
 function ifSupported<F extends object>(isSupported: boolean, functions: F): F {

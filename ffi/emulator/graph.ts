@@ -8,8 +8,8 @@ import {
 } from '../constants.ts';
 import type { Driver } from '../functions.ts';
 import { allocatePermanent } from '../native.ts';
-import { CUresult } from '../results.ts';
-import type { Address } from '../types.ts';
+import { CUresult, type CUresult as Status } from '../results.ts';
+import type { Address, CUgraph, CUgraphExec, CUgraphNode } from '../types.ts';
 import type { Context } from './context.ts';
 import { freesAllMemory, type GraphMemory, takeGraphMemory } from './graph-memory.ts';
 import type { Handles } from './handles.ts';
@@ -44,7 +44,9 @@ export type GraphFunctions = Pick<
   | 'cuGraphDestroy'
   | 'cuGraphInstantiateWithFlags'
   | 'cuGraphExecDestroy'
+  | 'cuGraphExecUpdate'
   | 'cuGraphExecUpdate_v2'
+  | 'cuGraphExecKernelNodeSetParams'
   | 'cuGraphExecKernelNodeSetParams_v2'
   | 'cuGraphLaunch'
   | 'cuGraphUpload'
@@ -93,6 +95,27 @@ export function graphFunctions(
       : CU_STREAM_CAPTURE_STATUS_ACTIVE;
   };
 
+  const update = (handle: CUgraphExec, graphHandle: CUgraph): Status => {
+    const executable = executables.get(handle);
+    const graph = graphs.get(graphHandle);
+    if (!executable || !graph) return CUDA_ERROR_INVALID_VALUE;
+    return executable.update(graph.capture) ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  };
+  const setParams = (handle: CUgraphExec, node: CUgraphNode, address: Address): Status => {
+    const executable = executables.get(handle);
+    const given = host.readStruct('CUDA_KERNEL_NODE_PARAMS_v2', address);
+    const kernel = given && modules.kernel(given.func);
+    if (executable?.node(node)?.kind !== 'kernel' || !kernel) return CUDA_ERROR_INVALID_VALUE;
+    const shape = {
+      grid: [given.gridDimX, given.gridDimY, given.gridDimZ],
+      block: [given.blockDimX, given.blockDimY, given.blockDimZ],
+      sharedBytes: given.sharedMemBytes,
+    } as const;
+    const work = createLaunch(kernel, shape, given.kernelParams);
+    if (typeof work === 'number') return work;
+    executable.replace(node, () => work);
+    return CUDA_SUCCESS;
+  };
   return {
     cuStreamBeginCapture_v2(handle, mode) {
       const stream = queues.get(handle);
@@ -171,27 +194,10 @@ export function graphFunctions(
       executable.destroy();
       return CUDA_SUCCESS;
     },
-    cuGraphExecUpdate_v2(handle, graphHandle) {
-      const executable = executables.get(handle);
-      const graph = graphs.get(graphHandle);
-      if (!executable || !graph) return CUDA_ERROR_INVALID_VALUE;
-      return executable.update(graph.capture) ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-    },
-    cuGraphExecKernelNodeSetParams_v2(handle, node, address) {
-      const executable = executables.get(handle);
-      const given = host.readStruct('CUDA_KERNEL_NODE_PARAMS_v2', address);
-      const kernel = given && modules.kernel(given.func);
-      if (executable?.node(node)?.kind !== 'kernel' || !kernel) return CUDA_ERROR_INVALID_VALUE;
-      const shape = {
-        grid: [given.gridDimX, given.gridDimY, given.gridDimZ],
-        block: [given.blockDimX, given.blockDimY, given.blockDimZ],
-        sharedBytes: given.sharedMemBytes,
-      } as const;
-      const work = createLaunch(kernel, shape, given.kernelParams);
-      if (typeof work === 'number') return work;
-      executable.replace(node, () => work);
-      return CUDA_SUCCESS;
-    },
+    cuGraphExecUpdate: update,
+    cuGraphExecUpdate_v2: update,
+    cuGraphExecKernelNodeSetParams: setParams,
+    cuGraphExecKernelNodeSetParams_v2: setParams,
     cuGraphLaunch(handle, streamHandle) {
       const executable = executables.get(handle);
       const stream = queues.get(streamHandle);

@@ -10,6 +10,8 @@ import type { CUresult } from '../results.ts';
  * - `CUFFI_EMULATED_SAME_HANDLES=1`: an allocation at the address of a freed one has the same IPC
  *   handle, byte by byte, as with the drivers of some machines.
  * - `CUFFI_EMULATED_TEARDOWN_MS`: how long mappings of a process persist after its end.
+ * - `CUFFI_EMULATED_VERSION`: the CUDA version of the driver, as `11.4` (the oldest) or `13.0` (the
+ *   default). Functions and device attributes that a driver of that version lacks are not there.
  * - `CUFFI_EMULATED_FAULTS`: see {@link parseFaults}.
  * - `CUDA_DEVICE_MAX_CONNECTIONS`: the number of queues of a device, 1 to 32, as on hardware; 8 by default.
  */
@@ -23,6 +25,8 @@ export interface Settings {
   readonly reusesHandles: boolean;
   readonly teardownMs: number;
   readonly faults: FaultInjector;
+  /** As cuDriverGetVersion returns it: 12040 is CUDA 12.4. */
+  readonly version: number;
   /** While so many streams of a context wait for words of memory, no other one runs. */
   readonly queueCount: number;
 }
@@ -39,6 +43,7 @@ export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
     teardownMs: teardownMs(env),
     faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
     queueCount: queueCount(env),
+    version: version(env),
   };
 };
 
@@ -74,6 +79,19 @@ function memoryByteLength(env: NodeJS.ProcessEnv): number {
   return Number.isSafeInteger(byteLength) && byteLength > 0
     ? byteLength
     : throwInvalid(name, value, 'bytes, with suffix K, M or G or without');
+}
+
+const OLDEST_VERSION = 11_040;
+const NEWEST_VERSION = 13_000;
+
+function version(env: NodeJS.ProcessEnv): number {
+  const name = 'CUFFI_EMULATED_VERSION';
+  const value = setting(env, name) ?? '13.0';
+  const [, major, minor] = /^(\d{2})\.(\d)$/.exec(value) ?? [];
+  const given = Number(major) * 1000 + Number(minor) * 10;
+  return given >= OLDEST_VERSION && given <= NEWEST_VERSION
+    ? given
+    : throwInvalid(name, value, 'a version of CUDA from 11.4 to 13.0');
 }
 
 function attributes(env: NodeJS.ProcessEnv): Map<number, number> {

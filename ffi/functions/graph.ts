@@ -1,9 +1,11 @@
 /** Graphs: work that is captured from streams and launched repeatedly. */
 import {
+  CUDA_KERNEL_NODE_PARAMS_v1,
   CUDA_KERNEL_NODE_PARAMS_v2,
   CUdevice,
   CUgraph,
   CUgraphExec,
+  CUgraphExecUpdateResult,
   CUgraphExecUpdateResultInfo,
   CUgraphNode,
   CUgraphNodes,
@@ -15,13 +17,12 @@ import {
   uint64,
   ulonglong,
 } from '../types.ts';
-import { needsContext, needsStreamContext, noContext } from './row.ts';
+import { needsContext, needsStreamContext, noContext, since } from './row.ts';
 
 export const graphRows = {
   cuStreamBeginCapture_v2: needsStreamContext(CUstream, CUstreamCaptureMode),
   cuStreamEndCapture: needsStreamContext(CUstream, out(CUgraph)),
   cuStreamIsCapturing: needsStreamContext(CUstream, out(CUstreamCaptureStatus)),
-  // Since 11.3
   cuStreamGetCaptureInfo_v2: needsStreamContext(
     CUstream,
     out(CUstreamCaptureStatus),
@@ -33,12 +34,25 @@ export const graphRows = {
   cuGraphDestroy: noContext(CUgraph),
   cuGraphInstantiateWithFlags: needsContext(out(CUgraphExec), CUgraph, ulonglong),
   cuGraphExecDestroy: noContext(CUgraphExec),
-  // Since 12.0
-  cuGraphExecUpdate_v2: noContext(CUgraphExec, CUgraph, out(CUgraphExecUpdateResultInfo)),
-  cuGraphExecKernelNodeSetParams_v2: needsContext(
+  // The forms of drivers before CUDA 12.0. The later struct begins with the earlier one.
+  cuGraphExecUpdate: noContext(
+    CUgraphExec,
+    CUgraph,
+    out(CUgraphNode),
+    out(CUgraphExecUpdateResult),
+  ),
+  cuGraphExecKernelNodeSetParams: needsContext(
     CUgraphExec,
     CUgraphNode,
-    CUDA_KERNEL_NODE_PARAMS_v2,
+    CUDA_KERNEL_NODE_PARAMS_v1,
+  ),
+  cuGraphExecUpdate_v2: since(
+    12_000,
+    noContext(CUgraphExec, CUgraph, out(CUgraphExecUpdateResultInfo)),
+  ),
+  cuGraphExecKernelNodeSetParams_v2: since(
+    12_000,
+    needsContext(CUgraphExec, CUgraphNode, CUDA_KERNEL_NODE_PARAMS_v2),
   ),
   cuGraphLaunch: needsStreamContext(CUgraphExec, CUstream),
   cuGraphUpload: needsStreamContext(CUgraphExec, CUstream),

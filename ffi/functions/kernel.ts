@@ -13,20 +13,21 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { needsContext, needsStreamContext, noContext } from './row.ts';
+import { needsContext, needsStreamContext, noContext, since } from './row.ts';
 
 export const kernelRows = {
   cuFuncGetAttribute: noContext(out(int), CUfunction_attribute, CUfunction),
   cuFuncSetAttribute: noContext(CUfunction, CUfunction_attribute, int),
   cuFuncSetCacheConfig: noContext(CUfunction, CUfunc_cache),
-  // Since 12.3
-  cuFuncGetName: noContext(out(constString), CUfunction),
-  // Since 12.4
-  cuFuncGetParamInfo: noContext(CUfunction, size_t, out(size_t), out(size_t)),
-  cuFuncLoad: noContext(CUfunction),
+  cuFuncGetName: since(12_030, noContext(out(constString), CUfunction)),
+  cuFuncGetParamInfo: since(12_040, noContext(CUfunction, size_t, out(size_t), out(size_t))),
+  cuFuncLoad: since(12_040, noContext(CUfunction)),
 
-  // Since 11.8. Faster to call than cuLaunchKernel. The stream is in the configuration.
-  cuLaunchKernelEx: needsStreamContext(CUlaunchConfig, CUfunction, pointers, pointers),
+  // Faster to call than cuLaunchKernel. The stream is in the configuration.
+  cuLaunchKernelEx: since(
+    11_060,
+    needsStreamContext(CUlaunchConfig, CUfunction, pointers, pointers),
+  ),
   cuLaunchKernel: needsStreamContext(
     CUfunction,
     uint,
@@ -50,7 +51,9 @@ export const kernelRows = {
     size_t,
     int,
   ),
-  // Since 11.8
-  cuOccupancyMaxActiveClusters: needsContext(out(int), CUfunction, CUlaunchConfig),
-  cuOccupancyMaxPotentialClusterSize: needsContext(out(int), CUfunction, CUlaunchConfig),
+  cuOccupancyMaxActiveClusters: since(11_070, needsContext(out(int), CUfunction, CUlaunchConfig)),
+  cuOccupancyMaxPotentialClusterSize: since(
+    11_070,
+    needsContext(out(int), CUfunction, CUlaunchConfig),
+  ),
 } as const;

@@ -11,7 +11,7 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { needsContext, noContext } from './row.ts';
+import { needsContext, noContext, since } from './row.ts';
 
 export const moduleRows = {
   // cuLibraryLoadData (12.0) loads into every context of the process. A module belongs to one
@@ -21,7 +21,6 @@ export const moduleRows = {
   cuModuleUnload: noContext(CUmodule),
   cuModuleGetFunction: noContext(out(CUfunction), CUmodule, constString),
   cuModuleGetGlobal_v2: noContext(out(CUdeviceptr), out(size_t), CUmodule, constString),
-  // Since 12.4
-  cuModuleGetFunctionCount: noContext(out(uint), CUmodule),
-  cuModuleEnumerateFunctions: noContext(out(CUfunction), uint, CUmodule),
+  cuModuleGetFunctionCount: since(12_040, noContext(out(uint), CUmodule)),
+  cuModuleEnumerateFunctions: since(12_040, noContext(out(CUfunction), uint, CUmodule)),
 } as const;

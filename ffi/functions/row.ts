@@ -20,6 +20,11 @@ export interface Row<P extends readonly CType[] = readonly CType[]> {
   readonly bytes?: readonly [parameter: number, unit: number, rows?: number];
   /** The struct behind the first parameter, if it determines how many bytes the call moves. */
   readonly struct?: StructName;
+  /**
+   * The CUDA version of the first driver with the function, as cuDriverGetVersion returns it: 12040 is
+   * CUDA 12.4. Absent for functions that every driver since CUDA 11.4 has.
+   */
+  readonly since?: number;
 }
 
 /** A call that needs no current context. */
@@ -38,6 +43,12 @@ export const needsContext = <const P extends readonly CType[]>(...params: P): Ro
 export const needsStreamContext = <const P extends readonly CType[]>(...params: P): Row<P> => ({
   needs: 'context for a default stream',
   params,
+});
+
+/** Adds the CUDA version of the first driver with the function. */
+export const since = <P extends readonly CType[]>(version: number, base: Row<P>): Row<P> => ({
+  ...base,
+  since: version,
 });
 
 /** Adds the parameters that determine how many bytes the call moves. */

@@ -14,7 +14,7 @@ import {
   uint32,
   uint64,
 } from '../types.ts';
-import { needsContext, needsStreamContext, noContext } from './row.ts';
+import { needsContext, needsStreamContext, noContext, since } from './row.ts';
 
 export const streamRows = {
   // Streams
@@ -26,10 +26,10 @@ export const streamRows = {
   cuStreamQuery: needsStreamContext(CUstream),
   cuStreamSynchronize: needsStreamContext(CUstream),
   cuStreamWaitEvent: needsStreamContext(CUstream, CUevent, uint),
-  cuStreamWaitValue32_v2: needsStreamContext(CUstream, CUdeviceptr, uint32, uint),
-  cuStreamWriteValue32_v2: needsStreamContext(CUstream, CUdeviceptr, uint32, uint),
-  cuStreamWaitValue64_v2: needsStreamContext(CUstream, CUdeviceptr, uint64, uint),
-  cuStreamWriteValue64_v2: needsStreamContext(CUstream, CUdeviceptr, uint64, uint),
+  cuStreamWaitValue32_v2: since(11_070, needsStreamContext(CUstream, CUdeviceptr, uint32, uint)),
+  cuStreamWriteValue32_v2: since(11_070, needsStreamContext(CUstream, CUdeviceptr, uint32, uint)),
+  cuStreamWaitValue64_v2: since(11_070, needsStreamContext(CUstream, CUdeviceptr, uint64, uint)),
+  cuStreamWriteValue64_v2: since(11_070, needsStreamContext(CUstream, CUdeviceptr, uint64, uint)),
   cuStreamAttachMemAsync: needsStreamContext(CUstream, CUdeviceptr, size_t, uint),
   cuLaunchHostFunc: needsStreamContext(CUstream, CUhostFn, pointer),
 

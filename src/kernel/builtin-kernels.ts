@@ -2,7 +2,7 @@
 
 import { CUresult } from '../../ffi/results.ts';
 import type { Context } from '../context.ts';
-import { CudaError } from '../errors.ts';
+import { CudaError, NotSupportedError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { Stream } from '../stream.ts';
 import { countOtherWaitingStreams } from '../waiting-streams.ts';
@@ -145,6 +145,7 @@ const builtinModules = {
 } as const;
 
 type BuiltinModule = keyof typeof builtinModules;
+type BuiltinSource = (typeof builtinModules)[BuiltinModule];
 type BuiltinKernel<P extends BuiltinModule> = Kernel<(typeof builtinModules)[P]['params']>;
 
 /** A loaded module with its kernels by name; the module is undefined if the driver rejected it. */
@@ -194,11 +195,31 @@ function loadOnce(context: Context, purpose: BuiltinModule): Loaded | undefined 
 function loadBuiltin(context: Context, purpose: BuiltinModule): Loaded | undefined {
   const kernels = new Map<string, Kernel<never>>();
   try {
-    const module = Module.load(builtinModules[purpose].ptx(), { context, loading: 'eager' });
-    return { module, kernels };
+    return { module: loadAll(context, builtinModules[purpose]), kernels };
   } catch (error) {
     if (!(error instanceof CudaError)) throw error;
     const isTransient = error.status === CUresult.CUDA_ERROR_OUT_OF_MEMORY || error.sticky;
     return isTransient ? undefined : { module: undefined, kernels };
+  }
+}
+
+/**
+ * Loads a module with all of its kernels. Drivers before CUDA 12.4 cannot list them. Of those, some load
+ * a kernel when its handle is first asked for.
+ */
+function loadAll(context: Context, { ptx: write, params }: BuiltinSource): Module {
+  const ptx = write();
+  try {
+    return Module.load(ptx, { context, loading: 'eager' });
+  } catch (error) {
+    if (!(error instanceof NotSupportedError)) throw error;
+  }
+  const module = Module.load(ptx, { context });
+  try {
+    for (const [, name] of ptx.matchAll(/\.entry (\w+)/g)) module.kernel(String(name), params);
+    return module;
+  } catch (error) {
+    module.close();
+    throw error;
   }
 }

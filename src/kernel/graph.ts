@@ -1,12 +1,13 @@
 import { types } from 'node:util';
-import { BLOCK, OUT0, readHandle, writeStruct } from '../../ffi/arena.ts';
+import { BLOCK, OUT0, OUT1, readHandle, writeStruct } from '../../ffi/arena.ts';
 import { CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_PER_THREAD } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
+import type { FunctionName } from '../../ffi/functions.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { CUgraph, CUgraphExec, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
-import { CuffiError, NotSupportedError } from '../errors.ts';
+import { CuffiError } from '../errors.ts';
 import { assertNotCapturing, runDeferredActions, runInCapture } from '../graph-capture.ts';
 import { counted, type Details, placeName } from '../inspect.ts';
 import { Resource, releaseOrWarn, runAll } from '../lifetime.ts';
@@ -173,7 +174,7 @@ export class Graph extends Resource {
    * theirs. The arguments must stay open, like the captured ones.
    *
    * @throws TypeError, RangeError for arguments that do not fit the parameters, or a launch of
-   * another graph; ClosedError, CudaError; NotSupportedError before CUDA 12.0
+   * another graph; ClosedError, CudaError
    */
   setArguments<const P extends readonly Parameter[]>(
     node: KernelNode<P>,
@@ -199,9 +200,14 @@ export class Graph extends Resource {
         sharedMemBytes: sharedBytes,
         kernelParams,
       });
-      const call = 'cuGraphExecKernelNodeSetParams_v2';
-      const status = kernel.context.run(() => cu[call](handle, current.handle, params));
-      if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw driverTooOldError();
+      const [status, call] = kernel.context.run(() =>
+        firstOf(
+          'cuGraphExecKernelNodeSetParams_v2',
+          cu.cuGraphExecKernelNodeSetParams_v2(handle, current.handle, params),
+          'cuGraphExecKernelNodeSetParams',
+          () => cu.cuGraphExecKernelNodeSetParams(handle, current.handle, params),
+        ),
+      );
       check(status, call, () => `setting the arguments of kernel ${kernel.name} in a graph`);
       current.recentArguments = [...current.recentArguments.slice(-1), args];
       this.#contexts = [...new Set([...this.#contexts, ...contexts])];
@@ -253,7 +259,7 @@ export class Graph extends Resource {
    * is much cheaper than a new graph. For a single kernel, {@link setArguments} is cheaper still.
    *
    * @throws CudaError CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE for other work, which leaves the graph
-   * unchanged; CuffiError for work that allocates memory; NotSupportedError before CUDA 12.0
+   * unchanged; CuffiError for work that allocates memory
    */
   update(stream: Stream, work: () => void): void {
     const { context } = this;
@@ -265,9 +271,15 @@ export class Graph extends Resource {
     try {
       const { handle } = this; // throws if the work has closed the graph
       if (captured.hasMemory) throw hasMemoryError();
-      const status = context.run(() => cu.cuGraphExecUpdate_v2(handle, graph, BLOCK));
-      if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER) throw driverTooOldError();
-      check(status, 'cuGraphExecUpdate_v2', () => 'updating a graph');
+      const [status, call] = context.run(() =>
+        firstOf(
+          'cuGraphExecUpdate_v2',
+          cu.cuGraphExecUpdate_v2(handle, graph, BLOCK),
+          'cuGraphExecUpdate',
+          () => cu.cuGraphExecUpdate(handle, graph, OUT0, OUT1),
+        ),
+      );
+      check(status, call, () => 'updating a graph');
       // Queued launches may still use what the previous function captured.
       this.#capturedWork = [...this.#capturedWork.slice(-1), work];
       this.#contexts = [...new Set([...this.#contexts, ...contexts])];
@@ -291,10 +303,16 @@ export class Graph extends Resource {
   }
 }
 
-const describeLaunch = (): string => 'launching a graph';
+/** The status of a call, or of an older form of it on a driver before CUDA 12.0. */
+const firstOf = (
+  call: FunctionName,
+  status: CUresult,
+  olderCall: FunctionName,
+  older: () => CUresult,
+): readonly [CUresult, FunctionName] =>
+  status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER ? [older(), olderCall] : [status, call];
 
-const driverTooOldError = (): NotSupportedError =>
-  new NotSupportedError('updating a graph needs a driver of CUDA 12.0 or later');
+const describeLaunch = (): string => 'launching a graph';
 
 const hasMemoryError = (): CuffiError =>
   new CuffiError(

@@ -3,9 +3,9 @@ import { cu } from '../../ffi/driver.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
 import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUfunction, CUstream } from '../../ffi/types.ts';
-import { cudaError } from '../check.ts';
+import { cudaError, newerDriverNeeded } from '../check.ts';
 import type { Context } from '../context.ts';
-import { type CudaError, isSticky, NotSupportedError } from '../errors.ts';
+import { type CudaError, isSticky } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { describeObject } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
@@ -284,9 +284,7 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     if (status !== CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
       throw launchError(this, config, status, 'cuLaunchKernelEx');
     if (config.hasAttributes)
-      throw new NotSupportedError(
-        'cooperative grids and clusters require a driver of CUDA 11.8 or later',
-      );
+      throw newerDriverNeeded('cuLaunchKernelEx', 'a cooperative grid or a cluster');
     const { grid, block, sharedBytes } = config;
     const older = this.context.run(() =>
       cu.cuLaunchKernel(

@@ -303,7 +303,7 @@ export class KernelLimits {
 
   /** @throws NotSupportedError if the device does not support clusters */
   assertClusters(): void {
-    if (this.#device.attribute('clusterLaunch') === 0)
+    if (this.#device.attributeOr('clusterLaunch', 0) === 0)
       throw new NotSupportedError(`${this.#device} has no clusters`);
   }
 

@@ -8,7 +8,6 @@ import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUdeviceptr, CUfunction, CUmodule } from '../../ffi/types.ts';
 import { check, cudaError } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
-import { NotSupportedError } from '../errors.ts';
 import { type Details, placeName } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
@@ -195,13 +194,8 @@ function listKernels(handle: CUmodule): string {
 
 // ---- Functions of a module, listed by drivers from CUDA 12.4 on ----
 
-function checkListing(status: CUresult, call: FunctionName): void {
-  if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
-    throw new NotSupportedError(
-      'listing the kernels of a module requires a driver of CUDA 12.4 or later',
-    );
-  check(status, call);
-}
+const checkListing = (status: CUresult, call: FunctionName): void =>
+  check(status, call, () => 'listing the kernels of a module');
 
 /** The functions of a module. @throws NotSupportedError before 12.4 */
 function functionsOf(module: CUmodule): readonly CUfunction[] {

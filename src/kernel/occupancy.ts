@@ -2,10 +2,9 @@
 import { OUT0, OUT1, readInt32 } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
-import { CUresult } from '../../ffi/results.ts';
+import type { CUresult } from '../../ffi/results.ts';
 import type { Address, CUfunction } from '../../ffi/types.ts';
 import { check } from '../check.ts';
-import { NotSupportedError } from '../errors.ts';
 import type { LaunchConfigStruct } from './launch-config.ts';
 
 /** Options of the occupancy of a kernel. */
@@ -38,11 +37,8 @@ export function clusterBlocks(handle: CUfunction, { address }: LaunchConfigStruc
   return readInt32(OUT0);
 }
 
-function checkClusterCall(status: CUresult, call: FunctionName): void {
-  if (status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER)
-    throw new NotSupportedError('clusters require a driver of CUDA 11.8 or later');
-  check(status, call);
-}
+const checkClusterCall = (status: CUresult, call: FunctionName): void =>
+  check(status, call, () => 'asking how large a cluster can be');
 
 /** The block size with the highest occupancy, and the smallest grid that fills the device. */
 export interface SuggestedBlock {

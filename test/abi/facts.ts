@@ -26,10 +26,28 @@ export interface RowFacts {
   readonly declaredIn: 'public' | 'all versions';
   /** The C parameter list; empty where it is not what the table says. */
   readonly parameters: string;
+  /** The CUDA version that the symbol came with, by cudaTypedefs.h. */
+  readonly since: number;
+}
+
+/** The versions that functions came with, by name without suffix, oldest first: their symbols' order. */
+function typedefVersions(build: BuildFolder): Map<string, number[]> {
+  const versions = new Map<string, Set<number>>();
+  for (const flags of [[], [ALL_VERSIONS]])
+    for (const [, name = '', version] of build
+      .preprocess('#include <cuda.h>\n#include <cudaTypedefs.h>\n', flags)
+      .matchAll(/\*\s*PFN_(\w+?)_v(\d{4,5})(?:_pt[ds][sz])?\)/g))
+      versions.set(name, (versions.get(name) ?? new Set()).add(Number(version)));
+  return new Map([...versions].map(([name, all]) => [name, [...all].sort((a, b) => a - b)]));
 }
 
 /** Asks for every row of the table; a row that the header declares nowhere is left out. */
 function rowFacts(build: BuildFolder): Record<string, RowFacts> {
+  const versions = typedefVersions(build);
+  const sinceOf = (symbol: string): number => {
+    const [, name = '', form = '1'] = /^(\w+?)(?:_v(\d))?$/.exec(symbol) ?? [];
+    return versions.get(name)?.[Number(form) - 1] ?? 0;
+  };
   const left = new Set<string>(functionNames);
   const facts: Record<string, RowFacts> = {};
   for (const declaredIn of ['public', 'all versions'] as const) {
@@ -49,7 +67,11 @@ function rowFacts(build: BuildFolder): Record<string, RowFacts> {
       const [name = '', compatible] = line.split(' ');
       left.delete(name);
       const list = parameters(rows[name as FunctionName].params);
-      facts[name] = { declaredIn, parameters: compatible === '1' ? list : '' };
+      facts[name] = {
+        declaredIn,
+        parameters: compatible === '1' ? list : '',
+        since: sinceOf(name),
+      };
     }
   }
   return facts;

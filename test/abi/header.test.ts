@@ -58,6 +58,19 @@ describe('cuda.h', () => {
     );
   });
 
+  test('a row says which version its symbol came with, if drivers of 11.4 lack it', (t) => {
+    const wrong = functionNames.filter((name) => {
+      const version = facts.rows[name]?.since ?? 0;
+      return version === 0 || rows[name].since !== (version > 11_040 ? version : undefined);
+    });
+    assert.deepEqual(
+      wrong.map((name) => [name, rows[name].since, facts.rows[name]?.since]),
+      [],
+    );
+    const newer = functionNames.filter((name) => rows[name].since !== undefined);
+    t.diagnostic(`newer than 11.4: ${newer.join(', ')}`);
+  });
+
   test('every C type has the width, sign and class that its row passes', (t) => {
     const byValue = new Map<string, CType>();
     for (const name of functionNames)

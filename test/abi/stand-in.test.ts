@@ -122,6 +122,8 @@ describe('cu', () => {
     CUgraphExec: { byteLength: 8, read: readHandle },
     CUjit_option: { byteLength: 4, read: readUint32 },
     CUstreamCaptureStatus: { byteLength: 4, read: readUint32 },
+    CUgraphExecUpdateResult: { byteLength: 4, read: readUint32 },
+    CUgraphNode: { byteLength: 8, read: readHandle },
     CUgraphExecUpdateResultInfo: {
       byteLength: 24,
       read: (at) => Buffer.from(readBytes(at, 24)).toString('hex'),
@@ -159,6 +161,7 @@ describe('cu', () => {
       case 'CUmemAccess_flags':
       case 'CUjit_option':
       case 'CUstreamCaptureStatus':
+      case 'CUgraphExecUpdateResult':
         bytes.writeUInt32LE(0xf000_0000 + id);
         return { bytes, expected: 0xf000_0000 + id };
       case 'float':
@@ -252,7 +255,7 @@ describe('cu', () => {
   });
 
   test('a symbol that the driver lacks answers CALL_REQUIRES_NEWER_DRIVER', { skip }, () => {
-    const older = buildStandIn(build, 'older.so', 'cuMemGetAddressRange_v2');
+    const older = buildStandIn(build, 'older.so', (name) => name === 'cuMemGetAddressRange_v2');
     selectDriver(older);
     const olderState = new StandInState(older);
     assert.equal(call('cuMemGetAddressRange_v2', [0, 0, 0]), 36);

@@ -35,6 +35,8 @@ typedef struct CUgraphNode_st *CUgraphNode;
 typedef size_t (*CUoccupancyB2DSize)(int);
 typedef struct { char reserved[56]; } CUlaunchConfig;
 typedef struct { char reserved[24]; } CUgraphExecUpdateResultInfo;
+typedef unsigned int CUgraphExecUpdateResult;
+typedef struct { char reserved[56]; } CUDA_KERNEL_NODE_PARAMS_v1;
 typedef struct { char reserved[72]; } CUDA_KERNEL_NODE_PARAMS_v2;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef void (*CUhostFn)(void *);
@@ -98,11 +100,11 @@ CUresult CUDAAPI ${name}(${list}) {
 }`;
 }
 
-/** The C source; `without` names a function that an older driver would lack. */
-function standInSource(without?: FunctionName): string {
+/** The C source; `lacks` says which functions an older driver would lack. */
+function standInSource(lacks: (name: FunctionName) => boolean): string {
   const includes = header ? '#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>' : DECLARATIONS;
   const definitions = functionNames.map((name, index) =>
-    name === without ? '' : definition(name, index),
+    lacks(name) ? '' : definition(name, index),
   );
   return `${includes}\n${STATE}\n${definitions.join('\n')}\n`;
 }
@@ -112,8 +114,11 @@ export const prototype = (name: FunctionName): string =>
   `${name}(${parameters(rows[name].params)})`;
 
 /** Builds the shared library and returns its path. */
-export const buildStandIn = (build: BuildFolder, name: string, without?: FunctionName): string =>
-  build.compile(name, standInSource(without), ['-shared', '-fPIC', '-Wall', '-Werror']);
+export const buildStandIn = (
+  build: BuildFolder,
+  name: string,
+  lacks: (name: FunctionName) => boolean = () => false,
+): string => build.compile(name, standInSource(lacks), ['-shared', '-fPIC', '-Wall', '-Werror']);
 
 /** What C recorded, and what it is to do. */
 export class StandInState {

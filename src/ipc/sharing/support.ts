@@ -103,7 +103,9 @@ const lackingLegacyIpc = (device: Device): string =>
 const capabilityChecks: Readonly<Record<keyof IpcSupport, (device: Device) => string>> = {
   memory: lackingLegacyIpc,
   events: (device) =>
-    lackingLegacyIpc(device) || lacking(device, 'ipcEventSupported', 'interprocess events'),
+    lackingLegacyIpc(device) ||
+    // Drivers before 11.8 do not know the attribute, and can share events wherever they share memory.
+    (device.attributeOr('ipcEventSupported', 1) ? '' : LACKING_EVENTS),
   pools: (device) =>
     lacking(device, 'memoryPoolsSupported', 'memory pools') ||
     (device.attribute('mempoolSupportedHandleTypes') & POSIX_FILE_DESCRIPTOR
@@ -114,5 +116,6 @@ const capabilityChecks: Readonly<Record<keyof IpcSupport, (device: Device) => st
     lacking(device, 'handleTypePosixFileDescriptorSupported', 'virtual memory by file descriptor'),
 };
 
+const LACKING_EVENTS = 'the device does not support interprocess events';
 const lacking = (device: Device, attribute: DeviceAttribute, what: string): string =>
   device.attribute(attribute) ? '' : `the device does not support ${what}`;

@@ -56,7 +56,7 @@ export const comparedBits = (context: Context): 32 | 64 => (has64BitOperations(c
 function has64BitOperations(context: Context): boolean {
   let cached = contexts64Bit.get(context);
   if (cached === undefined) {
-    cached = context.device.attribute('canUse64BitStreamMemOps') !== 0;
+    cached = context.device.attributeOr('canUse64BitStreamMemOps', 0) !== 0;
     contexts64Bit.set(context, cached);
   }
   return cached;
@@ -68,7 +68,7 @@ const contexts64Bit = new WeakMap<Context, boolean>();
 export function canUseStreams(device: Device): boolean {
   let cached = streamUse.get(device);
   if (cached === undefined) {
-    cached = STREAM_ATTRIBUTES.every((name) => device.attribute(name) !== 0);
+    cached = STREAM_ATTRIBUTES.every((name) => device.attributeOr(name, 0) !== 0);
     streamUse.set(device, cached);
   }
   return cached;

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { selectDriver } from '../../../ffi/driver.ts';
-import { check, cudaError, isReady } from '../../../src/check.ts';
+import { CUresult } from '../../../ffi/results.ts';
+import { check, cudaError, isReady, newerDriverNeeded } from '../../../src/check.ts';
 import { broken } from '../../support/faults.ts';
 import { emulate } from './emulate.ts';
 
@@ -28,6 +29,27 @@ describe('check', () => {
     assert.match(cudaError(98_765, 'cuInit').message, /unknown error \(CUDA_ERROR_98765, 98765\)/);
     selectDriver(broken(driver, 'cuGetErrorString', 1));
     assert.match(cudaError(2, 'cuInit').message, /unknown error \(CUDA_ERROR_OUT_OF_MEMORY, 2\)/);
+  });
+});
+
+describe('newerDriverNeeded', () => {
+  const TOO_OLD = CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER;
+
+  test('a function that the driver lacks is not supported, and the version that has it is named', () => {
+    emulate({ CUFFI_EMULATED_VERSION: '11.4' });
+    assert.throws(() => check(TOO_OLD, 'cuFuncLoad', () => 'loading kernels'), {
+      name: 'NotSupportedError',
+      code: 'not-supported',
+      message:
+        'loading kernels needs a driver of CUDA 12.4 or later, which has cuFuncLoad; test is CUDA 11.4. ' +
+        'Update the driver.',
+    });
+    assert.match(
+      newerDriverNeeded('cuNever', 'this').message,
+      /^this needs a driver with cuNever; /,
+    );
+    selectDriver(broken(emulate(), 'cuDriverGetVersion', 1));
+    assert.match(newerDriverNeeded('cuNever', 'this').message, /test is of an unknown version/);
   });
 });
 

@@ -382,7 +382,7 @@ async function callsOf(operation: (room: Room) => unknown): Promise<FunctionName
   await operation(room);
   recorder.stop();
   leave(room);
-  return recorder.calls.map((call) => call.name);
+  return recorder.calls.map((call) => call.name as FunctionName);
 }
 
 /** What nobody can make up for: what the driver does not take back stays. */

@@ -133,6 +133,7 @@ describe('Graph', () => {
     delete answers.cuGraphInstantiateWithFlags;
     const graph = Graph.capture(stream, () => {});
     answers.cuGraphExecUpdate_v2 = CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER;
+    answers.cuGraphExecUpdate = CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER;
     assert.throws(() => graph.update(stream, () => {}), { name: 'NotSupportedError' });
     ended(1);
     answers.cuGraphLaunch = CUresult.CUDA_ERROR_INVALID_VALUE;
@@ -266,9 +267,10 @@ describe('Graph', () => {
     stream.synchronizeSync();
   });
 
-  test('an older driver throws for updates, and leaves the graph unchanged', async () => {
+  test('a driver without updates throws, and leaves the graph unchanged', async () => {
     const { CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER: TOO_OLD } = CUresult;
-    selectDriver(broken(emulate(), 'cuGraphExecKernelNodeSetParams_v2', TOO_OLD));
+    const lacking = broken(emulate(), 'cuGraphExecKernelNodeSetParams_v2', TOO_OLD);
+    selectDriver(broken(lacking, 'cuGraphExecKernelNodeSetParams', TOO_OLD));
     {
       using module = loadKernels();
       using stream = Stream.create({ nonBlocking: true });

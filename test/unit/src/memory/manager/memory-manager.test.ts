@@ -7,6 +7,7 @@ import {
   CU_MEMHOSTREGISTER_PORTABLE,
 } from '../../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
+import type { FunctionName } from '../../../../../ffi/functions.ts';
 import {
   AutoFreePointer,
   BaseMemoryManager,
@@ -446,7 +447,7 @@ describe('ManagerAdapter', () => {
     using recorder = recordCalls();
     once();
     recorder.stop();
-    const names = recorder.calls.map(({ name }) => name);
+    const names = recorder.calls.map(({ name }) => name as FunctionName);
     for (const [at, name] of names.entries()) {
       // What the driver fails to free stays.
       const next = names[at + 1] ?? '';
