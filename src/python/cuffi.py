@@ -49,8 +49,8 @@ from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterator, List, Op
 
 __all__ = [
     'BigInt', 'Channel', 'ChannelConsumer', 'ClosedError', 'ConsumerSlot', 'CudaError', 'CuffiError', 'DriverNotFoundError', 'Event', 'GpuArray',
-    'GpuBuffer', 'GpuPool', 'IpcError', 'Listener', 'Map', 'NotSupportedError', 'Peer', 'PeerGoneError', 'ProducerSlot',
-    'RemoteError', 'Timeline', 'TimelineSignaler', 'connect', 'empty', 'listen', 'parent',
+    'GpuBuffer', 'GpuPool', 'IpcError', 'Listener', 'Map', 'NotSupportedError', 'Peer', 'PeerGoneError', 'PinnedBuffer', 'ProducerSlot',
+    'RemoteError', 'Timeline', 'TimelineSignaler', 'connect', 'empty', 'leases', 'listen', 'parent', 'pinned',
 ]  # fmt: skip
 
 PROTOCOL_VERSION = 3
@@ -1341,7 +1341,7 @@ class _Encoder:
             raise TypeError(
                 f'{type(value).__module__}.{type(value).__name__} cannot be sent: only None, bool, int, float, str, '
                 'datetime, list, tuple, dict, set, exceptions, bytes, arrays of numbers, and arrays, buffers and '
-                'events of a GPU are'
+                'events of a GPU, timelines, channels and page-locked memory are'
             ) from None
         if view.ndim == 0:
             # A scalar of NumPy.
@@ -1517,7 +1517,6 @@ def _hashable(key: Any) -> Any:
 # ---- The fields of GPU objects ----------------------------------------------------------------------------
 
 _LEGACY, _POOL, _VIRTUAL, _EVENT, _TIMELINE, _SIGNALER, _PINNED, _CHANNEL = range(8)
-_UNKNOWN_KINDS = {6: 'page-locked buffer'}
 _EXPORTER_LENGTH = 53
 
 
@@ -1613,13 +1612,10 @@ def _read_fields(data: bytes) -> _AnyFields:
 
 
 def _decode_fields(data: bytes) -> _AnyFields:
-    """Raises IpcError for what is no descriptor, NotSupportedError for what only Node opens."""
+    """Raises IpcError for what is no descriptor."""
     reader = _Reader(data)
     try:
         kind = reader.byte()
-        if kind in _UNKNOWN_KINDS:
-            raise NotSupportedError(
-                f'a {_UNKNOWN_KINDS[kind]} was sent: the companion for Python opens arrays, buffers, pools and events')
         if kind > _CHANNEL:
             raise IpcError(f'{kind} is no kind of descriptor', 'invalid-descriptor')
         fields = _HOST_FIELDS[kind](kind, reader) if kind in _HOST_FIELDS else (
@@ -1769,7 +1765,7 @@ def _export(value: Any, peer: '_Connection') -> _Exported:
         what = memory.id + struct.pack('<IBq', 0, 1, memory.byte_length)
         extent = (memory.byte_length, begin - memory.address, length, False, 0, memory.generation)
         fields = _write_memory(_VIRTUAL, _self().exporter(memory.device), what, extent, described)
-        return _Exported(fields, (memory.fd,), (described.owner, memory), memory.device)
+        return _Exported(fields, (memory.fd,), (described.owner, memory), memory.device, root=memory)
     if isinstance(memory, _ReceivedMemory):
         return _send_back(memory, begin, length, described, peer)
     return _export_legacy(described, base, size, begin, length)
@@ -1822,7 +1818,7 @@ def _export_legacy(described: _Described, base: int, size: int, begin: int, leng
         buffer_id = (_attribute(_ATTRIBUTE_BUFFER_ID, begin) * 0x9E3779B97F4A7C15 ^ _self().secret) & (2**48 - 1)
     extent = (size, begin - base, length, False, buffer_id, 0)
     fields = _write_memory(_LEGACY, _self().exporter(device), bytes(handle.reserved), extent, described)
-    return _Exported(fields, (), described.owner, device)
+    return _Exported(fields, (), described.owner, device, root=(_LEGACY, base))
 
 
 def _device_at(address: int) -> _Device:
@@ -1847,19 +1843,19 @@ def _send_back(memory: _ReceivedMemory, begin: int, length: int, described: _Des
     read_only = described.read_only or fields.read_only
     extent = (fields.base_byte_length, begin - memory.mapping.base, length, read_only, fields.buffer_id, fields.generation)
     data = _write_memory(fields.kind, fields.exporter, what, extent, described)
-    return _Exported(data, (), (described.owner, memory), memory.device)
+    return _Exported(data, (), (described.owner, memory), memory.device, root=memory)
 
 
 def _export_event(event: Event, peer: '_Connection') -> _Exported:
     if event._fields is not None:
         if event._fields[34:38] != struct.pack('<I', peer.pid):
             raise NotSupportedError('this event is of another process: the companion for Python does not pass it on')
-        return _Exported(event._fields, (), event, event._device)
+        return _Exported(event._fields, (), event, event._device, root=event)
     handle = _Handle64()
     with event._device:
         _check(_cuda().cuIpcGetEventHandle(ctypes.byref(handle), event.handle), 'cuIpcGetEventHandle')
     fields = bytes((_EVENT,)) + _self().exporter(event._device) + bytes(handle.reserved)
-    return _Exported(fields, (), event, event._device)
+    return _Exported(fields, (), event, event._device, root=event)
 
 
 # ---- What arrives -----------------------------------------------------------------------------------------
@@ -2617,7 +2613,7 @@ class _Connection:
             else:
                 points += self.points_behind(device, handle)
         for one in exported:
-            one.stream = handle
+            one.stream = handle if one.device else None
         return encoder.out, exported, points
 
     def send(self, prepared: Tuple[bytearray, List[_Exported], _Points], kind: int = _VALUE, request: int = 0,
@@ -4260,7 +4256,7 @@ class Timeline(_Closable):
         return TimelineSignaler(fds, state.last)
 
     def _export(self) -> '_Exported':
-        return _Exported(bytes((_TIMELINE,)), (), None, None, [os.dup(fd) for fd in self._held().fds], self)
+        return _Exported(bytes((_TIMELINE,)), (), None, None, [os.dup(fd) for fd in self._held().fds], self._held())
 
 
 class _Fds:
@@ -4282,7 +4278,7 @@ class TimelineSignaler(_Closable):
     def _export(self) -> '_Exported':
         fds = self._held().fds
         self._state = None
-        return _Exported(bytes((_SIGNALER,)) + struct.pack('<q', self._last), (), None, None, fds, self)
+        return _Exported(bytes((_SIGNALER,)) + struct.pack('<q', self._last), (), None, None, fds)
 
 
 class _TimelineFields:
@@ -5634,5 +5630,231 @@ def _read_only_fd(memory: _OwnMemory) -> int:
     fcntl.fcntl(fd.value, fcntl.F_SETFL, fcntl.fcntl(fd.value, fcntl.F_GETFL) | os.O_APPEND)
     return fd.value
 
+# ---- Page-locked memory -----------------------------------------------------------------------------------
 
-_HOST_FIELDS: Dict[int, Callable[[int, _Reader], Any]] = {_TIMELINE: _TimelineFields, _SIGNALER: _TimelineFields, _CHANNEL: _ChannelFields}
+
+class _PinnedState:
+    """Page-locked memory over a memfd, which outlives its object until no work uses it."""
+
+    def __init__(self, fd: int, byte_length: int, device: _Device, on_released: Callable[[], None]) -> None:
+        """Owns the descriptor, also if it raises."""
+        self.fd, self.byte_length, self.device, self.on_released = fd, byte_length, device, on_released
+        self.device_address = 0
+        size = _whole_pages(byte_length)
+        try:
+            self._map = mmap.mmap(fd, size)
+            self.view = memoryview(self._map)[:byte_length]
+            self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+            with device:
+                # Portable, for all contexts, and mapped.
+                status = _cuda().cuMemHostRegister_v2(self.address, size, 3)
+                _check(status, 'cuMemHostRegister_v2', f'locking {byte_length} bytes')
+                address = _u64()
+                status = _cuda().cuMemHostGetDevicePointer_v2(ctypes.byref(address), self.address, 0)
+                if status:
+                    _cuda().cuMemHostUnregister(self.address)
+                _check(status, 'cuMemHostGetDevicePointer_v2')
+            self.device_address = address.value
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def close(self) -> None:
+        def release() -> None:
+            with self.device:
+                _cuda().cuMemHostUnregister(self.address)
+            os.close(self.fd)
+            self.on_released()
+
+        _release_soon(lambda: True, release)
+
+
+class PinnedBuffer(_Closable):
+    """Page-locked host memory that processes share: made by `pinned`, or received.
+
+    GPUs copy from and to it directly. It lives until the last process has closed it. A CPU that uses it is
+    ordered by what it waits for: a message, a timeline, or its stream. Send it only to processes that you
+    trust: each of them can write it.
+
+    >>> frame = numpy.asarray(pinned).view('float32')
+    """
+
+    def __init__(self, state: _PinnedState) -> None:
+        self._state = state
+
+    @property
+    def _device(self) -> _Device:
+        return self._held().device
+
+    @property
+    def nbytes(self) -> int:
+        return self._held().byte_length
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    @property
+    def buffer(self) -> memoryview:
+        """The memory. It stays readable after `close()`, as long as a view of it lives."""
+        return self._held().view
+
+    @property
+    def ptr(self) -> int:
+        """The host address of the first byte."""
+        return self._held().address
+
+    @property
+    def device_ptr(self) -> int:
+        """The device address of the first byte: kernels reach the memory there."""
+        return self._held().device_address
+
+    @property
+    def __array_interface__(self) -> Dict[str, Any]:
+        """https://numpy.org/doc/stable/reference/arrays.interface.html"""
+        state = self._held()
+        return {'shape': (state.byte_length,), 'typestr': '|u1', 'data': state.view, 'version': 3}
+
+    def copy_to(self, array: Any, stream: Any = None) -> None:
+        """Copies the first bytes to all items of a contiguous array. With `stream` it returns at once.
+
+        Without `stream` it waits until the copy is done. Raises ValueError for an array that does not fit.
+        """
+        address, byte_length = self._target(array, True)
+        self._copy(address, self.ptr, byte_length, stream)
+
+    def copy_from(self, array: Any, stream: Any = None) -> None:
+        """Copies all items of a contiguous array to the first bytes. As `copy_to`."""
+        address, byte_length = self._target(array, False)
+        self._copy(self.ptr, address, byte_length, stream)
+
+    def _target(self, array: Any, is_written: bool) -> Tuple[int, int]:
+        if not isinstance(array, GpuArray) and not _is_on_gpu(array):
+            raise TypeError(f'array must be in the memory of a GPU, not {type(array).__name__}')
+        described = _Described(array)
+        itemsize = described.dtype.itemsize
+        byte_length = math.prod(described.shape) * itemsize
+        if byte_length and tuple(described.strides) != _contiguous(described.shape, itemsize):
+            raise CuffiError('this array is not contiguous: copy it with torch or cupy')
+        if is_written and described.read_only:
+            raise CuffiError('this array is read-only')
+        if byte_length > self.nbytes:
+            raise ValueError(f'an array of {byte_length} bytes, and page-locked memory of {self.nbytes}')
+        return described.address, byte_length
+
+    def _copy(self, target: int, source: int, byte_length: int, stream: Any) -> None:
+        if not byte_length:
+            return
+        handle = _LEGACY_STREAM if stream is None else _stream_handle(stream)
+        with self._device as device:
+            _check(_cuda().cuMemcpyAsync(target, source, byte_length, handle), 'cuMemcpyAsync')
+            if stream is None:
+                _check(_cuda().cuCtxSynchronize(), 'cuCtxSynchronize')
+            del device
+
+    def _export(self) -> '_Exported':
+        state: _PinnedState = self._held()
+        fields = struct.pack('<Bq', _PINNED, state.byte_length)
+        return _Exported(fields, (), None, state.device, [os.dup(state.fd)], state)
+
+
+def pinned(byte_length: int, device: Optional[int] = None) -> PinnedBuffer:
+    """Returns page-locked host memory, zeroed, that can be sent to other processes.
+
+    Whole pages are locked, so small buffers are expensive. Raises MemoryError if the system has no room.
+    """
+    _check_count(byte_length, 1, 'byte_length')
+    where = _current_device() if device is None else _all_devices()[device]
+    size = _whole_pages(byte_length)
+    # The kernel would allocate pages until it ends processes.
+    if size > _available_memory():
+        raise MemoryError(f'the system has no {byte_length} bytes of host memory left')
+    fd = _sealed_memory(size, 'cuffi-pinned')
+    try:
+        # Now: locking the pages would allocate them at whichever process locks first.
+        os.posix_fallocate(fd, 0, size)
+    except OSError:
+        os.close(fd)
+        raise MemoryError(f'the system has no {byte_length} bytes of host memory left') from None
+    return PinnedBuffer(_PinnedState(fd, byte_length, where, _nothing))
+
+
+def _available_memory() -> float:
+    try:
+        with open('/proc/meminfo') as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith('MemAvailable'))
+    except (OSError, StopIteration, ValueError):
+        return math.inf
+
+
+class _PinnedFields:
+    """Page-locked memory of another process."""
+
+    def __init__(self, _: int, reader: _Reader) -> None:
+        self.byte_length = reader.size(1)
+
+    def open(self, connection: _Connection, fds: List[int], lease: int) -> PinnedBuffer:
+        device = _current_device()
+        (fd,) = _taken(fds, 1, 'page-locked memory')
+        size = _whole_pages(self.byte_length)
+        # Locking pages that do not exist yet would allocate them here.
+        if not _is_sealed(fd, size) or os.fstat(fd).st_blocks * 512 < size:
+            os.close(fd)
+            raise IpcError(f'page-locked memory of another process is not {size} bytes that are allocated and sealed')
+        try:
+            return PinnedBuffer(_PinnedState(fd, self.byte_length, device, lambda: connection.release_soon(lease)))
+        except (OSError, ValueError) as error:
+            raise IpcError(f'page-locked memory of another process cannot be mapped: {error}') from None
+
+
+# ---- Leases -----------------------------------------------------------------------------------------------
+
+
+class leases:
+    """What this process has sent, which is kept alive for its receivers."""
+
+    @staticmethod
+    def returned(thing: Any, timeout: Optional[float] = None) -> None:
+        """Waits until every process that got an object has closed it, or has ended, and its work on it is done.
+
+        The object itself may stay open: its memory can then be written again. A part of an allocation stands for
+        the whole of it. Returns at once if nobody has it. Raises TimeoutError; TypeError for what cannot be sent.
+        """
+        root = _root_of(thing)
+        _wait_until(lambda: not _is_lent(root), timeout, 'what other processes have')
+
+    @staticmethod
+    async def areturned(thing: Any, timeout: Optional[float] = None) -> None:
+        """As `returned`."""
+        root = _root_of(thing)
+        await _await_until(lambda: not _is_lent(root), timeout, 'what other processes have')
+
+
+def _root_of(thing: Any) -> Any:
+    """What an object is a part of, as its exports name it."""
+    if isinstance(thing, Event):
+        return thing
+    if isinstance(thing, _Closable):
+        return thing._held()
+    if not isinstance(thing, GpuArray) and not _is_on_gpu(thing):
+        raise TypeError(f'returned takes what a connection can send, not {type(thing).__name__}')
+    described = _Described(thing)
+    if isinstance(described.memory, (_OwnMemory, _ReceivedMemory)):
+        return described.memory
+    low, high = _extents(described.shape, described.strides, described.dtype.itemsize)
+    begin = described.address + low
+    base, _ = _address_range(begin)
+    return _own_memory.get(base) or _received_at(base, begin, high - low) or (_LEGACY, base)
+
+
+def _is_lent(root: Any) -> bool:
+    for connection in list(_connections):
+        kept = list(connection._exports.values()) + [exported for _, exported in list(connection._forwarded.values())]
+        if any(exported.root is root or exported.root == root for exported in kept):
+            return True
+    return False
+
+
+# How what no device owns is opened.
+_HOST_FIELDS: Dict[int, Callable[[int, _Reader], Any]] = {
+    _TIMELINE: _TimelineFields, _SIGNALER: _TimelineFields, _PINNED: _PinnedFields, _CHANNEL: _ChannelFields,
+}  # fmt: skip

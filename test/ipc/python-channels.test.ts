@@ -1,7 +1,7 @@
 /** Timelines, channels and page-locked memory between Node and the companion for Python. */
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { Context, DeviceBuffer, Stream } from '../../src/index.ts';
+import { Context, type DeviceArray, DeviceBuffer, PinnedBuffer, Stream } from '../../src/index.ts';
 import {
   Channel,
   type ChannelConsumer,
@@ -557,4 +557,78 @@ describe('channels between Node and Python', options, () => {
       channel.close();
     }
   });
+});
+
+describe('page-locked memory between Node and Python', options, () => {
+  test('both have the same bytes, and their GPUs copy them', options, async () => {
+    await using python = new Python();
+    const bytes = new Uint8Array(10_000).map((_, at) => at * 7);
+    const increased = bytes.map((value) => value + 1);
+    using pinned = PinnedBuffer.allocate(bytes.byteLength, { shareable: true });
+    new Uint8Array(pinned.buffer).set(bytes);
+    await python.ask('keep', { name: 'given', thing: pinned });
+    assert.deepEqual(new Uint8Array(await python.ask('read_pinned', { name: 'given' })), bytes);
+    await python.ask('through_gpu', { name: 'given' });
+    assert.deepEqual(new Uint8Array(pinned.buffer), increased);
+    using theirs = await python.ask<PinnedBuffer>('make_pinned', { name: 'own', data: bytes });
+    assert.deepEqual(new Uint8Array(theirs.buffer), bytes);
+    await python.ask('through_gpu', { name: 'own' });
+    assert.deepEqual(new Uint8Array(theirs.buffer), increased);
+    // It outlives the process that made it.
+    await python.ask('close', { name: 'given' });
+    assert.match(
+      await python.evaluate("kept['given'].buffer"),
+      /^ClosedError closed: this PinnedBuffer/,
+    );
+    await killed(python.peer.process);
+    assert.deepEqual(new Uint8Array(theirs.buffer), increased);
+  });
+
+  test('it is refused where it does not fit, and is given back', options, async () => {
+    await using python = new Python();
+    using pinned = PinnedBuffer.allocate(100, { shareable: true });
+    await python.ask('keep', { name: 'given', thing: pinned });
+    const cases = [
+      ["kept['given'].copy_to(cuffi.empty(101, 'uint8'))", /^ValueError : an array of 101 bytes/],
+      ["kept['given'].copy_from(b'x')", /^TypeError : array must be in the memory of a GPU/],
+      ['cuffi.pinned(0)', /^ValueError : byte_length must be from 1/],
+      ['cuffi.pinned(1 << 50)', /^MemoryError : the system has no/],
+    ] as const;
+    for (const [source, error] of cases) assert.match(await python.evaluate(source), error);
+    await python.ask('drop', { name: 'given' });
+    await nothingIsLent(python);
+  });
+});
+
+describe('what Python has sent', options, () => {
+  test(
+    'leases.returned waits until each receiver has closed it, or has ended',
+    options,
+    async () => {
+      await using python = new Python();
+      const array = await python.ask<DeviceArray>('make_array', { name: 'own' });
+      const timedOut =
+        /^TimeoutError : waiting for what other processes have took more than 0.05 s/;
+      assert.match(await python.evaluate("cuffi.leases.returned(kept['own'], 0.05)"), timedOut);
+      await python.ask('begin_returned', { name: 'own' });
+      array.close();
+      assert.equal(await python.ask('result', { name: 'returned' }), 'done');
+      assert.match(
+        await python.evaluate('cuffi.leases.returned(1)'),
+        /^TypeError : returned takes/,
+      );
+      const channel = await made(python, { ...small, deliver: 'all' });
+      assert.match(await python.evaluate("cuffi.leases.returned(kept['own'], 0.05)"), timedOut);
+      channel.close();
+      assert.equal(await python.evaluate("cuffi.leases.returned(kept['own'], 20)"), 'null');
+      await using other = new Python();
+      await python
+        .ask('make_pinned', { name: 'own', data: new Uint8Array(8) })
+        .then((made) => (made as PinnedBuffer).close());
+      await passed(python, other);
+      assert.match(await python.evaluate("cuffi.leases.returned(kept['own'], 0.05)"), timedOut);
+      other.peer.process.kill('SIGKILL');
+      assert.equal(await python.evaluate("cuffi.leases.returned(kept['own'], 20)"), 'null');
+    },
+  );
 });

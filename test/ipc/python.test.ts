@@ -13,7 +13,6 @@ import {
   DeviceBuffer,
   deviceArray,
   MemoryPool,
-  PinnedBuffer,
   Stream,
   toDevice,
   VirtualMemory,
@@ -364,16 +363,6 @@ describe('errors of the companion', options, () => {
     for (const [source, error] of cases)
       assert.match(String(await worker.ask('evaluate', { source })), error, source);
     assert.equal((await worker.ask<{ lent: number }>('counts')).lent, 0);
-  });
-
-  test('a kind of object that it does not open is released, and named', options, async () => {
-    await using worker = new PythonWorker();
-    using pinned = PinnedBuffer.allocate(4096, { shareable: true });
-    await assert.rejects(worker.ask('described', { things: [pinned] }), {
-      name: 'NotSupportedError',
-      message: /a page-locked buffer was sent: the companion for Python opens arrays/,
-    });
-    await nothingIsLent(worker);
   });
 
   test('memory of a third process is not passed on', options, async () => {
