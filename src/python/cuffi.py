@@ -35,6 +35,7 @@ import json
 import math
 import mmap
 import os
+import queue
 import secrets
 import select
 import socket
@@ -45,6 +46,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 __all__ = [
@@ -274,7 +276,7 @@ def _cuda() -> _Driver:
         with _lock:
             if _driver is None:
                 driver = _Driver(_open_library())
-                _check(driver.cuInit(0), 'cuInit', driver=driver)
+                _check(driver.cuInit(0), 'cuInit')
                 _driver = driver
     return _driver
 
@@ -304,7 +306,7 @@ def _describe_status(status: int) -> Tuple[str, str]:
     return texts[0] or f'CUDA_ERROR_{status}', texts[1] or 'unknown error'
 
 
-def _check(status: int, call: str, doing: str = '', driver: Optional[_Driver] = None) -> None:
+def _check(status: int, call: str, doing: str = '') -> None:
     if status:
         raise CudaError(call, status, doing)
 
@@ -543,22 +545,31 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
     ('PyCapsule_GetPointer', ctypes.pythonapi)
 )
 
+_pointer_of_dying_capsule = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ('PyCapsule_GetPointer', ctypes.pythonapi)
+)
+
 # What tensors of other libraries keep: by the address of the structure that they were given.
 _given: Dict[int, Tuple[Any, ...]] = {}
 
 
+# Tensors may end after the names of this module: both functions refer to none.
 @_Deleter
-def _delete_given(address: int) -> None:
-    _given.pop(address, None)
+def _delete_given(address: int, given: Dict[int, Tuple[Any, ...]] = _given) -> None:
+    given.pop(address, None)
 
 
 @_CapsuleDestructor
-def _destroy_capsule(capsule: int) -> None:
+def _destroy_capsule(capsule: int, given: Dict[int, Tuple[Any, ...]] = _given,
+                     is_valid: Any = _capsule_is_valid, get: Any = _pointer_of_dying_capsule) -> None:  # fmt: skip
     """Frees what nobody has taken. A consumer renames the capsule."""
-    for name, kind in ((b'dltensor', _DLManaged), (b'dltensor_versioned', _DLManagedVersioned)):
-        if _capsule_is_valid(capsule, name):
-            get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-            _given.pop(get(('PyCapsule_GetPointer', ctypes.pythonapi))(capsule, name) or 0, None)
+    for name in (b'dltensor', b'dltensor_versioned'):
+        if is_valid(capsule, name):
+            given.pop(get(capsule, name) or 0, None)
+
+
+for _callback in (_delete_given, _destroy_capsule):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
 
 
 def _make_capsule(array: 'GpuArray', is_versioned: bool) -> Any:
@@ -566,6 +577,9 @@ def _make_capsule(array: 'GpuArray', is_versioned: bool) -> Any:
     lanes = 1 if dtype.typestr[1:2] != 'V' else dtype.itemsize
     if lanes > 0xFFFF:
         raise BufferError(f'DLPack has no type for {dtype.name}')
+    if any(stride % dtype.itemsize for stride in array.strides):
+        raise BufferError(f'DLPack has no strides that are not multiples of the {dtype.itemsize} bytes of an item')
+    memory = array._held()
     shape = (ctypes.c_int64 * max(ndim, 1))(*array.shape)
     strides = (ctypes.c_int64 * max(ndim, 1))(*(stride // dtype.itemsize for stride in array.strides))
     managed = (_DLManagedVersioned if is_versioned else _DLManaged)()
@@ -580,7 +594,7 @@ def _make_capsule(array: 'GpuArray', is_versioned: bool) -> Any:
         managed.major, managed.minor = 1, 0
         managed.flags = _READ_ONLY_FLAG if array.read_only else 0
     address = ctypes.addressof(managed)
-    _given[address] = (managed, shape, strides, array._held())
+    _given[address] = (managed, shape, strides, memory)
     name = b'dltensor_versioned' if is_versioned else b'dltensor'
     return _capsule_new(address, name, _destroy_capsule)
 
@@ -645,21 +659,19 @@ class _OwnMemory:
         self.fd, self.address = -1, 0
 
     def __del__(self) -> None:
-        if self.address == 0 or _is_exiting:
+        if self.address == 0 or _is_exiting is not False:
             return
-        _own_memory.pop(self.address, None)
         try:
             # Unmapping does not wait for work that uses the memory.
             with self.device:
                 _cuda().cuCtxSynchronize()
                 self._free()
         except CuffiError:
-            pass  # The context is lost: the memory ends with the process.
+            # The context is lost: the memory ends with the process.
+            os.close(self.fd)
 
 
 # What tensors of other libraries are found by, when they are sent. Weak: only users keep memory alive.
-import weakref  # noqa: E402
-
 _own_memory: 'weakref.WeakValueDictionary[int, _OwnMemory]' = weakref.WeakValueDictionary()
 _received_memory: 'weakref.WeakSet[_ReceivedMemory]' = weakref.WeakSet()
 _is_exiting = False
@@ -704,11 +716,12 @@ class _ReceivedMemory:
         # The stream behind which it is given back.
         self.stream: Optional[int] = None
         self.revoked_by: Optional[str] = None
-        _received_memory.add(self)
+        with _lock:
+            _received_memory.add(self)
 
     def __del__(self) -> None:
-        if not _is_exiting and hasattr(self, 'device'):
-            self.connection.give_back_later((self.lease, self.mapping, self.device, self.stream))
+        if _is_exiting is False:
+            self.connection.give_back_later(self.lease, self.mapping, self.stream)
 
 
 class _BorrowedMemory:
@@ -846,11 +859,12 @@ class GpuArray:
         """Returns the bytes of all items, of a contiguous array. Waits for the work of the device."""
         self._assert_contiguous()
         out = ctypes.create_string_buffer(max(self.nbytes, 1))
+        # Another thread may close this array meanwhile.
+        memory = self._held()
         if self.nbytes:
-            with self._held().device as device:
+            with memory.device:
                 _check(_cuda().cuCtxSynchronize(), 'cuCtxSynchronize')
                 _check(_cuda().cuMemcpyDtoH_v2(out, self._address, self.nbytes), 'cuMemcpyDtoH_v2')
-                del device
         return out.raw[: self.nbytes]
 
     def copy_from_host(self, data: Any) -> None:
@@ -863,7 +877,8 @@ class GpuArray:
             raise ValueError(f'{view.nbytes} bytes for an array of {self.nbytes}')
         if not view.nbytes:
             return
-        with self._held().device:
+        memory = self._held()
+        with memory.device:
             _check(_cuda().cuMemcpyHtoD_v2(self._address, bytes(view), view.nbytes), 'cuMemcpyHtoD_v2')
             # A copy from pageable memory may return before it is done.
             _check(_cuda().cuCtxSynchronize(), 'cuCtxSynchronize')
@@ -925,6 +940,26 @@ class GpuPool:
         """Does nothing: the pool is closed with its last array, and with the connection."""
 
 
+class _EventHandle:
+    """An event of the driver. It is destroyed with its last user: as memory, what is sent outlives `close()`."""
+
+    def __init__(self, device: _Device, value: int, received: Optional[Tuple['_Connection', int, bytes]] = None) -> None:
+        self.device, self.value = device, value
+        # The connection, the lease and the fields of an event of another process.
+        self.received = received
+
+    def __del__(self) -> None:
+        if _is_exiting is not False:
+            return
+        try:
+            with self.device:
+                _cuda().cuEventDestroy_v2(self.value)
+        except CuffiError:
+            pass  # The context is lost.
+        if self.received:
+            self.received[0].give_back_later(self.received[1], None, None)
+
+
 class Event:
     """An event that processes share: made here, or received.
 
@@ -932,74 +967,72 @@ class Event:
     """
 
     def __init__(self, device: Optional[int] = None) -> None:
-        self._device = _current_device() if device is None else _all_devices()[device]
-        self._handle: int = 0
-        self._on_close: Optional[Callable[[], None]] = None
-        self._fields: Optional[bytes] = None
+        where = _current_device() if device is None else _all_devices()[device]
         event, cuda = _u64(), _cuda()
-        with self._device:
+        with where:
             # Without timing, for other processes.
             _check(cuda.cuEventCreate(ctypes.byref(event), 2 | 4), 'cuEventCreate')
-        self._handle = event.value
+        self._own: Optional[_EventHandle] = _EventHandle(where, event.value)
 
     @classmethod
-    def _opened(cls, device: _Device, handle: int, fields: bytes, on_close: Callable[[], None]) -> 'Event':
+    def _of(cls, handle: _EventHandle) -> 'Event':
         event = cls.__new__(cls)
-        event._device, event._handle, event._fields, event._on_close = device, handle, fields, on_close
+        event._own = handle
         return event
+
+    def _held(self) -> _EventHandle:
+        if self._own is None:
+            raise ClosedError('this Event is closed')
+        return self._own
+
+    @property
+    def _device(self) -> _Device:
+        return self._held().device
 
     @property
     def handle(self) -> int:
         """The driver's handle. Raises ClosedError."""
-        if not self._handle:
-            raise ClosedError('this Event is closed')
-        return self._handle
+        return self._held().value
 
     @property
     def done(self) -> bool:
         """Whether the work is done that was queued before the last record."""
-        with self._device:
-            status = _cuda().cuEventQuery(self.handle)
+        event = self._held()
+        with event.device:
+            status = _cuda().cuEventQuery(event.value)
         if status not in (0, _NOT_READY):
             raise CudaError('cuEventQuery', status)
         return status == 0
 
     def record(self, stream: Any = _LEGACY_STREAM) -> None:
         """Records the work that is queued in a stream, by default the legacy default stream."""
-        with self._device:
-            _check(_cuda().cuEventRecord(self.handle, _stream_handle(stream)), 'cuEventRecord')
+        event, handle = self._held(), _stream_handle(stream)
+        with event.device:
+            _check(_cuda().cuEventRecord(event.value, handle), 'cuEventRecord')
 
     def wait(self, stream: Any = _LEGACY_STREAM) -> None:
         """Makes later work of a stream wait for the last record."""
-        with self._device:
-            _check(_cuda().cuStreamWaitEvent(_stream_handle(stream), self.handle, 0), 'cuStreamWaitEvent')
+        event, handle = self._held(), _stream_handle(stream)
+        with event.device:
+            _check(_cuda().cuStreamWaitEvent(handle, event.value, 0), 'cuStreamWaitEvent')
 
     def synchronize(self, timeout: Optional[float] = None) -> None:
         """Waits on the host for the last record. Raises TimeoutError."""
         _wait_until(lambda: self.done, timeout, 'an event')
 
     def close(self) -> None:
-        """Destroys it. The second call does nothing."""
-        handle, self._handle = self._handle, 0
-        if not handle:
-            return
-        with self._device:
-            _cuda().cuEventDestroy_v2(handle)
-        if self._on_close:
-            self._on_close()
+        """Destroys it, once the other end has closed what it was sent. The second call does nothing."""
+        own, self._own = self._own, None
+        connection = own.received[0] if own and own.received else None
+        del own
+        if connection:
+            connection.give_back()
 
     def __enter__(self) -> 'Event':
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if not _is_exiting and getattr(self, '_handle', 0):
-            try:
-                self.close()
-            except CuffiError:
-                pass  # The context is lost.
 
 
 def empty(shape: Any, dtype: Any = 'float32', device: Optional[int] = None) -> GpuArray:
@@ -1072,6 +1105,10 @@ def _self() -> _Process:
 
 class BigInt(int):
     """An int that Node gets as a bigint, whatever its size. Received bigints are of this type."""
+
+    def __repr__(self) -> str:
+        # Python refuses to print long ones in decimal, or takes very long.
+        return int.__repr__(self) if self.bit_length() < 4096 else hex(self)
 
 
 class Map(Dict[Any, Any]):
@@ -1366,13 +1403,18 @@ class _Decoder:
         self._from = reader
         self.places: List[Put] = []
         self._parts = self._binaries = self._collections = 0
+        # Why Python cannot hold the value, though it may be sent.
+        self.refusal: Optional[str] = None
 
-    def read(self, put: Optional[Put], depth: int = 0) -> Any:
-        """Returns a value; for a GPU object None, and `put` will be called with it."""
-        reader = self._from
+    def _count_part(self) -> None:
         self._parts += 1
         if self._parts > _MAX_PARTS:
             raise IpcError(f'a value has more than {_MAX_PARTS} parts', 'limit-exceeded')
+
+    def read(self, put: Put, depth: int = 0) -> Any:
+        """Returns a value; for a GPU object None, and `put` will be called with it."""
+        reader = self._from
+        self._count_part()
         tag = reader.byte()
         if tag <= 3:
             return (None, None, False, True)[tag]
@@ -1389,8 +1431,6 @@ class _Decoder:
         if tag == 8:
             return BigInt(struct.unpack_from('<q', reader.data, reader.skip(8))[0])
         if tag == 13:
-            if put is None:
-                raise IpcError('a GPU object is the key of a Map')
             self.places.append(put)
             if len(self.places) > _MAX_OBJECTS:
                 raise IpcError(f'a value has more than {_MAX_OBJECTS} GPU objects', 'limit-exceeded')
@@ -1407,13 +1447,15 @@ class _Decoder:
                 raise IpcError('the digits of a bigint are not digits')
             return BigInt(-int(digits, 16) if is_negative else int(digits, 16))
         if tag == 10:
-            items: List[Any] = [None] * reader.length()
-            for at in range(len(items)):
+            items: List[Any] = []
+            for at in range(reader.length()):
+                items.append(None)
                 # An item that is missing.
                 if reader.at < reader.end and reader.data[reader.at] == 14:
                     reader.at += 1
-                    continue
-                items[at] = self.read(_put_item(items, at), depth)
+                    self._count_part()
+                else:
+                    items[at] = self.read(_put_item(items, at), depth)
             return items
         if tag == 11:
             return self._read_object(depth)
@@ -1434,7 +1476,7 @@ class _Decoder:
 
     def _read_object(self, depth: int) -> Dict[str, Any]:
         found: Dict[str, Any] = {}
-        for _ in range(self._from.length(2)):
+        for _ in range(self._from.length(3)):
             name = self._from.string()
             if name in found or name == '__proto__':
                 raise IpcError(f'the name {name[:80]!r} of an object is repeated or not allowed')
@@ -1445,9 +1487,12 @@ class _Decoder:
     def _read_map(self, depth: int) -> Map:
         found = Map()
         for _ in range(self._from.length(2)):
-            key = _hashable(self.read(None, depth))
-            if key in found:
-                raise IpcError(f'a Map has the key {str(key)[:80]!r} twice, as Python compares keys')
+            places = len(self.places)
+            key = self._hashable(self.read(lambda _: None, depth))
+            if len(self.places) > places:
+                self.refusal = 'a GPU object is in the key of a Map'
+            elif key in found:
+                self.refusal = f'a Map has the key {str(key)[:80]!r} twice, as Python compares keys'
             found[key] = None
             found[key] = self.read(_put_item(found, key), depth)
         return found
@@ -1456,13 +1501,22 @@ class _Decoder:
         found: set = set()
         for _ in range(self._from.length()):
             places = len(self.places)
-            member = _hashable(self.read(found.add, depth))
-            if len(self.places) > places and member is None:
-                continue
-            if member in found:
-                raise IpcError(f'a Set has the member {str(member)[:80]!r} twice, as Python compares them')
-            found.add(member)
+            member = self._hashable(self.read(found.add, depth))
+            if len(self.places) == places:
+                if member in found:
+                    self.refusal = f'a Set has the member {str(member)[:80]!r} twice, as Python compares them'
+                found.add(member)
+            elif member is not None:
+                self.refusal = 'a GPU object is within a member of a Set'
         return found
+
+    def _hashable(self, key: Any) -> Any:
+        if isinstance(key, list):
+            return tuple(self._hashable(item) for item in key)
+        if isinstance(key, (dict, set, _array.array)):
+            self.refusal = 'a Map has a key, or a Set a member, that Python cannot hash'
+            return None
+        return key
 
     def _read_binary(self) -> Any:
         reader = self._from
@@ -1478,7 +1532,8 @@ class _Decoder:
         try:
             return _EPOCH + datetime.timedelta(milliseconds=milliseconds)
         except (OverflowError, ValueError):
-            raise IpcError('a date is invalid, or before the year 1 or after 9999') from None
+            self.refusal = 'a date is invalid, or before the year 1 or after 9999'
+            return _EPOCH
 
     def _read_error(self, depth: int) -> RemoteError:
         reader = self._from
@@ -1504,14 +1559,6 @@ def _put_item(container: Any, key: Any) -> Put:
         container[key] = item
 
     return put
-
-
-def _hashable(key: Any) -> Any:
-    if isinstance(key, list):
-        return tuple(_hashable(item) for item in key)
-    if isinstance(key, (dict, set, _array.array)):
-        raise IpcError('a Map has a key, or a Set a member, that Python cannot hash')
-    return key
 
 
 # ---- The fields of GPU objects ----------------------------------------------------------------------------
@@ -1710,7 +1757,7 @@ class _Described:
                 else _contiguous(self.shape, self.dtype.itemsize)
             )
             return
-        self.dtype, self.shape = _dtype(interface['typestr']), tuple(interface['shape'])
+        self.dtype, self.shape = _dtype(interface['typestr']), _check_shape(interface['shape'])
         self.address, self.read_only = interface['data']
         self.strides = tuple(interface.get('strides') or _contiguous(self.shape, self.dtype.itemsize))
 
@@ -1727,23 +1774,23 @@ def _dtype_of_dlpack(tensor: _DLTensor) -> _Dtype:
 class _Exported:
     """What is sent for one object, and what must be kept until the other end has released it."""
 
-    __slots__ = ('fields', 'fds', 'keep', 'device', 'stream', 'links', 'owned', 'root')
+    __slots__ = ('fields', 'fds', 'keep', 'device', 'begin', 'stream', 'owned', 'root')
 
-    def __init__(self, fields: bytes, fds: Tuple[int, ...], keep: Any, device: Optional[_Device],
+    def __init__(self, fields: bytes, fds: Tuple[int, ...], keep: Any, device: Optional[_Device], begin: int = 0,
                  owned: Optional[List[int]] = None, root: Any = None) -> None:  # fmt: skip
-        self.fields, self.fds, self.keep, self.device = fields, fds, keep, device
+        """
+        :param begin: the address of the first byte of the range; 0 for an event
+        """
+        self.fields, self.fds, self.keep, self.device, self.begin = fields, fds, keep, device, begin
         # Descriptors for one process only, before the others. They are closed when they were sent.
         self.owned: List[int] = owned or []
         # What `leases.returned` waits for.
         self.root = root
         # Later work of this stream runs behind the other end's.
         self.stream: Optional[int] = None
-        # Third processes that it was passed on to.
-        self.links = 0
 
     def __del__(self) -> None:
-        if self.owned:
-            _close_fds(self.owned)
+        _close_fds(self.owned)
 
 
 def _export(value: Any, peer: '_Connection') -> _Exported:
@@ -1765,7 +1812,7 @@ def _export(value: Any, peer: '_Connection') -> _Exported:
         what = memory.id + struct.pack('<IBq', 0, 1, memory.byte_length)
         extent = (memory.byte_length, begin - memory.address, length, False, 0, memory.generation)
         fields = _write_memory(_VIRTUAL, _self().exporter(memory.device), what, extent, described)
-        return _Exported(fields, (memory.fd,), (described.owner, memory), memory.device, root=memory)
+        return _Exported(fields, (memory.fd,), (described.owner, memory), memory.device, begin, root=memory)
     if isinstance(memory, _ReceivedMemory):
         return _send_back(memory, begin, length, described, peer)
     return _export_legacy(described, base, size, begin, length)
@@ -1785,7 +1832,9 @@ def _received_at(base: int, begin: int, length: int) -> Optional[_ReceivedMemory
     mapping = _mapped_at.get(base)
     if mapping is None:
         return None
-    for memory in list(_received_memory):
+    with _lock:
+        received = list(_received_memory)
+    for memory in received:
         if memory.mapping is mapping and memory.address <= begin:
             if begin + length <= memory.address + memory.byte_length:
                 return memory
@@ -1818,14 +1867,14 @@ def _export_legacy(described: _Described, base: int, size: int, begin: int, leng
         buffer_id = (_attribute(_ATTRIBUTE_BUFFER_ID, begin) * 0x9E3779B97F4A7C15 ^ _self().secret) & (2**48 - 1)
     extent = (size, begin - base, length, False, buffer_id, 0)
     fields = _write_memory(_LEGACY, _self().exporter(device), bytes(handle.reserved), extent, described)
-    return _Exported(fields, (), described.owner, device, root=(_LEGACY, base))
+    return _Exported(fields, (), described.owner, device, begin, root=(_LEGACY, base))
 
 
 def _device_at(address: int) -> _Device:
     ordinal, device = _int(), _current_device()
     with device:
         is_known = _cuda().cuPointerGetAttribute(ctypes.byref(ordinal), 9, address) == 0
-    return _all_devices()[ordinal.value] if is_known else device
+    return _all_devices()[ordinal.value] if is_known and ordinal.value >= 0 else device
 
 
 def _send_back(memory: _ReceivedMemory, begin: int, length: int, described: _Described, peer: '_Connection') -> _Exported:
@@ -1847,15 +1896,17 @@ def _send_back(memory: _ReceivedMemory, begin: int, length: int, described: _Des
 
 
 def _export_event(event: Event, peer: '_Connection') -> _Exported:
-    if event._fields is not None:
-        if event._fields[34:38] != struct.pack('<I', peer.pid):
+    own = event._held()
+    if own.received is not None:
+        fields = own.received[2]
+        if fields[34:38] != struct.pack('<I', peer.pid):
             raise NotSupportedError('this event is of another process: the companion for Python does not pass it on')
-        return _Exported(event._fields, (), event, event._device, root=event)
+        return _Exported(fields, (), own, own.device, root=own)
     handle = _Handle64()
-    with event._device:
-        _check(_cuda().cuIpcGetEventHandle(ctypes.byref(handle), event.handle), 'cuIpcGetEventHandle')
-    fields = bytes((_EVENT,)) + _self().exporter(event._device) + bytes(handle.reserved)
-    return _Exported(fields, (), event, event._device, root=event)
+    with own.device:
+        _check(_cuda().cuIpcGetEventHandle(ctypes.byref(handle), own.value), 'cuIpcGetEventHandle')
+    fields = bytes((_EVENT,)) + _self().exporter(own.device) + bytes(handle.reserved)
+    return _Exported(fields, (), own, own.device, root=own)
 
 
 # ---- What arrives -----------------------------------------------------------------------------------------
@@ -2012,26 +2063,37 @@ def _map_pool(fields: _MemoryFields, pool: _ImportedPool) -> _Mapping:
     return _Mapping(pool.device, base, size.value, unmap)
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_SYS_KCMP, _SYS_STATX = {'x86_64': (312, 332), 'aarch64': (272, 291)}.get(os.uname().machine, (-1, -1))
+_NVIDIA_MAJOR, _NULL_MAJOR = 195, 1
+
+
+def _file_type(fd: int) -> Tuple[int, int]:
+    """The type bits of a descriptor's mode, 0 for the kernel's own, and the major number of a device.
+
+    `fstat` would ask the file system, which may be another process's (FUSE) and never reply.
+    """
+    found = ctypes.create_string_buffer(256)
+    # AT_EMPTY_PATH, AT_STATX_DONT_SYNC
+    if _SYS_STATX < 0 or _libc.syscall(_SYS_STATX, fd, b'', 0x5000, 0x7FF, found):
+        return -1, 0
+    mode, major = struct.unpack_from('<H', found, 28)[0], struct.unpack_from('<I', found, 128)[0]
+    return stat.S_IFMT(mode), major
+
+
 def _is_driver_fd(fd: int) -> bool:
     """Whether a descriptor can be memory of the driver: never hand it a pipe, a file or a terminal."""
-    try:
-        mode, major = os.fstat(fd).st_mode, os.major(os.fstat(fd).st_rdev)
-        if os.environ.get('CUFFI_DRIVER') == 'emulated':
-            return os.readlink(f'/proc/self/fd/{fd}').startswith('/memfd:cuffi.')
-    except OSError:
-        return False
-    if stat.S_ISCHR(mode):
+    kind, major = _file_type(fd)
+    if os.environ.get('CUFFI_DRIVER') == 'emulated':
+        return os.readlink(f'/proc/self/fd/{fd}').startswith('/memfd:cuffi.')
+    if kind == stat.S_IFCHR:
         return not (1 <= major <= 5 or 136 <= major <= 143)
-    return stat.S_IFMT(mode) == 0
+    return kind == 0
 
 
 def _is_same_file(a: int, b: int) -> bool:
     """Whether two descriptors are of one open file. The files of the driver all have the same inode."""
-    number = {'x86_64': 312, 'aarch64': 272}.get(os.uname().machine)
-    if number is None:
-        return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    return libc.syscall(number, os.getpid(), os.getpid(), 0, a, b) == 0
+    return _SYS_KCMP >= 0 and _libc.syscall(_SYS_KCMP, os.getpid(), os.getpid(), 0, a, b) == 0
 
 
 # Descriptors of mapped virtual memory are kept, so that the same memory is found when it comes again.
@@ -2060,6 +2122,8 @@ _MAX_LIST = 1024
 # A thread that has just received probably receives again, faster than the connection's own thread would.
 _IDLE_S = 0.005
 _REPAIR_S = 2.0
+# As in Node: only the end of the process tells a crash from a close.
+_MAX_EXIT_S = 2.0
 _END_OF_WAITS = 2**63 - 1
 
 _Points = List[Tuple[int, int]]
@@ -2091,10 +2155,13 @@ class _Page:
         return base + 8 * index
 
     def close(self) -> None:
-        if self._addresses:
-            with _all_devices()[next(iter(self._addresses))]:
+        addresses, self._addresses = self._addresses, {}
+        for ordinal in addresses:
+            # Streams may still write these words, or wait for them.
+            _all_devices()[ordinal].synchronize()
+        if addresses:
+            with _all_devices()[next(iter(addresses))]:
                 _cuda().cuMemHostUnregister(ctypes.addressof(self.words))
-            self._addresses = {}
         self.words = None
         try:
             self._map.close()
@@ -2115,8 +2182,11 @@ class _Slot:
         if self.is_done:
             return
         self.is_done, self.result = True, result
-        if self._loop and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
+        if self._loop:
+            try:
+                self._loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:
+                pass  # The loop is closed: nobody waits any more.
 
     def _wake(self) -> None:
         if self.future and not self.future.done():
@@ -2131,14 +2201,17 @@ class _Slot:
 class _Arrived:
     """A value that has arrived. Its GPU objects are opened when somebody takes it."""
 
-    __slots__ = ('kind', 'request', 'value', 'places', 'objects', 'points', 'size', 'fd_count')
+    __slots__ = ('connection', 'kind', 'request', 'value', 'places', 'objects', 'points', 'events', 'size', 'fd_count', 'refusal')
 
-    def __init__(self, kind: int, request: int, size: int) -> None:
-        self.kind, self.request, self.size, self.fd_count = kind, request, size, 0
+    def __init__(self, connection: '_Connection', kind: int, request: int, size: int) -> None:
+        self.connection, self.kind, self.request, self.size, self.fd_count = connection, kind, request, size, 0
         self.value: Any = None
         self.places: List[Put] = []
         self.objects: List[Tuple[bytes, List[int], int]] = []
+        # What the host waits for: points and events of the sender.
         self.points: _Points = []
+        self.events: List[Event] = []
+        self.refusal: Optional[str] = None
 
     def put(self, value: Any) -> None:
         self.value = value
@@ -2148,36 +2221,46 @@ class _Arrived:
         value, self.value, self.places = self.value, None, []
         return value
 
+    def __del__(self) -> None:
+        """Gives back what nobody has taken. It may run anywhere, as while this thread sends."""
+        if _is_exiting is False:
+            for _, fds, lease in self.objects:
+                _close_fds(fds)
+                self.connection.give_back_later(lease, None, None)
+
 
 class _Connection:
     """One end of a connection. Whoever waits reads it; its own thread does while nobody waits."""
 
     def __init__(self, sock: socket.socket, allow_other_users: bool) -> None:
+        _start_closing()
         self.pid, self.uid, self.gid = _credentials(sock)
         self.name = f'process {self.pid}' if self.pid else 'a process of another pid namespace'
         self._allow_other_users = allow_other_users
         self._socket, self._fd = sock, sock.fileno()
         sock.setblocking(False)
         self._cond = threading.Condition(threading.RLock())
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
-        os.set_blocking(self._wake_read, False)
+        self._wake_lock = threading.RLock()
         self._poll = select.poll()
-        self._poll.register(self._wake_read, select.POLLIN)
         self._poll_events = 0
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll.register(self._wake_read, select.POLLIN)
         self._pidfd = self._watch_process()
         # Who reads.
         self._is_read = self._is_read_by_own_thread = self._is_kicked = False
         self._waiting, self._last_wait = 0, 0.0
         # The end.
         self.end: Optional[Exception] = None
-        self._is_closing = self._is_socket_closed = self._is_gone = False
+        self._is_closing = self._is_closed_here = self._is_socket_closed = self._is_gone = self._is_dropped = False
+        # Until when the end of the process may follow that of its socket.
+        self._gone_until: Optional[float] = None
         # Messages.
         self._sent = self._received = 0
         self._parts: List[bytes] = []
         self._part_header: Tuple[int, ...] = ()
         self._part_fds: List[int] = []
         self._outgoing: Deque[Tuple[bytes, Sequence[int], Sequence[int], Optional[_Slot]]] = collections.deque()
+        self._unsent: List[_Slot] = []
         self._values: Deque[_Arrived] = collections.deque()
         self._value_slots: Deque[_Slot] = collections.deque()
         self._requests: Deque[_Arrived] = collections.deque()
@@ -2195,7 +2278,7 @@ class _Connection:
         self._revoked: set = set()
         self._forwarded: Dict[int, Tuple[socket.socket, _Exported]] = {}
         self._pools: Dict[bytes, _ImportedPool] = {}
-        self._given_back: Deque[Tuple[int, _Mapping, _Device, Optional[int]]] = collections.deque()
+        self._given_back: Deque[Tuple[int, Optional[_Mapping], Optional[int]]] = collections.deque()
         self._behind_streams: List[Tuple[_Points, int, _Mapping]] = []
         self._releases: List[Tuple[int, bool, _Points]] = []
         # Order.
@@ -2207,17 +2290,35 @@ class _Connection:
         self._awaited: Dict[int, int] = {}
         self._held: _Points = []
         self._after_hold: List[int] = []
-        _connections.add(self)
         self._thread = threading.Thread(target=self._run, name=f'cuffi {self.name}', daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._close_own_fds()
+            raise IpcError(f'a connection needs a thread: {error}') from None
+        _connections.add(self)
 
     def _watch_process(self) -> int:
+        """A descriptor of the other process, unlike whose number it never comes to mean another one."""
         try:
-            pidfd = os.pidfd_open(self.pid) if self.pid else -1
-        except (AttributeError, OSError):
-            return -1  # An old kernel, or the process is gone: the socket tells.
-        self._poll.register(pidfd, select.POLLIN)
+            pidfd = struct.unpack('i', self._socket.getsockopt(socket.SOL_SOCKET, 77, 4))[0]  # SO_PEERPIDFD
+        except OSError:
+            try:
+                pidfd = os.pidfd_open(self.pid) if self.pid else -1
+            except (AttributeError, OSError):
+                pidfd = -1
+        if pidfd >= 0:
+            self._poll.register(pidfd, select.POLLIN)
+        # Without one, for lack of the system or as the process is gone, the socket tells.
         return pidfd
+
+    def _close_own_fds(self) -> None:
+        with self._wake_lock:
+            fds = (self._page_fd, self._pidfd, self._wake_read, self._wake_write)
+            self._page_fd = self._pidfd = self._wake_read = self._wake_write = -1
+            for fd in fds:
+                if fd >= 0:
+                    os.close(fd)
 
     # ---- Reading ----
 
@@ -2245,7 +2346,11 @@ class _Connection:
                 try:
                     self._step(left)
                 finally:
-                    self._is_read = False
+                    with cond:
+                        self._is_read = False
+                        if self._waiting > 1:
+                            # It may have come for them.
+                            cond.notify_all()
         finally:
             with cond:
                 self._waiting -= 1
@@ -2260,7 +2365,9 @@ class _Connection:
             with cond:
                 if self._is_over():
                     break
-                if self._given_back and not self._is_read:
+                if self._is_dropped and not self._is_closed_here:
+                    self.close()
+                if (self._given_back or self._is_closing) and not self._is_read:
                     self._last_wait = 0.0
                 is_awaited = any(slot.future for slot in (*self._value_slots, *self._request_slots, *self._asked.values()))
                 rest = 0.05 if self._is_read or self._waiting else self._last_wait + _IDLE_S - time.monotonic()
@@ -2280,12 +2387,11 @@ class _Connection:
 
     def _kick(self) -> None:
         """Ends the poll of the thread that reads."""
-        if not self._is_kicked:
-            self._is_kicked = True
-            try:
+        # Its number may come to be that of another file: nobody closes it meanwhile.
+        with self._wake_lock:
+            if self._wake_write >= 0 and not self._is_kicked:
+                self._is_kicked = True
                 os.write(self._wake_write, b'\0')
-            except OSError:
-                pass  # Full, or closed.
 
     def _step(self, timeout: Optional[float]) -> None:
         """Waits for one thing to happen, and handles it. Only the thread that reads calls this."""
@@ -2300,6 +2406,9 @@ class _Connection:
         if self._releases:
             with self._cond:
                 self._send_releases()
+        if self._gone_until is not None:
+            left = max(0.0, self._gone_until - time.monotonic())
+            timeout = left if timeout is None else min(left, timeout)
         milliseconds = None if timeout is None else max(0, math.ceil(timeout * 1000))
         if self._held or self._behind_streams:
             time.sleep(0.0001)
@@ -2309,8 +2418,9 @@ class _Connection:
         with self._cond:
             for fd, event in events:
                 if fd == self._wake_read:
-                    os.read(fd, 4096)
-                    self._is_kicked = False
+                    with self._wake_lock:
+                        os.read(fd, 4096)
+                        self._is_kicked = False
                 elif fd == self._fd:
                     if event & select.POLLOUT:
                         self._flush()
@@ -2320,7 +2430,9 @@ class _Connection:
                     self._on_gone()
                 elif fd in self._forwarded:
                     self._poll.unregister(fd)
-                    self._forwarded.pop(fd)[0].close()
+                    _close_fds([self._forwarded.pop(fd)[0].detach()])
+            if self._gone_until is not None and time.monotonic() >= self._gone_until:
+                self._on_closed()
             self._close_if_unused()
         self.give_back()
 
@@ -2332,7 +2444,8 @@ class _Connection:
             or self._queued_bytes >= _MAX_QUEUED_BYTES
             or self._queued_fds >= _MAX_QUEUED_FDS
         )
-        events = (0 if is_full or self._held else select.POLLIN) | (select.POLLOUT if self._outgoing else 0)
+        is_held = is_full or self._held or self._gone_until is not None
+        events = (0 if is_held else select.POLLIN) | (select.POLLOUT if self._outgoing else 0)
         if events == self._poll_events:
             return
         # A socket without events would still report its end, over and over.
@@ -2344,12 +2457,15 @@ class _Connection:
             self._poll.unregister(self._fd)
         self._poll_events = events
 
-    def _read(self) -> None:
-        """Reads one frame."""
+    def _read(self) -> bool:
+        """Reads one frame. Returns False if there is none."""
         try:
             data, controls, flags, _ = self._socket.recvmsg(_FRAME + 1, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
+        except ConnectionResetError:
+            # It is told first that the other end has not read all; then comes what that end has sent.
+            return True
         except OSError:
             data, controls, flags = b'', [], 0
         fds: List[int] = []
@@ -2357,18 +2473,19 @@ class _Connection:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.extend(struct.unpack(f'{len(part) // 4}i', part[: len(part) // 4 * 4]))
         try:
-            if flags & socket.MSG_CTRUNC:
-                raise IpcError(f'a frame came with more than {_MAX_FDS} descriptors, or this process has no room for them')
-            if not data:
-                self._on_socket_end()
-            else:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise IpcError('received a message that is too long, or more descriptors than this process can have')
+            if data:
                 self._on_frame(data, fds)
-        except CuffiError as error:
+                return True
+            self._on_socket_end()
+        except BaseException as error:
             _close_fds(fds)
-            self.fail(IpcError(f'the connection to {self.name} was closed: {error}'))
-        except (UnicodeDecodeError, RecursionError, MemoryError) as error:
-            _close_fds(fds)
-            self.fail(IpcError(f'the connection to {self.name} was closed: it has sent no text: {error}'))
+            what = error if isinstance(error, CuffiError) else f'it has sent what cannot be read: {error!r}'
+            self.fail(IpcError(f'the connection to {self.name} was closed: {what}'))
+            if not isinstance(error, Exception):
+                raise
+        return False
 
     def _on_frame(self, data: bytes, fds: List[int]) -> None:
         """Puts frames together. Takes the descriptors out of the list when they have another owner."""
@@ -2412,10 +2529,10 @@ class _Connection:
         if kind == _CONTROL:
             self._apply_control(reader, fds, True)
             return
-        arrived = _Arrived(kind, request, len(body))
+        arrived = _Arrived(self, kind, request, len(body))
         decoder = _Decoder(reader)
         arrived.value = decoder.read(arrived.put)
-        arrived.places = decoder.places
+        arrived.places, arrived.refusal = decoder.places, decoder.refusal
         if reader.at > _MAX_VALUE:
             raise IpcError(f'a value of {reader.at} bytes is too large', 'limit-exceeded')
         entries = self._read_table(reader, len(arrived.places)) if arrived.places else []
@@ -2471,12 +2588,12 @@ class _Connection:
                 self.discard(arrived)  # Given up.
             else:
                 slot.settle(arrived)
-        elif kind == _CANCELLATION:
+        elif kind == _CANCELLATION and not arrived.objects and arrived.value is None:
             # What is being answered goes on; what waits is not begun.
             if request in self._unanswered:
                 self._canceled.add(request)
-        elif arrived.objects or arrived.size > 1 << 15:
-            raise IpcError('received a question that is none')
+        elif arrived.objects or arrived.size > 1 << 15 or kind == _CANCELLATION:
+            raise IpcError(f'received a message of kind {kind} that is none')
         elif kind == _QUESTION:
             self._post(_CONFIRMATION, _encoded('the companion for Python confirms no descriptors'), request=request)
         else:
@@ -2489,12 +2606,18 @@ class _Connection:
         if len(self._requests) >= _MAX_REQUESTS or self._request_bytes > _MAX_REQUEST_BYTES:
             raise IpcError('too many requests wait to be served', 'limit-exceeded')
         self._unanswered.add(arrived.request)
+        self.queue_request(arrived)
+
+    def queue_request(self, arrived: _Arrived, is_first: bool = False) -> None:
+        """Gives a request to whoever waits for one, or queues it."""
         while self._request_slots:
             slot = self._request_slots.popleft()
             if not slot.is_done:
                 slot.settle(arrived)
                 return
-        self._requests.append(arrived)
+        if not self._is_closed_here:
+            self._requests.insert(0 if is_first else len(self._requests), arrived)
+        self._cond.notify_all()
 
     def _apply_control(self, reader: _Reader, fds: List[int], is_alone: bool) -> _Points:
         """Applies a control block, up to the end of the message. Returns the points of the value."""
@@ -2522,9 +2645,10 @@ class _Connection:
                 used = self._apply_forwards(reader, fds)
             elif field == 7:
                 for _ in range(_list_length(reader, 16)):
-                    pool = self._pools.pop(reader.take(16), None)
-                    if pool:
-                        pool.release()
+                    with _lock:
+                        pool = self._pools.pop(reader.take(16), None)
+                        if pool:
+                            pool.release()
             elif field == 8:
                 is_done = True
             else:
@@ -2551,7 +2675,11 @@ class _Connection:
                 raise IpcError('received points before their page')
             if points and not self._peer_page.is_reached(points):  # type: ignore[union-attr]
                 # What follows must not overtake the other end's work.
-                if exported.stream is None or not self._let_wait(exported.device, exported.stream, points):
+                try:
+                    is_ordered = exported.stream is not None and self._let_wait(exported.device, exported.stream, points)
+                except CudaError:
+                    is_ordered = False  # The stream may be gone, or the context lost.
+                if not is_ordered:
                     self._held += points
             if is_final and self._held:
                 self._after_hold.append(lease)
@@ -2577,12 +2705,12 @@ class _Connection:
         for at, (lease, _, _) in enumerate(asked):
             exported = self._exports.get(lease)
             fd = fds[at]
-            if exported is None or not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            if exported is None or _file_type(fd)[0] != stat.S_IFSOCK:
                 raise IpcError(f'lease {lease} was passed on without a link, or is not in use')
             link = socket.socket(fileno=os.dup(fd))
             is_link = link.type == socket.SOCK_SEQPACKET and link.family == socket.AF_UNIX
             if not is_link or _credentials(link)[0] != self.pid:
-                link.close()
+                _close_fds([link.detach()])
                 raise IpcError(f'lease {lease} was passed on with a link that {self.name} has not made')
             self._forwarded[link.fileno()] = (link, exported)
             self._poll.register(link.fileno(), select.POLLIN)
@@ -2641,8 +2769,6 @@ class _Connection:
             self._send_page()
             self._write_control(body, points)
             self._post(kind, body, fds, request, owned, slot)
-            if self._outgoing and self._is_read_by_own_thread:
-                self._kick()
 
     def _write_control(self, body: bytearray, points: _Points = []) -> None:
         if points:
@@ -2683,6 +2809,8 @@ class _Connection:
             self._outgoing.append((frame, () if at else fds, () if at else owned, slot if is_last else None))
         self._sent = (self._sent + 1) & 0xFFFFFFFF
         self._flush()
+        if self._outgoing and self._is_read and not self._poll_events & select.POLLOUT:
+            self._kick()
 
     def _flush(self) -> None:
         outgoing = self._outgoing
@@ -2698,17 +2826,24 @@ class _Connection:
                 if error.errno in (errno.ENOBUFS, errno.ETOOMANYREFS, errno.ENOMEM):
                     return
                 # The other end is closed: what it has sent before is read first, and its end is seen there.
+                if slot:
+                    self._unsent.append(slot)
+                    slot = None
             outgoing.popleft()
             if owned:
                 _close_fds(owned)
             if slot:
-                slot.settle(None)
+                slot.settle(self.end if self._is_socket_closed else None)
 
     def points_behind(self, device: _Device, stream: int) -> _Points:
         """Points behind the work that is queued in a stream; none if it is done."""
         cuda = _cuda()
         with self._cond, device:
             if stream != _LEGACY_STREAM and cuda.cuStreamQuery(stream) == 0:
+                return []
+            if self._is_socket_closed:
+                # Nobody could wait for points any more.
+                _check(cuda.cuCtxSynchronize(), 'cuCtxSynchronize')
                 return []
             if self._page is None:
                 self._page_fd = _sealed_memory(_PAGE)
@@ -2735,7 +2870,10 @@ class _Connection:
             is_sealed = False
         if self._peer_page or not is_sealed:
             raise IpcError('received a second page of counters, or one that is not sealed memory of its size')
-        self._peer_page = _Page(fd)
+        try:
+            self._peer_page = _Page(fd)
+        except OSError as error:
+            raise IpcError(f'received a page of counters that cannot be written: {error.strerror}') from None
         try:
             # Against holes, in whose place a GPU would read other memory.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0x10)
@@ -2773,45 +2911,52 @@ class _Connection:
 
     # ---- Opening ----
 
-    def open(self, arrived: _Arrived, stream: Any, timeout: Optional[float] = None) -> Any:
+    def open(self, arrived: _Arrived, stream: Any, until: Optional[float] = None) -> Any:
         """Returns the value with its GPU objects, when the sender's work on them is done or `stream` waits for it."""
-        value = self.begin_open(arrived, stream)
-        if arrived.points:
+        self.begin_open(arrived, stream)
+        if arrived.points or arrived.events:
+            timeout = None if until is None else until - time.monotonic()
             _wait_until(lambda: self.is_ready(arrived), timeout, "the sender's work")
-        return value
+        return arrived.take()
 
     def is_ready(self, arrived: _Arrived) -> bool:
-        if self.is_reached(arrived.points):
+        if self.is_reached(arrived.points) and all(event.done for event in arrived.events):
+            arrived.points = []
+            while arrived.events:
+                arrived.events.pop().close()
             return True
         if self._is_gone:
             raise PeerGoneError(f'{self.name} has ended before its work on what it had sent was done', self.pid)
         return False
 
-    def begin_open(self, arrived: _Arrived, stream: Any) -> Any:
-        """As `open`. If points are left in `arrived`, the host must wait for them."""
+    def begin_open(self, arrived: _Arrived, stream: Any) -> None:
+        """As `open`, once. If `is_ready` is false then, the host must wait."""
+        if arrived.refusal is not None:
+            self.discard(arrived)
+            raise IpcError(f'a value of {self.name} cannot be one of Python: {arrived.refusal}', 'not-supported')
         if not arrived.objects:
-            return arrived.take()
+            return
         handle = None if stream is None else _stream_handle(stream)
         opened: List[Any] = []
         try:
             for data, fds, lease in arrived.objects:
-                opened.append(self._open_object(data, fds, lease, handle))
+                opened.append(self._open_object(arrived, data, fds, lease, handle))
                 _close_fds(fds)
             if handle is not None and arrived.points:
                 devices = {one._device for one in opened if hasattr(one, '_device')}
                 if devices and all(self._let_wait(device, handle, arrived.points) for device in devices):
                     arrived.points = []
         except BaseException:
-            for one in opened:
-                one.close()
             arrived.objects = arrived.objects[len(opened) :]
             self.discard(arrived)
+            for one in opened:
+                one.close()
             raise
+        arrived.objects = []
         for put, one in zip(arrived.places, opened):
             put(one)
-        return arrived.take()
 
-    def _open_object(self, data: bytes, fds: List[int], lease: int, stream: Optional[int]) -> Any:
+    def _open_object(self, arrived: _Arrived, data: bytes, fds: List[int], lease: int, stream: Optional[int]) -> Any:
         if lease in self._revoked:
             raise ClosedError(f'{self.name} has revoked what it had sent')
         fields = _read_fields(data)
@@ -2822,12 +2967,15 @@ class _Connection:
         device = _device_of(fields.exporter[:17])
         if isinstance(fields, _EventFields):
             _check_exporter(fields, self._allow_other_users)
-            return self._open_event(fields, device, data, lease)
+            return self._open_event(fields, device, (self, lease, data))
         if fields.read_only and fields.kind != _VIRTUAL:
             raise IpcError('memory that the driver always maps for writing was sent as read-only', 'not-supported')
         if fields.ready:
-            with self._open_event(fields.ready, device, b'', -1) as event:
-                event.synchronize()
+            event = self._open_event(fields.ready, device)
+            if stream is None:
+                arrived.events.append(event)
+            else:
+                event.wait(stream)
         mapping = self._map(fields, device, fds)
         if mapping is None:
             self._imports.pop(lease, None)
@@ -2839,6 +2987,8 @@ class _Connection:
                            f'{mapping.byte_length}', 'invalid-descriptor')  # fmt: skip
         memory = _ReceivedMemory(self, lease, fields, mapping)
         self._imports[lease] = weakref.ref(memory)
+        if lease in self._revoked:
+            memory.revoked_by = self.name
         read_only = fields.read_only or mapping.is_read_only
         return _array_of(memory, memory.address, fields.layout, fields.byte_length, read_only, stream)
 
@@ -2856,28 +3006,31 @@ class _Connection:
             read_only = fields.read_only or any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND for fd in fds)
             with _lock:
                 key = _virtual_key(fields, device, fds, read_only)
+                if key in _mappings:
+                    return _map(key, 0, lambda: _mappings[key])
                 mapping = _map(key, 0, lambda: _map_virtual(self._checked(fields), device, fds, read_only))
                 mapping.is_read_only = read_only
-                if key not in _virtual_fds:
-                    _virtual_fds[key] = tuple(os.dup(fd) for fd in fds)
-                    forget = mapping.on_unused
+                # They are closed with the mapping, and the mapping is the caller's.
+                _virtual_fds[key], fds[:] = tuple(fds), []
+                forget = mapping.on_unused
 
-                    def close() -> None:
-                        forget()
-                        _close_fds(_virtual_fds.pop(key))
+                def close() -> None:
+                    forget()
+                    _close_fds(_virtual_fds.pop(key))
 
-                    mapping.on_unused = close
+                mapping.on_unused = close
                 return mapping
-        pool = self._pools.get(fields.name)
-        if pool is None:
-            if len(fds) != 1:
-                raise IpcError('memory of a pool came without the descriptor of the pool', 'no-file-descriptor')
-            pool = self._pools[fields.name] = _ImportedPool(device, fds[0], self._checked(fields).exporter)
-        if fields.handle is None:
-            return None
-        # The driver finds memory by its pool and handle; what the sender calls the pool proves nothing.
-        found = pool
-        return _map((_POOL, found.handle, fields.handle), fields.generation, lambda: _map_pool(self._checked(fields), found))
+        with _lock:
+            pool = self._pools.get(fields.name)
+            if pool is None:
+                if len(fds) != 1:
+                    raise IpcError('memory of a pool came without the descriptor of the pool', 'no-file-descriptor')
+                pool = self._pools[fields.name] = _ImportedPool(device, fds[0], self._checked(fields).exporter)
+            if fields.handle is None:
+                return None
+            # The driver finds memory by its pool and handle; what the sender calls the pool proves nothing.
+            found = pool
+            return _map((_POOL, found.handle, fields.handle), fields.generation, lambda: _map_pool(self._checked(fields), found))
 
     def _checked(self, fields: _MemoryFields) -> _MemoryFields:
         _check_exporter(fields, self._allow_other_users)
@@ -2892,35 +3045,29 @@ class _Connection:
             if isinstance(fields, _EventFields) or isinstance(known, _EventFields):
                 if type(known) is type(fields) and known.handle == fields.handle:
                     self._release(lease)
-                    return exported.keep
+                    return Event._of(exported.keep)
                 continue
-            is_same = (known.handle, known.name, known.buffer_id, known.generation) == (
-                fields.handle, fields.name, fields.buffer_id, fields.generation)  # fmt: skip
+            is_same = (known.kind, known.exporter, known.handle, known.name, known.buffer_id, known.generation) == (
+                fields.kind, fields.exporter, fields.handle, fields.name, fields.buffer_id, fields.generation)  # fmt: skip
             inside = known.byte_offset <= fields.byte_offset and (
                 fields.byte_offset + fields.byte_length <= known.byte_offset + known.byte_length)
             if not is_same or not inside:
                 continue
-            keep = exported.keep
-            if known.kind == _VIRTUAL:
-                memory: _Memory = keep[1]
-                address = memory.address + fields.byte_offset
-            else:
-                described = _Described(keep)
-                low, _ = _extents(described.shape, described.strides, described.dtype.itemsize)
-                address = described.address + low + fields.byte_offset - known.byte_offset
-                memory = _BorrowedMemory(exported.device, address, fields.byte_length, keep)
+            address = exported.begin + fields.byte_offset - known.byte_offset
+            memory = _BorrowedMemory(exported.device, address, fields.byte_length, exported.keep)
             self._release(lease)
             return _array_of(memory, address, fields.layout, fields.byte_length, fields.read_only, None)
         raise IpcError(f'{self.name} sent a descriptor of memory of this very process that it does not hold', 'same-process')
 
-    def _open_event(self, fields: _EventFields, device: _Device, data: bytes, lease: int) -> Event:
+    def _open_event(self, fields: _EventFields, device: _Device,
+                    received: Optional[Tuple['_Connection', int, bytes]] = None) -> Event:  # fmt: skip
         event, cuda = _u64(), _cuda()
         handle = _Handle64((ctypes.c_ubyte * 64)(*fields.handle))
         with device:
             status = cuda.cuIpcOpenEventHandle(ctypes.byref(event), handle)
         if status:
             raise _open_error(fields.exporter, 'cuIpcOpenEventHandle', status)
-        return Event._opened(device, event.value, data, lambda: self._release(lease))
+        return Event._of(_EventHandle(device, event.value, received))
 
     # ---- Giving back ----
 
@@ -2929,16 +3076,16 @@ class _Connection:
         with self._cond:
             link = self._links.pop(lease, -1)
             if link >= 0:
-                os.close(link)
+                _close_fds([link])
             self._revoked.discard(lease)
             self._imports.pop(lease, None)
-            if lease >= 0 and not self._is_socket_closed:
+            if not self._is_socket_closed:
                 # It goes with the next value, or when somebody reads.
                 self._releases.append((lease, True, []))
                 if self._is_closing:
                     self._send_releases()
                     self._close_if_unused()
-                elif self._is_read_by_own_thread or len(self._releases) >= _MAX_LIST:
+                elif self._is_read or len(self._releases) >= _MAX_LIST:
                     self._kick()
 
     def release_soon(self, lease: int) -> None:
@@ -2948,9 +3095,9 @@ class _Connection:
             if self._is_read and not self._is_socket_closed:
                 self._kick()
 
-    def give_back_later(self, use: Tuple[int, _Mapping, _Device, Optional[int]]) -> None:
+    def give_back_later(self, lease: int, mapping: Optional[_Mapping], stream: Optional[int]) -> None:
         """As `give_back`, from anywhere: objects may be collected in the middle of any work."""
-        self._given_back.append(use)
+        self._given_back.append((lease, mapping, stream))
         if self._is_read:
             self._kick()
 
@@ -2958,18 +3105,18 @@ class _Connection:
         """Unmaps what nobody refers to any more, and tells the other end."""
         while self._given_back:
             try:
-                lease, mapping, device, stream = self._given_back.popleft()
+                lease, mapping, stream = self._given_back.popleft()
             except IndexError:
                 break
             points: _Points = []
             try:
-                if stream is None:
-                    device.synchronize()
-                else:
-                    points = self.points_behind(device, stream)
+                if mapping and stream is None:
+                    mapping.device.synchronize()
+                elif mapping:
+                    points = self.points_behind(mapping.device, stream or 0)
             except CuffiError:
                 pass  # The context is lost: nothing runs in it.
-            if not points:
+            if not mapping or not points:
                 self._finish(lease, mapping)
                 continue
             with self._cond:
@@ -2986,9 +3133,10 @@ class _Connection:
                 else:
                     self._finish(lease, mapping)
 
-    def _finish(self, lease: int, mapping: _Mapping) -> None:
+    def _finish(self, lease: int, mapping: Optional[_Mapping]) -> None:
         try:
-            mapping.release()
+            if mapping:
+                mapping.release()
         except CuffiError:
             pass  # The context is lost, and the mapping with it.
         self._release(lease)
@@ -3004,12 +3152,14 @@ class _Connection:
 
     def close(self) -> None:
         with self._cond:
+            self._is_closed_here = True
             self._begin_closing(ClosedError('this Peer is closed'))
-            for queue in (self._values, self._requests):
-                while queue:
-                    self.discard(queue.popleft())
+            for waiting in (self._values, self._requests):
+                while waiting:
+                    self.discard(waiting.popleft())
             self._close_if_unused()
             self._kick()
+            self._cond.notify_all()
 
     def fail(self, error: Exception) -> None:
         """Ends the connection because of what the other end did."""
@@ -3050,21 +3200,29 @@ class _Connection:
             self._poll.unregister(self._fd)
         self._poll_events = 0
         self._flush()
+        for slot in self._unsent:
+            slot.settle(self.end)
         self._socket.close()
         _close_fds(self._part_fds)
         _close_fds(self._links.values())
         self._part_fds, self._parts, self._links = [], [], {}
         self._cond.notify_all()
+        # Whoever polls does so without the socket.
+        self._kick()
 
     def _on_socket_end(self) -> None:
         """The end of a process comes soon after that of its socket, and tells more."""
-        if not self._is_closing and self._pidfd >= 0 and not self._is_gone:
-            ended = select.poll()
-            ended.register(self._pidfd, select.POLLIN)
-            if ended.poll(100):
-                self._on_gone()
-        if self.end is None:
-            self._finish_with(ClosedError(f'this Peer is closed: {self.name} has closed the connection'))
+        if self._is_gone or self._gone_until is not None:
+            return
+        if self._is_closing or self._pidfd < 0:
+            self._on_closed()
+        else:
+            self._gone_until = time.monotonic() + _MAX_EXIT_S
+
+    def _on_closed(self) -> None:
+        """The other end is closed, and its process lives, as far as is known."""
+        self._gone_until = None
+        self._finish_with(ClosedError(f'this Peer is closed: {self.name} has closed the connection'))
         self._close_socket()
         if self._pidfd < 0:
             self._on_gone()
@@ -3073,14 +3231,11 @@ class _Connection:
         """The other process has ended: it holds nothing any more."""
         if self._is_gone:
             return
-        self._is_gone = True
+        self._is_gone, self._gone_until = True, None
         if self._pidfd >= 0:
             self._poll.unregister(self._pidfd)
-        while not self._is_socket_closed and self.end is None:
-            before = self._received, len(self._parts)
-            self._read()
-            if before == (self._received, len(self._parts)):
-                break
+        while not self._is_socket_closed and self._read():
+            pass
         waits = self._abandon_waits()
         after = f'; {waits} waits for its work were abandoned' if waits else ' without closing the connection'
         self._finish_with(PeerGoneError(f'{self.name} has ended{after}', self.pid))
@@ -3088,8 +3243,10 @@ class _Connection:
         self._close_socket()
 
     def _is_over(self) -> bool:
-        is_used = self._exports or self._forwarded or self._given_back or self._behind_streams
-        return self._is_socket_closed and (not is_used or (self._is_gone and not self._given_back))
+        """Whether nothing is left to do for the thread of this connection."""
+        is_lent = (self._exports and not self._is_gone) or self._forwarded
+        is_held = self._imports or self._given_back or self._behind_streams
+        return self._is_socket_closed and not self._is_read and not is_lent and not is_held
 
     def _discard(self) -> None:
         """Ends what needs no other process."""
@@ -3099,21 +3256,27 @@ class _Connection:
             # A GPU may still do what the ended process had queued.
             self._abandon_waits()
             time.sleep(0.02)
-        with self._cond:
-            for queue in (self._values, self._requests):
-                while queue and not isinstance(self.end, PeerGoneError):
-                    self.discard(queue.popleft())
-            for pool in self._pools.values():
-                pool.release()
-            self._pools = {}
-        for page in (self._page, self._peer_page):
-            if page and not _is_exiting:
-                try:
-                    page.close()
-                except CuffiError:
-                    pass  # The context is lost.
-        _close_fds([fd for fd in (self._page_fd, self._pidfd, self._wake_read, self._wake_write) if fd >= 0])
-        self._page_fd = self._pidfd = -1
+        with _lock:
+            pools, self._pools = list(self._pools.values()), {}
+        for one in (*pools, self._page, self._peer_page):
+            try:
+                if isinstance(one, _ImportedPool):
+                    one.release()
+                elif one:
+                    one.close()
+            except CuffiError:
+                pass  # The context is lost.
+        self._close_own_fds()
+
+    def abandon(self) -> None:
+        """In a child by fork: closes what it has inherited, and says nothing."""
+        self._cond, self._wake_lock = threading.Condition(threading.RLock()), threading.RLock()
+        self._is_socket_closed = self._is_closing = self._is_closed_here = self._is_gone = True
+        self.end = ClosedError('this Peer is closed: it belongs to the process that this one was forked from')
+        self._waiting, self._is_read = 0, False
+        self._outgoing.clear()
+        self._socket.close()
+        self._close_own_fds()
 
     def drain_at_exit(self) -> None:
         """Before this process ends: the other one may wait for work that is still running."""
@@ -3135,8 +3298,27 @@ _FD_SPACE = socket.CMSG_SPACE(4 * _MAX_FDS)
 def _at_exit() -> None:
     global _is_exiting
     for connection in list(_connections):
-        connection.drain_at_exit()
+        try:
+            connection.drain_at_exit()
+        except Exception:
+            traceback.print_exc()
     _is_exiting = True
+
+
+def _after_fork() -> None:
+    """A child by fork has no threads, no driver, and no part in the connections of its parent."""
+    global _is_exiting, _lock, _closing_thread
+    _lock, _closing_thread = threading.RLock(), None
+    for connection in list(_connections):
+        connection.abandon()
+    _connections.clear()
+    for listener in list(_listeners):
+        listener._socket.close()
+    # Nothing that the parent has made is the child's to free; nor can it use the driver, if its parent did.
+    _is_exiting = _driver is not None
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _array_of(memory: _Memory, begin: int, layout: Optional[Tuple[_Dtype, Tuple[int, ...], Tuple[int, ...]]],
@@ -3169,13 +3351,45 @@ def _list_length(reader: _Reader, each: int) -> int:
 
 
 def _close_fds(fds: Any) -> None:
+    """Closes descriptors, of which another process may have made some so that their `close` blocks."""
     for fd in list(fds):
-        try:
+        kind, major = _file_type(fd)
+        is_simple = kind == stat.S_IFIFO or kind == stat.S_IFCHR and major in (_NULL_MAJOR, _NVIDIA_MAJOR)
+        if is_simple or _closing_thread is None or _is_in_memory(fd):
             os.close(fd)
-        except OSError:
-            pass
+        elif kind >= 0:
+            _closing.put(fd)
     if isinstance(fds, list):
         fds.clear()
+
+
+def _is_in_memory(fd: int) -> bool:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) >= 0
+    except OSError:
+        return False
+
+
+# May be filled while objects are collected, when no thread can be started.
+_closing: 'queue.SimpleQueue[int]' = queue.SimpleQueue()
+_closing_thread: Optional[threading.Thread] = None
+
+
+def _start_closing() -> None:
+    global _closing_thread
+    with _lock:
+        if _closing_thread is None:
+            _closing_thread = threading.Thread(target=_close_others, name='cuffi closes', daemon=True)
+            _closing_thread.start()
+
+
+def _close_others() -> None:
+    while True:
+        fd = _closing.get()
+        try:
+            threading.Thread(target=os.close, args=(fd,), daemon=True).start()
+        except RuntimeError:  # No thread is left.
+            os.close(fd)
 
 
 def _sealed_memory(byte_length: int, name: str = 'cuffi-points') -> int:
@@ -3186,7 +3400,7 @@ def _sealed_memory(byte_length: int, name: str = 'cuffi-points') -> int:
 
 
 def _credentials(sock: socket.socket) -> Tuple[int, int, int]:
-    return struct.unpack('3i', sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))  # type: ignore[return-value]
+    return struct.unpack('=iII', sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))  # type: ignore[return-value]
 
 
 # ---- Peers ------------------------------------------------------------------------------------------------
@@ -3201,6 +3415,12 @@ class Peer:
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
+
+    def __del__(self) -> None:
+        """Nobody can use it any more: its thread closes it."""
+        if _is_exiting is False:
+            self._connection._is_dropped = True
+            self._connection._kick()
 
     @property
     def pid(self) -> int:
@@ -3244,27 +3464,60 @@ class Peer:
         connection, slot = self._connection, _Slot()
         connection.send(connection.prepare(value, stream), slot=slot)
         if not slot.is_done:
-            connection.wait(lambda: slot.is_done or connection.end is not None, timeout, 'room to send')
+            connection.wait(lambda: slot.is_done or connection._is_socket_closed, timeout, 'room to send')
+        slot.take()
 
     def receive(self, stream: Any = None, timeout: Optional[float] = None) -> Any:
-        """Returns the next value, when the sender's work on it is done, or makes `stream` wait for that."""
+        """Returns the next value, when the sender's work on it is done, or makes `stream` wait for that.
+
+        What was not returned in time is returned by the next call.
+        """
         connection = self._connection
         if stream is not None:
             _stream_handle(stream)
-        connection.wait(lambda: bool(connection._values) or connection.end is not None, timeout, 'a value')
-        return connection.open(self._take_value(), stream, timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        taken: List[_Arrived] = []
+        connection.wait(lambda: self._take_value(taken), timeout, 'a value')
+        return self._open(taken.pop(), stream, until)
 
-    def _take_value(self) -> _Arrived:
+    def _open(self, arrived: _Arrived, stream: Any, until: Optional[float]) -> Any:
+        try:
+            return self._connection.open(arrived, stream, until)
+        except TimeoutError:
+            self._put_back(arrived)
+            raise
+
+    def _take_value(self, taken: List[_Arrived]) -> bool:
+        """Takes a value, if there is one. Raises the end."""
         connection = self._connection
         with connection._cond:
             if not connection._values:
-                raise connection.end.with_traceback(None)  # type: ignore[union-attr]
+                if connection.end is not None:
+                    raise connection.end.with_traceback(None)
+                return False
             arrived = connection._values.popleft()
             connection._queued_bytes -= arrived.size + 4096 * len(arrived.objects)
             connection._queued_fds -= arrived.fd_count
-            if connection._is_read_by_own_thread and not connection._poll_events & select.POLLIN:
+            if connection._is_read and not connection._poll_events & select.POLLIN:
                 connection._kick()
-            return arrived
+            taken.append(arrived)
+            return True
+
+    def _put_back(self, arrived: _Arrived) -> None:
+        """The next call gets what this one has not returned."""
+        connection = self._connection
+        with connection._cond:
+            if connection._is_closed_here:
+                return
+            while connection._value_slots:
+                slot = connection._value_slots.popleft()
+                if not slot.is_done:
+                    slot.settle(arrived)
+                    return
+            connection._values.appendleft(arrived)
+            connection._queued_bytes += arrived.size + 4096 * len(arrived.objects)
+            connection._queued_fds += arrived.fd_count
+            connection._cond.notify_all()
 
     def __iter__(self) -> Iterator[Any]:
         """The values, until the other end closes the connection. Raises PeerGoneError, IpcError."""
@@ -3283,23 +3536,21 @@ class Peer:
     def request(self, value: Any, stream: Any = None, timeout: Optional[float] = None) -> Any:
         """Returns what the other end's handler answers. Raises RemoteError for what it throws."""
         connection, slot = self._connection, _Slot()
-        number = self._ask(value, stream, slot)
+        until = None if timeout is None else time.monotonic() + timeout
+        number = self._ask(connection.prepare(value, stream), slot)
         try:
             connection.wait(lambda: slot.is_done, timeout, 'an answer')
         except BaseException:
             self._give_up(number, slot)
             raise
-        return self._answer(slot.take(), connection.open(slot.take(), stream, timeout))
+        return self._answer(slot.take(), connection.open(slot.take(), stream, until))
 
-    def _ask(self, value: Any, stream: Any, slot: _Slot) -> int:
-        return self._ask_prepared(self._connection.prepare(value, stream), slot)
-
-    def _ask_prepared(self, prepared: Tuple[bytearray, List[_Exported], _Points], slot: _Slot) -> int:
+    def _ask(self, prepared: Tuple[bytearray, List[_Exported], _Points], slot: _Slot) -> int:
         connection = self._connection
         with connection._cond:
             if len(connection._asked) >= _MAX_REQUESTS:
                 raise IpcError(f'{_MAX_REQUESTS} requests wait for their answers', 'limit-exceeded')
-            number = connection._last_question + 1
+            number = connection._last_question % 0xFFFFFFFF + 1
             connection.send(prepared, _REQUEST, number)
             connection._last_question = number
             connection._asked[number] = slot
@@ -3328,21 +3579,31 @@ class Peer:
         What it raises is raised at the other end. Raises PeerGoneError, IpcError.
         """
         connection = self._connection
+        taken: List[_Arrived] = []
         while True:
-            connection.wait(lambda: bool(connection._requests) or connection.end is not None, None, 'a request')
-            with connection._cond:
-                if not connection._requests:
-                    break
-                arrived = connection._requests.popleft()
+            connection.wait(lambda: self._take_request(taken), None, 'a request')
+            if not taken:
+                break
+            arrived = taken.pop()
             if self._begin_answer(arrived):
                 try:
                     result, kind = handler(connection.open(arrived, stream)), _RESPONSE
-                except Exception as error:
+                except BaseException as error:
                     result, kind = error, _FAILURE
+                    if not isinstance(error, Exception):
+                        self._reply(arrived.request, _given_up(), kind, None)
+                        raise
                 self._reply(arrived.request, result, kind, stream)
                 del result
         if not isinstance(connection.end, ClosedError):
             raise connection.end.with_traceback(None)  # type: ignore[union-attr]
+
+    def _take_request(self, taken: List[_Arrived]) -> bool:
+        """Takes a request, if there is one. Returns True without one at the end."""
+        connection = self._connection
+        if connection._requests:
+            taken.append(connection._requests.popleft())
+        return bool(taken) or connection.end is not None
 
     def _begin_answer(self, arrived: _Arrived) -> bool:
         """Returns False for a request that was given up before it was begun."""
@@ -3352,7 +3613,7 @@ class Peer:
             if arrived.request not in connection._canceled:
                 return True
             connection.discard(arrived)
-        self._reply(arrived.request, RemoteError('the request was given up', 'AbortError'), _FAILURE, None)
+        self._reply(arrived.request, _given_up(), _FAILURE, None)
         return False
 
     def _reply(self, number: int, result: Any, kind: int, stream: Any) -> None:
@@ -3360,7 +3621,11 @@ class Peer:
         try:
             prepared = connection.prepare(result, stream)
         except Exception as error:
-            prepared, kind = connection.prepare(error, None), _FAILURE
+            kind = _FAILURE
+            try:
+                prepared = connection.prepare(error, None)
+            except Exception:
+                prepared = connection.prepare(RemoteError(f'an answer or error of class {type(result).__name__} cannot be sent'), None)
         with connection._cond:
             connection._unanswered.discard(number)
             connection._canceled.discard(number)
@@ -3374,8 +3639,8 @@ class Peer:
         connection, slot = self._connection, _Slot(is_async=True)
         prepared = await self._prepare(value, stream)
         connection.send(prepared, slot=slot)
-        if not slot.is_done:
-            await self._until(slot)
+        await self._until(slot)
+        slot.take()
 
     async def _prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
         if stream is not None:
@@ -3384,39 +3649,42 @@ class Peer:
         return await asyncio.get_running_loop().run_in_executor(None, self._connection.prepare, value, None)
 
     async def _until(self, slot: _Slot) -> None:
+        if slot.is_done:
+            return
+        # The thread of the connection reads.
         with self._connection._cond:
             self._connection._cond.notify_all()
             self._connection._kick()
-        if not slot.is_done:
-            await slot.future  # type: ignore[misc]
+        await slot.future  # type: ignore[misc]
 
     async def areceive(self, stream: Any = None) -> Any:
-        """As `receive`."""
+        """As `receive`. What arrived for a canceled call is returned by the next one."""
         connection, slot = self._connection, _Slot(is_async=True)
+        taken: List[_Arrived] = []
         with connection._cond:
-            if connection._values or connection.end is not None:
-                slot.settle(self._take_value())
+            if self._take_value(taken):
+                slot.settle(taken.pop())
             else:
                 connection._value_slots.append(slot)
         try:
             await self._until(slot)
-        except BaseException:
+            if isinstance(slot.result, _Arrived):
+                return await self._aopen(slot.result, stream)
+            slot.take()
+        except asyncio.CancelledError:
             with connection._cond:
-                # What was received for this call goes to the next one.
                 if isinstance(slot.result, _Arrived):
-                    connection._values.appendleft(slot.result)
-                    connection._queued_bytes += slot.result.size + 4096 * len(slot.result.objects)
-                    connection._queued_fds += slot.result.fd_count
-                slot.is_done = True
+                    self._put_back(slot.result)
+                elif slot in connection._value_slots:
+                    connection._value_slots.remove(slot)
             raise
-        return await self._aopen(slot.take(), stream)
 
     async def _aopen(self, arrived: _Arrived, stream: Any) -> Any:
         connection = self._connection
-        value = connection.begin_open(arrived, stream)
-        while arrived.points and not connection.is_ready(arrived):
+        connection.begin_open(arrived, stream)
+        while (arrived.points or arrived.events) and not connection.is_ready(arrived):
             await asyncio.sleep(0.0002)
-        return value
+        return arrived.take()
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         while True:
@@ -3427,12 +3695,13 @@ class Peer:
                     return
                 raise
             yield value
+            del value
 
     async def arequest(self, value: Any, stream: Any = None) -> Any:
         """As `request`. Canceling the task gives the request up."""
         slot = _Slot(is_async=True)
         prepared = await self._prepare(value, stream)
-        number = self._ask_prepared(prepared, slot)
+        number = self._ask(prepared, slot)
         try:
             await self._until(slot)
         except BaseException:
@@ -3443,26 +3712,39 @@ class Peer:
     async def aserve(self, handler: Callable[[Any], Any], stream: Any = None) -> None:
         """As `serve`, with a handler that may be a coroutine. Answers one request after the other."""
         connection = self._connection
+        taken: List[_Arrived] = []
         while True:
             slot = _Slot(is_async=True)
             with connection._cond:
-                if connection._requests:
-                    slot.settle(connection._requests.popleft())
-                elif connection.end is not None:
-                    break
-                else:
+                if not self._take_request(taken):
                     connection._request_slots.append(slot)
-            await self._until(slot)
+                elif taken:
+                    slot.settle(taken.pop())
+                else:
+                    break
+            try:
+                await self._until(slot)
+            except BaseException:
+                with connection._cond:
+                    if isinstance(slot.result, _Arrived):
+                        connection.queue_request(slot.result, is_first=True)
+                    elif slot in connection._request_slots:
+                        connection._request_slots.remove(slot)
+                raise
             if not isinstance(slot.result, _Arrived):
                 break
             arrived = slot.result
+            slot.result = None
             if self._begin_answer(arrived):
                 try:
                     result, kind = handler(await self._aopen(arrived, stream)), _RESPONSE
                     if asyncio.iscoroutine(result):
                         result = await result
-                except Exception as error:
+                except BaseException as error:
                     result, kind = error, _FAILURE
+                    if not isinstance(error, Exception):
+                        self._reply(arrived.request, _given_up(), kind, None)
+                        raise
                 self._reply(arrived.request, result, kind, stream)
                 del result
         if not isinstance(connection.end, ClosedError):
@@ -3484,6 +3766,10 @@ class Peer:
         return f'<cuffi.Peer {self._connection.name}{" closed" if self.closed else ""}>'
 
 
+def _given_up() -> RemoteError:
+    return RemoteError('the request was given up', 'AbortError')
+
+
 # ---- Connecting -------------------------------------------------------------------------------------------
 
 _parent: Optional[Peer] = None
@@ -3492,14 +3778,16 @@ _parent: Optional[Peer] = None
 def parent() -> Peer:
     """Returns the process that started this one with `spawnPython` or `spawnPeer`. Raises IpcError if none did."""
     global _parent
-    if _parent is None:
+    with _lock:
+        if _parent is not None:
+            return _parent
         # Children of this process would inherit the variable, but not the descriptor.
         fd, _, inode = os.environ.pop('CUFFI_PARENT', '').partition(':')
         try:
             number = int(fd)
             found = os.fstat(number)
             is_parent = stat.S_ISSOCK(found.st_mode) and found.st_ino == int(inode)
-        except (ValueError, OSError):
+        except (ValueError, OverflowError, OSError):
             is_parent = False
         if not is_parent:
             raise IpcError('this process was not started by spawnPython(): it has no parent()', 'no-parent')
@@ -3551,6 +3839,8 @@ def connect(name: str, timeout: Optional[float] = None, allow_other_users: bool 
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            # One whose queue is full would block for ever.
+            sock.setblocking(timeout is None)
             sock.connect(address)
             break
         except OSError as error:
@@ -3558,7 +3848,7 @@ def connect(name: str, timeout: Optional[float] = None, allow_other_users: bool 
             is_nobody = error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN)
             if not is_nobody or timeout is None:
                 code = 'not-listening' if is_nobody else 'ipc-failed'
-                raise IpcError(f'cannot connect to {name}: {error.strerror}', code) from None
+                raise IpcError(f'cannot connect to {name}: {error.strerror or error}', code) from None
             if time.monotonic() >= until:
                 raise TimeoutError(f'nobody listened at {name} within {timeout} s') from None
             time.sleep(0.01)
@@ -3588,33 +3878,66 @@ class Listener:
                 if allow_other_users:
                     os.chmod(self._path, 0o666)
             sock.listen(128)
+            sock.setblocking(False)
         except OSError as error:
             sock.close()
             is_used = error.errno == errno.EADDRINUSE
-            why = 'another process listens there already' if is_used else error.strerror
+            why = 'another process listens there already' if is_used else error.strerror or error
             raise IpcError(f'cannot listen at {name}: {why}', 'address-in-use' if is_used else 'ipc-failed') from None
         atexit.register(self.close)
+        _listeners.add(self)
 
     def accept(self, timeout: Optional[float] = None) -> Peer:
-        """Waits for the next process. Those of other users are refused. Raises TimeoutError, ClosedError."""
+        """Waits for the next process. Those of other users are refused. Raises TimeoutError, ClosedError.
+
+        If this process has no descriptor left for a connection, it raises IpcError, and goes on listening.
+        """
         until = None if timeout is None else time.monotonic() + timeout
         while True:
-            self._socket.settimeout(None if until is None else max(0.0001, until - time.monotonic()))
+            peer = self._accept_now()
+            if peer is not None:
+                return peer
+            left = 1.0 if until is None else min(1.0, until - time.monotonic())
+            if left <= 0:
+                raise TimeoutError(f'nobody connected within {timeout} s')
+            waiting = select.poll()
             try:
-                sock, _ = self._socket.accept()
-            except socket.timeout:
-                raise TimeoutError(f'nobody connected within {timeout} s') from None
-            except OSError:
-                raise ClosedError('this Listener is closed') from None
-            try:
-                _trust(sock, self._allow_other_users)
-            except IpcError:
-                continue
+                waiting.register(self._socket, select.POLLIN)
+            except ValueError:
+                continue  # Another thread has closed it.
+            waiting.poll(math.ceil(left * 1000))
+
+    def _accept_now(self) -> Optional[Peer]:
+        try:
+            sock, _ = self._socket.accept()
+            _trust(sock, self._allow_other_users)
             return Peer(_Connection(sock, self._allow_other_users))
+        except (BlockingIOError, ConnectionAbortedError):
+            return None
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EBADF):
+                raise ClosedError('this Listener is closed') from None
+            raise IpcError(f'a connection cannot be accepted: {error.strerror}') from None
+        except IpcError as error:
+            if error.code == 'other-user':
+                return None
+            raise
 
     async def aaccept(self) -> Peer:
         """As `accept`."""
-        return await asyncio.get_running_loop().run_in_executor(None, self.accept)
+        loop = asyncio.get_running_loop()
+        while True:
+            peer = self._accept_now()
+            if peer is not None:
+                return peer
+            # A descriptor of its own: others may wait as well.
+            ready, fd = loop.create_future(), os.dup(self._socket.fileno())
+            loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+            try:
+                await ready
+            finally:
+                loop.remove_reader(fd)
+                os.close(fd)
 
     def __iter__(self) -> Iterator[Peer]:
         while True:
@@ -3649,6 +3972,9 @@ class Listener:
         self.close()
 
 
+_listeners: 'weakref.WeakSet[Listener]' = weakref.WeakSet()
+
+
 def _remove_dead(path: str) -> bool:
     """Removes the socket that a killed process has left. The lock is that of cuffi in Node."""
     lock = os.path.join(os.path.dirname(path), f'.{os.path.basename(path)}.cuffi-lock')
@@ -3657,7 +3983,10 @@ def _remove_dead(path: str) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX)
         probe = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            probe.setblocking(False)
             probe.connect(path)
+            return False
+        except BlockingIOError:
             return False
         except ConnectionRefusedError:
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -3904,7 +4233,7 @@ def _is_sealed(fd: int, byte_length: int) -> bool:
 
 
 def _is_pipe(fd: int) -> bool:
-    return stat.S_ISFIFO(os.fstat(fd).st_mode)
+    return _file_type(fd)[0] == stat.S_IFIFO
 
 
 def _whole_pages(byte_length: int) -> int:
@@ -4256,7 +4585,7 @@ class Timeline(_Closable):
         return TimelineSignaler(fds, state.last)
 
     def _export(self) -> '_Exported':
-        return _Exported(bytes((_TIMELINE,)), (), None, None, [os.dup(fd) for fd in self._held().fds], self._held())
+        return _Exported(bytes((_TIMELINE,)), (), None, None, owned=[os.dup(fd) for fd in self._held().fds], root=self._held())
 
 
 class _Fds:
@@ -4278,7 +4607,7 @@ class TimelineSignaler(_Closable):
     def _export(self) -> '_Exported':
         fds = self._held().fds
         self._state = None
-        return _Exported(bytes((_SIGNALER,)) + struct.pack('<q', self._last), (), None, None, fds)
+        return _Exported(bytes((_SIGNALER,)) + struct.pack('<q', self._last), (), None, None, owned=fds)
 
 
 class _TimelineFields:
@@ -5612,7 +5941,7 @@ class Channel(_ChannelEnd):
             + name + struct.pack(f'<B{2 * len(shape)}qI', len(shape), *shape, *strides, bits) + virtual[1:]
         )  # fmt: skip
         fds = (state.read_only_fd if read_only else memory.fd,)
-        return _Exported(fields, fds, state.kept, None, state.add_seat(), state)
+        return _Exported(fields, fds, state.kept, None, owned=state.add_seat(), root=state)
 
 
 def _read_only_fd(memory: _OwnMemory) -> int:
@@ -5754,7 +6083,7 @@ class PinnedBuffer(_Closable):
     def _export(self) -> '_Exported':
         state: _PinnedState = self._held()
         fields = struct.pack('<Bq', _PINNED, state.byte_length)
-        return _Exported(fields, (), None, state.device, [os.dup(state.fd)], state)
+        return _Exported(fields, (), None, state.device, owned=[os.dup(state.fd)], root=state)
 
 
 def pinned(byte_length: int, device: Optional[int] = None) -> PinnedBuffer:
@@ -5798,7 +6127,7 @@ class _PinnedFields:
         size = _whole_pages(self.byte_length)
         # Locking pages that do not exist yet would allocate them here.
         if not _is_sealed(fd, size) or os.fstat(fd).st_blocks * 512 < size:
-            os.close(fd)
+            _close_fds([fd])
             raise IpcError(f'page-locked memory of another process is not {size} bytes that are allocated and sealed')
         try:
             return PinnedBuffer(_PinnedState(fd, self.byte_length, device, lambda: connection.release_soon(lease)))
@@ -5831,9 +6160,7 @@ class leases:
 
 def _root_of(thing: Any) -> Any:
     """What an object is a part of, as its exports name it."""
-    if isinstance(thing, Event):
-        return thing
-    if isinstance(thing, _Closable):
+    if isinstance(thing, (Event, _Closable)):
         return thing._held()
     if not isinstance(thing, GpuArray) and not _is_on_gpu(thing):
         raise TypeError(f'returned takes what a connection can send, not {type(thing).__name__}')
