@@ -3008,10 +3008,17 @@ class _Connection:
                 key = _virtual_key(fields, device, fds, read_only)
                 if key in _mappings:
                     return _map(key, 0, lambda: _mappings[key])
-                mapping = _map(key, 0, lambda: _map_virtual(self._checked(fields), device, fds, read_only))
+                kept: List[int] = []
+                try:
+                    kept.extend(map(os.dup, fds))
+                    mapping = _map(key, 0, lambda: _map_virtual(self._checked(fields), device, fds, read_only))
+                except BaseException as error:
+                    _close_fds(kept)
+                    if isinstance(error, OSError):
+                        raise IpcError(f'memory of {self.name} cannot be opened: {error.strerror}') from None
+                    raise
                 mapping.is_read_only = read_only
-                # They are closed with the mapping, and the mapping is the caller's.
-                _virtual_fds[key], fds[:] = tuple(fds), []
+                _virtual_fds[key] = tuple(kept)
                 forget = mapping.on_unused
 
                 def close() -> None:
