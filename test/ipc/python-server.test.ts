@@ -2,23 +2,12 @@
 import assert from 'node:assert/strict';
 import type { ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
-import {
-  copyFileSync,
-  mkdirSync,
-  mkdtempSync,
-  readdirSync,
-  readFileSync,
-  rmSync,
-  symlinkSync,
-  writeFileSync,
-} from 'node:fs';
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
-import { fileURLToPath } from 'node:url';
-import { transformSync } from 'esbuild';
 import { iterations, until } from '../support/iterations.ts';
+import { PackageFolder, writeCompiled } from '../support/page-programs.ts';
 import { killed, startProcess } from '../support/program.ts';
 import { noPython } from '../support/python.ts';
 
@@ -120,29 +109,18 @@ function isRunning(pid: number): boolean {
 }
 
 describe('docs/examples/42-model-server, pasted into an empty folder', options, () => {
-  let folder: string;
+  let folder: PackageFolder;
   const paste = (name: string): string => {
-    const made = join(folder, name);
-    mkdirSync(made);
-    const { code } = transformSync(readFileSync(example('ts'), 'utf8'), {
-      loader: 'ts',
-      target: 'node20.19',
-      format: 'esm',
-    });
-    writeFileSync(join(made, '42-model-server.mjs'), code);
-    copyFileSync(example('py'), join(made, '42-model-server.py'));
+    const made = folder.make(name);
+    for (const ending of ['ts', 'py'])
+      writeCompiled(join(made, `42-model-server.${ending}`), readFileSync(example(ending), 'utf8'));
     return made;
   };
 
   before(() => {
-    folder = mkdtempSync(join(tmpdir(), 'cuffi-server-'));
-    mkdirSync(join(folder, 'node_modules'));
-    symlinkSync(
-      fileURLToPath(new URL('../..', import.meta.url)),
-      join(folder, 'node_modules/cuffi'),
-    );
+    folder = new PackageFolder();
   });
-  after(() => rmSync(folder, { recursive: true }));
+  after(() => folder[Symbol.dispose]());
 
   test('both files have fewer than 120 lines together', () => {
     const lines = ['ts', 'py'].map((ending) => readFileSync(example(ending), 'utf8').split('\n'));

@@ -209,7 +209,7 @@ describe('the packed package', { skip: unavailable }, () => {
     mkdirSync(folderOfSnippets);
     writeFileSync(join(folderOfSnippets, PAGE_VALUES), pageValues);
     writeFileSync(join(folderOfSnippets, 'package.json'), JSON.stringify({ type: 'module' }));
-    const blocks = pagesWithCode.flatMap(blocksOf);
+    const blocks = pagesWithCode.flatMap(blocksOf).filter(({ isPython }) => !isPython);
     for (const block of blocks) {
       const name = block.place.replace(/[^\w]/g, '-');
       writeFileSync(join(folderOfSnippets, `${name}.mts`), programOf(block, entries));

@@ -1,15 +1,18 @@
 /**
- * The `ts` blocks of README.md and docs/*.md, as programs. All are compiled as strictly as `tsc --init`
- * asks for (test/package), and all run and print what they show (test/unit/docs.test.ts):
+ * The `ts` and `python` blocks of README.md and docs/*.md, as programs. All are compiled: TypeScript as
+ * strictly as `tsc --init` asks for (test/package). All run and print what they show
+ * (test/unit/docs.test.ts):
  *
- * - A block whose first line is a file's name (`// worker.ts`) is that file, whole, with its imports.
- *   Such blocks under one heading are one program in one folder. Every file that no other one names
- *   is started, all at the same time.
+ * - A block whose first line is a file's name (`// worker.ts`, `# model.py`) is that file, whole, with its
+ *   imports. Such blocks under one heading are one program in one folder. Every file that no other one
+ *   names is started, all at the same time.
  * - Any other block is a module of its own. What it uses without declaring it is imported: from the
  *   package, else from test/package/page-values.ts.
- * - `console.log(…); // text` shows what is printed. Every printed line must be shown, and every
- *   shown line must be printed.
- * - A block that cannot run here says so in its fence: `ts fragment`. It is only compiled.
+ * - `console.log(…); // text` and `print(…)  # text` show what is printed. Every printed line must be
+ *   shown, and every shown line must be printed.
+ * - A program that needs libraries of Python and a GPU says so in a fence: `python needs cupy
+ *   cuda.core>=1.3`. It runs on hardware (test/ipc/python-doors.test.ts).
+ * - A block that cannot run says so in its fence: `ts fragment`, `python fragment`. It is only compiled.
  */
 import { readdirSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
@@ -26,7 +29,10 @@ export interface Block {
   readonly heading: string;
   /** The name of the file that the block is; undefined for a module of its own. */
   readonly file: string | undefined;
+  readonly isPython: boolean;
   readonly isFragment: boolean;
+  /** The libraries of Python that it needs, some with the version from which on. */
+  readonly needs: readonly string[];
   readonly code: string;
   readonly shown: readonly Shown[];
 }
@@ -37,29 +43,57 @@ export interface Shown {
   readonly text: string;
 }
 
-/** Returns the `ts` blocks of a page, given by its path from the root of the project. */
+/** Returns the blocks of a page, given by its path from the root of the project. */
 export function blocksOf(page: string): Block[] {
   const text = readFileSync(root + page, 'utf8');
-  return [...text.matchAll(/^```ts\b *([^\n]*)\n(.*?)^```$/gms)].map((match) => {
-    const [, info = '', code = ''] = match;
-    if (!['', 'fragment'].includes(info)) throw new Error(`${page}: what is \`ts ${info}\`?`);
+  return [...text.matchAll(/^```(ts|python)\b *([^\n]*)\n(.*?)^```$/gms)].map((match) => {
+    const [, language, info = '', code = ''] = match;
+    const isPython = language === 'python';
+    const [, libraries] = (isPython && /^needs (.+)$/.exec(info)) || [];
+    if (libraries === undefined && !['', 'fragment'].includes(info))
+      throw new Error(`${page}: what is \`${language} ${info}\`?`);
     const before = text.slice(0, match.index);
     const line = before.split('\n').length;
+    const name = isPython ? /^# ([\w-]+\.py)$/ : /^\/\/ ([\w-]+\.m?ts)$/;
+    const shows = isPython ? /\bprint\(.*\) {2}# (.*)$/ : /\bconsole\.log\(.*\); \/\/ (.*)$/;
     return {
       place: `${page}:${line}`,
-      heading: [...before.matchAll(/^#+ (.*)$/gm)].at(-1)?.[1] ?? '',
-      file: /^\/\/ ([\w-]+\.m?ts)$/m.exec(code.split('\n', 1)[0] ?? '')?.[1],
+      heading: [...withoutCode(before).matchAll(/^#+ (.*)$/gm)].at(-1)?.[1] ?? '',
+      file: name.exec(code.split('\n', 1)[0] ?? '')?.[1],
+      isPython,
       isFragment: info === 'fragment',
+      needs: libraries?.split(' ') ?? [],
       code,
       shown: code.split('\n').flatMap((each, at) => {
-        const [, shown] = /\bconsole\.log\(.*\); \/\/ (.*)$/.exec(each) ?? [];
+        const [, shown] = shows.exec(each) ?? [];
         return shown === undefined ? [] : [{ place: `${page}:${line + 1 + at}`, text: shown }];
       }),
     };
   });
 }
 
-/** The pages that have `ts` blocks, by their paths from the root of the project. */
+/** Comments of Python look like headings. */
+const withoutCode = (text: string): string => text.replaceAll(/^```.*?^```$/gms, '');
+
+/** Blocks that are one program: the files of one folder, or a module of its own. */
+export interface PageProgram {
+  readonly name: string;
+  readonly blocks: readonly Block[];
+}
+
+/** The programs of a page: those that need libraries of Python, or all others. */
+export function programsOf(page: string, which: 'own' | 'needs libraries'): PageProgram[] {
+  const programs = new Map<string, Block[]>();
+  for (const block of blocksOf(page).filter(({ isFragment }) => !isFragment)) {
+    const name = block.file === undefined ? block.place : `${page}, ${block.heading}`;
+    programs.set(name, [...(programs.get(name) ?? []), block]);
+  }
+  return [...programs]
+    .map(([name, blocks]) => ({ name, blocks }))
+    .filter(({ blocks }) => blocks.some(({ needs }) => needs.length > 0) === (which !== 'own'));
+}
+
+/** The pages that have blocks, by their paths from the root of the project. */
 export const pagesWithCode: readonly string[] = [
   'README.md',
   ...readdirSync(`${root}docs`)

@@ -3,34 +3,17 @@
  * what it is and what it prints: ../support/pages.ts.
  */
 import assert from 'node:assert/strict';
-import { once } from 'node:events';
-import {
-  existsSync,
-  mkdirSync,
-  mkdtempSync,
-  readdirSync,
-  readFileSync,
-  rmSync,
-  symlinkSync,
-  writeFileSync,
-} from 'node:fs';
-import { tmpdir } from 'node:os';
+import { spawnSync } from 'node:child_process';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { transformSync } from 'esbuild';
 import * as ffi from '../../ffi/index.ts';
 import * as cuffi from '../../src/index.ts';
 import * as ipc from '../../src/ipc/index.ts';
-import {
-  type Block,
-  blocksOf,
-  PAGE_VALUES,
-  pagesWithCode,
-  pageValues,
-  programOf,
-} from '../support/pages.ts';
-import { startProcess } from '../support/program.ts';
+import { PackageFolder, runPageProgram } from '../support/page-programs.ts';
+import { blocksOf, pagesWithCode, programsOf } from '../support/pages.ts';
+import { noPython } from '../support/python.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const read = (path: string): string => readFileSync(root + path, 'utf8');
@@ -110,91 +93,35 @@ describe('the code of README.md and docs/*.md', () => {
       Object.keys(names),
     ]),
   );
-  let folder: string;
+  let folder: PackageFolder;
 
   before(() => {
-    folder = mkdtempSync(join(tmpdir(), 'cuffi-pages-'));
-    mkdirSync(join(folder, 'node_modules'));
-    symlinkSync(root, join(folder, 'node_modules/cuffi'));
+    folder = new PackageFolder();
   });
-  after(() => rmSync(folder, { recursive: true }));
-
-  /** Writes a file of TypeScript as JavaScript, and what it names accordingly. */
-  function write(path: string, code: string): void {
-    const { code: script } = transformSync(code, {
-      loader: 'ts',
-      target: 'node20.19',
-      format: 'esm',
-      sourcefile: path,
-    });
-    writeFileSync(compiledName(path), script.replace(/(["']\.\/[\w-]+)\.m?ts(?=["'])/g, '$1.mjs'));
-  }
-
-  /** Runs programs at the same time, and returns the lines that they print. */
-  async function run(
-    place: string,
-    directory: string,
-    files: readonly string[],
-  ): Promise<string[]> {
-    const env = { ...process.env, XDG_RUNTIME_DIR: directory, CUFFI_CACHE: 'off' };
-    const printed = await Promise.all(
-      files.map(async (file) => {
-        const child = startProcess(process.execPath, [compiledName(join(directory, file))], {
-          stdio: ['ignore', 'pipe', 'pipe'],
-          cwd: directory,
-          env,
-          timeout: 20_000,
-        });
-        let [text, complaints] = ['', ''];
-        child.stdout.on('data', (data) => (text += data));
-        child.stderr.on('data', (data) => (complaints += data));
-        const [code, signal] = await once(child, 'close');
-        const ending = `${place}: ${file} ended with ${signal ?? code}:\n${text}${complaints}`;
-        assert.ok(code === 0 && complaints === '', ending);
-        return text.split('\n').slice(0, -1);
-      }),
-    );
-    return printed.flat();
-  }
-
-  /** Compares what was printed with what the page shows, in any order: several processes print. */
-  function compare(blocks: readonly Block[], printed: readonly string[]): void {
-    const left = [...printed];
-    for (const { place, text } of blocks.flatMap(({ shown }) => shown)) {
-      const at = left.indexOf(text);
-      assert.ok(at >= 0, `${place} shows “${text}”. Printed is: ${left.join(' | ') || 'nothing'}`);
-      left.splice(at, 1);
-    }
-    assert.ok(
-      left.length === 0,
-      `${blocks[0]?.place} prints, but does not show: ${left.join(' | ')}`,
-    );
-  }
-
-  const compiledName = (path: string): string => path.replace(/\.m?ts$/, '.mjs');
+  after(() => folder[Symbol.dispose]());
 
   test('the pages that have code are found', () => {
     assert.ok(pagesWithCode.length >= 7, pagesWithCode.join());
   });
 
   for (const page of pagesWithCode)
-    test(`${page}: every block runs and prints what it shows`, { timeout: 60_000 }, async () => {
-      const programs = new Map<string, Block[]>();
-      for (const block of blocksOf(page).filter(({ isFragment }) => !isFragment)) {
-        const name = block.file === undefined ? block.place : `${page}, ${block.heading}`;
-        programs.set(name, [...(programs.get(name) ?? []), block]);
-      }
-      for (const [name, blocks] of programs) {
-        const directory = join(folder, name.replace(/[^a-z0-9]+/gi, '-'));
-        mkdirSync(directory, { mode: 0o700 });
-        write(join(directory, PAGE_VALUES), pageValues);
-        const files = blocks.map(({ file = 'block.ts' }) => file);
-        for (const [at, block] of blocks.entries())
-          write(join(directory, String(files[at])), programOf(block, exported));
-        const isNamed = (file: string): boolean =>
-          blocks.some((block) => block.file !== file && block.code.includes(`./${file}`));
-        const started = files.filter((file) => !isNamed(file));
-        compare(blocks, await run(String(blocks[0]?.place), directory, started));
+    test(`${page}: every block runs and prints what it shows`, { timeout: 60_000 }, async (t) => {
+      for (const program of programsOf(page, 'own')) {
+        const hasPython = program.blocks.some(({ isPython }) => isPython);
+        if (hasPython && noPython) t.diagnostic(`${program.name}: ${noPython}`);
+        else await runPageProgram(program, folder, { exported });
       }
     });
+
+  test('every block of Python compiles', { skip: noPython }, () => {
+    const blocks = pagesWithCode.flatMap(blocksOf).filter(({ isPython }) => isPython);
+    assert.ok(blocks.length >= 5);
+    const program =
+      'import json, sys\nfor b in json.load(sys.stdin): compile(b["code"], b["place"], "exec")';
+    const { status, stderr } = spawnSync('python3', ['-W', 'error', '-c', program], {
+      input: JSON.stringify(blocks),
+      encoding: 'utf8',
+    });
+    assert.equal(status, 0, stderr);
+  });
 });

@@ -1,0 +1,134 @@
+/** Runs the programs of the pages: see pages.ts. */
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { delimiter, dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { transformSync } from 'esbuild';
+import { companionFile } from '../../src/python/companion.ts';
+import { type Exported, PAGE_VALUES, type PageProgram, pageValues, programOf } from './pages.ts';
+import { startProcess } from './program.ts';
+
+const root = fileURLToPath(new URL('../..', import.meta.url));
+
+const compiledName = (path: string): string => path.replace(/\.m?ts$/, '.mjs');
+
+/** Writes a file; TypeScript as JavaScript, and what it names accordingly. */
+export function writeCompiled(path: string, code: string): void {
+  if (path.endsWith('.py')) {
+    writeFileSync(path, code);
+    return;
+  }
+  const { code: script } = transformSync(code, {
+    loader: 'ts',
+    target: 'node20.19',
+    format: 'esm',
+    sourcefile: path,
+  });
+  writeFileSync(compiledName(path), script.replace(/(["']\.\/[\w-]+)\.m?ts(?=["'])/g, '$1.mjs'));
+}
+
+/** An empty folder in which programs find the package. */
+export class PackageFolder implements Disposable {
+  readonly path: string;
+
+  constructor() {
+    this.path = mkdtempSync(join(tmpdir(), 'cuffi-pages-'));
+    mkdirSync(join(this.path, 'node_modules'));
+    symlinkSync(root, join(this.path, 'node_modules/cuffi'));
+  }
+
+  /** Makes a folder in it. Returns its path. */
+  make(name: string): string {
+    const made = join(this.path, name.replace(/[^a-z0-9]+/gi, '-'));
+    mkdirSync(made, { mode: 0o700 });
+    return made;
+  }
+
+  [Symbol.dispose](): void {
+    rmSync(this.path, { recursive: true });
+  }
+}
+
+export interface RunOptions {
+  /** What blocks may use without importing it. */
+  readonly exported?: Exported;
+  readonly timeout?: number;
+  /** Whether it may write to stderr, as some libraries do. */
+  readonly mayComplain?: boolean;
+}
+
+/** Runs a program in a folder of its own, and compares what it prints with what the page shows. */
+export async function runPageProgram(
+  { name, blocks }: PageProgram,
+  folder: PackageFolder,
+  { exported = {}, timeout = 20_000, mayComplain = false }: RunOptions = {},
+): Promise<void> {
+  const directory = folder.make(name);
+  writeCompiled(join(directory, PAGE_VALUES), pageValues);
+  const files = blocks.map(({ file = 'block.ts' }) => file);
+  for (const [at, block] of blocks.entries())
+    writeCompiled(
+      join(directory, String(files[at])),
+      block.isPython ? block.code : programOf(block, exported),
+    );
+  const isNamed = (file: string): boolean =>
+    blocks.some((block) => block.file !== file && names(block.code, file));
+  const started = files.filter((file) => !isNamed(file));
+  const place = String(blocks[0]?.place);
+  const printed = await Promise.all(
+    started.map(async (file) => {
+      const { text, complaints, ending } = await run(directory, file, timeout);
+      const said = `${place}: ${file} ended with ${ending}:\n${text}${complaints}`;
+      assert.ok(ending === 0 && (mayComplain || complaints === ''), said);
+      return text.split('\n').slice(0, -1);
+    }),
+  );
+  compare({ name, blocks }, printed.flat());
+}
+
+const names = (code: string, file: string): boolean =>
+  code.includes(`./${file}`) || code.includes(`'${file}'`);
+
+async function run(
+  directory: string,
+  file: string,
+  timeout: number,
+): Promise<{ text: string; complaints: string; ending: number | string }> {
+  const python = [process.env['PYTHONPATH'], dirname(companionFile())].filter(Boolean);
+  const child = startProcess(
+    file.endsWith('.py') ? 'python3' : process.execPath,
+    [compiledName(join(directory, file))],
+    {
+      stdio: ['ignore', 'pipe', 'pipe'],
+      cwd: directory,
+      env: {
+        ...process.env,
+        XDG_RUNTIME_DIR: directory,
+        CUFFI_CACHE: 'off',
+        ...(file.endsWith('.py') && { PYTHONPATH: python.join(delimiter) }),
+      },
+      timeout,
+    },
+  );
+  let [text, complaints] = ['', ''];
+  child.stdout.on('data', (data) => (text += data));
+  child.stderr.on('data', (data) => (complaints += data));
+  const [code, signal] = await once(child, 'close');
+  return { text, complaints, ending: signal ?? code };
+}
+
+/** Compares what was printed with what the page shows, in any order: several processes print. */
+function compare({ blocks }: PageProgram, printed: readonly string[]): void {
+  const left = [...printed];
+  for (const { place, text } of blocks.flatMap(({ shown }) => shown)) {
+    const at = left.indexOf(text);
+    assert.ok(at >= 0, `${place} shows “${text}”. Printed is: ${left.join(' | ') || 'nothing'}`);
+    left.splice(at, 1);
+  }
+  assert.ok(
+    left.length === 0,
+    `${blocks[0]?.place} prints, but does not show: ${left.join(' | ')}`,
+  );
+}
