@@ -4,7 +4,10 @@ import type { DriverChoice } from '../results.ts';
 import {
   busyChannel,
   channelAhead,
+  channelFromPython,
   channelToMany,
+  channelToNode,
+  channelToPython,
   quietChannel,
   readChannel,
 } from '../ways/channels.ts';
@@ -64,6 +67,17 @@ const ahead = (slots: number): Case => ({
   open: openCase([channelAhead(slots)], 0),
 });
 
+const python: Case = {
+  name: 'channel.python',
+  variant: '8 slots',
+  what: 'as channel.ahead, between Node and Python: from Node to Python, from Python to Node, and between two of Node',
+  calls: AHEAD,
+  untimed: UNTIMED,
+  needsGpu: true,
+  peers: [],
+  open: openCase([channelToPython(8), channelFromPython(8), channelToNode(8)], 0),
+};
+
 /** On one GPU the two kernels take turns. */
 const working = (workUs: number): Case => ({
   name: 'channel.work',
@@ -92,6 +106,7 @@ const toMany = (consumers: number): Case => ({
 export const channelCases: readonly Case[] = [
   ...[MIB, LARGE].map(roundTrip),
   ...SLOTS.map(ahead),
+  python,
   ...WORK_US.map(working),
   ...CONSUMERS.map(toMany),
 ];

@@ -2,7 +2,7 @@
 import { Stream } from 'cuffi';
 import { Channel } from 'cuffi/ipc';
 import { PUBLIC } from '../cases/case.ts';
-import { ConsumingChild } from './children.ts';
+import { type Children, ConsumingChild } from './children.ts';
 import { BUSY_POLLING } from './sharing.ts';
 import { roundTrips, type Way } from './way.ts';
 import { Work } from './work.ts';
@@ -38,8 +38,13 @@ export const readChannel: Way = roundTrip('cuffi, a word read', 0, true);
 export const busyChannel: Way = roundTrip(BUSY_POLLING, BUSY_POLL_US);
 
 /** Streams wait for the slots at both ends; with a kernel of so many microseconds in both, if any. */
-export const channelAhead = (slots: number, workUs = 0): Way => ({
-  name: PUBLIC,
+export const channelAhead = (
+  slots: number,
+  workUs = 0,
+  name: string = PUBLIC,
+  other: (children: Children) => Promise<ConsumingChild> = (children) => children.consuming(),
+): Way => ({
+  name,
   async open({ driver, children }) {
     // The end of the last slot is seen at once. The emulated driver needs the event loop meanwhile.
     const busyPollUs = driver.emulated ? 0 : 100_000;
@@ -47,7 +52,7 @@ export const channelAhead = (slots: number, workUs = 0): Way => ({
     const channel = Channel.create(options);
     const work = workUs === 0 ? undefined : new Work(workUs);
     const stream = Stream.create({ nonBlocking: true });
-    const child = await children.consuming();
+    const child = await other(children);
     const number = await child.give(channel, { isAhead: true, workUs });
     const publish = async (count: number): Promise<void> => {
       for (let at = 0; at < count; at += 1) {
@@ -70,6 +75,42 @@ export const channelAhead = (slots: number, workUs = 0): Way => ({
         channel.close();
         stream.close();
         work?.close();
+      },
+    };
+  },
+});
+
+/** From this process to Python. */
+export const channelToPython = (slots: number): Way =>
+  channelAhead(slots, 0, PUBLIC, (children) => children.pythonChannels());
+export const channelToNode = (slots: number): Way =>
+  channelAhead(slots, 0, `${PUBLIC}, Node to Node`);
+
+/** From Python to this process; Python takes the time. */
+export const channelFromPython = (slots: number): Way => ({
+  name: `${PUBLIC}, Python to Node`,
+  async open({ driver, children }) {
+    const child = await children.pythonChannels();
+    const { channel, number } = await child.make(slots, 4096, driver.emulated ? 0 : 100_000);
+    const stream = Stream.create({ nonBlocking: true });
+    const pass = async (count: number): Promise<number> => {
+      let left = count;
+      for await (const slot of channel.ahead(stream)) {
+        slot.release({ stream });
+        left -= 1;
+        if (left === 0) break;
+      }
+      return Number(await child.publish(number, count));
+    };
+    return {
+      async run(calls, untimed) {
+        await pass(untimed);
+        return pass(calls);
+      },
+      async close() {
+        await child.closeMade(number);
+        channel.close();
+        stream.close();
       },
     };
   },

@@ -315,17 +315,16 @@ export class ConsumingChild {
   readonly #peer: ChildPeer;
   readonly #stream = Stream.create({ nonBlocking: true });
   #channels = 0;
+  #made = 0;
 
   private constructor(driver: DriverChoice, peer: ChildPeer) {
     this.isEmulated = driver.emulated;
     this.#peer = peer;
   }
 
-  static async start(driver: DriverChoice): Promise<ConsumingChild> {
-    return new ConsumingChild(
-      driver,
-      await start(driver, { program: 'channel-child.ts', args: [] }),
-    );
+  /** @param program also channel.py, in Python */
+  static async start(driver: DriverChoice, program = 'channel-child.ts'): Promise<ConsumingChild> {
+    return new ConsumingChild(driver, await start(driver, { program, args: [] }));
   }
 
   /** Sends a channel; returns its number for {@link queueAhead}. */
@@ -339,9 +338,29 @@ export class ConsumingChild {
     return this.#channels - 1;
   }
 
+  /** Python makes a channel whose slots streams wait for; returns it with its number for {@link publish}. */
+  async make(
+    slots: number,
+    byteLength: number,
+    busyPollUs: number,
+  ): Promise<{ readonly channel: ChannelConsumer; readonly number: number }> {
+    const channel = (await this.#ask({ make: slots, byteLength, busyPollUs })) as ChannelConsumer;
+    this.#made += 1;
+    return { channel, number: this.#made - 1 };
+  }
+
+  /** Python publishes so many slots; returns the nanoseconds until all were released. */
+  publish(channel: number, count: number): Promise<unknown> {
+    return this.#ask({ publish: channel, count });
+  }
+
+  async closeMade(channel: number): Promise<void> {
+    await this.#ask({ close: channel });
+  }
+
   /** The child's stream waits for so many slots, and releases them. */
-  queueAhead(channel: number, count: number): Promise<void> {
-    return this.#ask({ ahead: channel, count });
+  async queueAhead(channel: number, count: number): Promise<void> {
+    await this.#ask({ ahead: channel, count });
   }
 
   async end(): Promise<void> {
@@ -349,10 +368,10 @@ export class ConsumingChild {
     this.#stream.close();
   }
 
-  async #ask(order: object): Promise<void> {
+  async #ask(order: object): Promise<unknown> {
     const stream = this.#stream;
     await this.#peer.send(order as { readonly ahead: number }, { stream });
-    await this.#peer.receive({ stream });
+    return this.#peer.receive({ stream });
   }
 }
 
@@ -389,6 +408,7 @@ export class Children {
   #copying: CopyingChild | undefined;
   #answering: Answering | undefined;
   #consuming: ConsumingChild | undefined;
+  #pythonChannels: ConsumingChild | undefined;
   readonly #known = new Set<object>();
 
   constructor(driver: DriverChoice) {
@@ -428,6 +448,12 @@ export class Children {
     return this.#consuming;
   }
 
+  /** A process in Python that consumes channels, and produces into its own. */
+  async pythonChannels(): Promise<ConsumingChild> {
+    this.#pythonChannels ??= await ConsumingChild.start(this.#driver, 'channel.py');
+    return this.#pythonChannels;
+  }
+
   /** A new one is started if the size differs. */
   async copyingChild(byteLength: number): Promise<CopyingChild> {
     const { isEnded = true } = this.#copying ?? {};
@@ -454,7 +480,9 @@ export class Children {
       this.#copying,
       this.#answering,
       this.#consuming,
+      this.#pythonChannels,
     ];
+    this.#pythonChannels = undefined;
     this.#python = undefined;
     this.#pollingPython = undefined;
     this.#consuming = undefined;

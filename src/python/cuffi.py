@@ -4268,8 +4268,11 @@ def _max_waiting_streams() -> int:
 
 def _still_waits(waits: Deque[Tuple[_Words, int, int]]) -> bool:
     while waits:
-        words, index, count = waits[0]
-        if not words.reached(index, count):
+        page, index, count = waits[0]
+        words = page.words
+        if words is not None and words[index] < count and not page.is_over:
+            return True
+        if not page.reached(index, count):
             return True
         waits.popleft()
     return False
@@ -4289,37 +4292,37 @@ def _is_awaited(words: _Words) -> bool:
 
 def _enqueue_wait(words: _Words, index: int, count: int, device: _Device, stream: int) -> bool:
     """Makes later work of a stream wait for a word. Returns False if no more waits may be queued now."""
-    key = (device.ordinal, stream)
+    key, wait = (device.ordinal, stream), (words, index, count)
     address = words.address_of(device, index)
     with _waits_lock:
         waits = _stream_waits.get(key)
-        if waits is None or not _still_waits(waits):
+        if waits and _still_waits(waits):
+            if len(waits) >= _MAX_WAITS_OF_STREAM:
+                return False
+        else:
             if sum(map(_still_waits, _stream_waits.values())) >= _max_waiting_streams():
                 return False
             waits = _stream_waits.setdefault(key, collections.deque())
-        elif len(waits) >= _MAX_WAITS_OF_STREAM:
-            return False
         # Added first: a wait that nobody knows could block for ever.
-        waits.append((words, index, count))
+        waits.append(wait)
     try:
-        _queue(device, stream, 'cuStreamWaitValue64_v2', address, count)
+        _queue(_cuda().cuStreamWaitValue64_v2, device, stream, address, count)
     except BaseException:
         with _waits_lock:
-            waits.remove((words, index, count))
+            waits.remove(wait)
         raise
     return True
 
 
-def _queue(device: _Device, stream: int, call: str, address: int, count: int) -> None:
+def _queue(function: Callable[..., int], device: _Device, stream: int, address: int, count: int) -> None:
     """Queues a wait for a word, or its store. Only default streams need their context."""
-    function = getattr(_cuda(), call)
     if stream > 2:
         status = function(stream, address, count, 0)
     else:
         with device:
             status = function(stream, address, count, 0)
     if status:
-        raise CudaError(call, status, 'ordering streams of several processes')
+        raise CudaError('cuStreamWaitValue64_v2 or cuStreamWriteValue64_v2', status, 'ordering streams of processes')
 
 
 def _check_count(value: Any, least: int, name: str) -> None:
@@ -4435,7 +4438,7 @@ class _TimelineState:
             if self.last_stream != key and not self.words.reached(_VALUE_WORD, self.last):
                 if not _enqueue_wait(self.words, _VALUE_WORD, self.last, device, stream):
                     raise _too_many_waits(value)
-            _queue(device, stream, 'cuStreamWriteValue64_v2', address, value)
+            _queue(_cuda().cuStreamWriteValue64_v2, device, stream, address, value)
             self.last, self.last_stream = value, key
 
     def is_last_signaled(self) -> bool:
@@ -4673,6 +4676,9 @@ class _Ring(_Words):
 
     def is_filled(self, message: int) -> bool:
         """Whether the work before a message is done."""
+        words = self.words
+        if words is not None and words[_FILLED + message % self.slots] <= message:
+            return False
         value = self.read(_FILLED + message % self.slots)
         if value == _INFINITE:
             # After the end of the producer the last value stands beside it.
@@ -4912,7 +4918,7 @@ class _Stores:
 
     def __init__(self, words: _Words, on_stored: Callable[[Optional[CudaError]], None], keeps: bool) -> None:
         self._words, self._on_stored, self._keeps = words, on_stored, keeps
-        self._pending: List[Tuple[int, int, Tuple[int, int]]] = []
+        self._pending: List[Tuple[int, int, int, int]] = []
         self._lock, self._since = threading.Lock(), 0.0
 
     def store(self, index: int, count: int, device: _Device, stream: int, is_ahead: bool) -> None:
@@ -4927,13 +4933,14 @@ class _Stores:
                 return
             if status != _NOT_READY:
                 raise CudaError('cuStreamQuery', status)
-        _queue(device, stream, 'cuStreamWriteValue64_v2', words.address_of(device, index), count)
-        if words.reached(index, count):
+        _queue(_cuda().cuStreamWriteValue64_v2, device, stream, words.address_of(device, index), count)
+        if not is_ahead and words.reached(index, count):
             self._on_stored(None)
             return
         with self._lock:
-            self._pending.append((index, count, (device.ordinal, stream)))
-            if len(self._pending) > 1:
+            pending = self._pending
+            pending.append((index, count, device.ordinal, stream))
+            if len(pending) > 1:
                 return
             self._since = time.monotonic()
         _background().poll(self._is_over, self._keeps)
@@ -4946,7 +4953,7 @@ class _Stores:
             if is_stored:
                 self._since = time.monotonic()
             # After so long, the driver is asked whether the context is lost.
-            suspect = None if is_stored or time.monotonic() - self._since < 0.1 else self._pending[0][2]
+            suspect = None if is_stored or time.monotonic() - self._since < 0.1 else self._pending[0][2:]
         if is_stored:
             self._on_stored(None)
         if suspect and _is_lost(suspect):
@@ -5194,9 +5201,11 @@ class _Consumer(_ChannelState):
         ring = self.ring
         with self.lock:
             self.assert_open()
-            is_gone, message, closed_at = self._pipes.has_ended, self._next, ring.closed_at
-            if closed_at is not None and message >= closed_at:
-                return _END
+            is_gone, message = self._pipes.has_ended, self._next
+            if ring.words[_CLOSED_AT]:
+                closed_at = ring.closed_at
+                if closed_at is not None and message >= closed_at:
+                    return _END
             is_filled = ring.is_filled(message)
             if is_gone and not is_filled:
                 raise self._gone()
@@ -5520,7 +5529,8 @@ class _Seat:
         self.wake_if_asleep()
 
     def wake_if_asleep(self) -> None:
-        if self.words.read(_ASLEEP) == 1:
+        words = self.words.words
+        if words is not None and words[_ASLEEP] == 1:
             self.pipes.wake()
 
     def close(self) -> None:
@@ -5564,15 +5574,18 @@ class _Producer(_ChannelState):
     def try_acquire(self, stream: Optional[int]) -> Optional['ProducerSlot']:
         """:param stream: waits for the slot, if given"""
         with self.lock:
-            self.assert_open()
-            previous = self._acquired - self.ring.slots
+            if self.is_closed or self._failure:
+                self.assert_open()
+            message = self._acquired
+            previous = message - self.ring.slots
             if previous >= 0:
                 if not (self._is_free(previous) if stream is None else self._enqueue_waits(previous, stream)):
                     return None
-                self._skipped.discard(previous)
-                self._holders.pop(previous, None)
-            self._acquired += 1
-            return ProducerSlot(self, self._acquired - 1, stream)
+                if not self.is_ahead:
+                    self._skipped.discard(previous)
+                    self._holders.pop(previous, None)
+            self._acquired = message + 1
+            return ProducerSlot(self, message, stream)
 
     def _enqueue_waits(self, message: int, stream: int) -> bool:
         """Makes a stream wait until nobody uses a message. Returns False if there is no room for that now."""
@@ -5645,12 +5658,15 @@ class _Producer(_ChannelState):
     def _end(self, message: int) -> None:
         """Shows consumers the messages that are over, in order."""
         waiting = self._waiting_for_earlier
-        waiting.add(message)
-        while self.published in waiting:
-            waiting.discard(self.published)
-            if self.deliver == 'one' and self.published not in self._skipped:
-                self._ungranted.append(self.published)
+        if message == self.published and not waiting and self.deliver == 'all':
             self.published += 1
+        else:
+            waiting.add(message)
+            while self.published in waiting:
+                waiting.discard(self.published)
+                if self.deliver == 'one' and self.published not in self._skipped:
+                    self._ungranted.append(self.published)
+                self.published += 1
         self.ring.write(_PUBLISHED, self.published)
         if self._ungranted:
             self._grant_pending()
@@ -5791,7 +5807,9 @@ class ProducerSlot:
     def _assert_usable(self) -> None:
         if self._is_over:
             raise CuffiError('this slot was published or canceled already')
-        self._producer.assert_open()
+        producer = self._producer
+        if producer.is_closed or producer._failure:
+            producer.assert_open()
 
     @property
     def array(self) -> GpuArray:
