@@ -20,7 +20,9 @@ import { tmpdir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath, pathToFileURL } from 'node:url';
+import { packPackage } from '../support/package-folder.ts';
 import { blocksOf, PAGE_VALUES, pagesWithCode, pageValues, programOf } from '../support/pages.ts';
+import { MAX_PACKED_BYTES } from '../support/release.ts';
 import {
   bindings,
   cjs,
@@ -93,7 +95,8 @@ describe('the packed package', { skip: unavailable }, () => {
   let folder: string;
   let app: string;
   let tarball: string;
-  let packed: string[];
+  let packed: readonly string[];
+  let byteLength: number;
 
   const node = (name: string, text: string, args: string[] = [], more?: NodeJS.ProcessEnv) => {
     writeFileSync(join(app, name), text);
@@ -103,16 +106,10 @@ describe('the packed package', { skip: unavailable }, () => {
   before(() => {
     assert.ok(existsSync(join(root, 'dist')), 'no dist: npm run build');
     folder = mkdtempSync(join(tmpdir(), 'cuffi-package-'));
-    // Scripts are ignored because prepare would build dist anew under the tests that run beside.
-    const answer = run(root, 'npm', [
-      'pack',
-      '--json',
-      '--ignore-scripts',
-      `--pack-destination=${folder}`,
-    ]);
-    const [pack] = JSON.parse(answer) as [{ filename: string; files: { path: string }[] }];
-    tarball = join(folder, pack.filename);
-    packed = pack.files.map((file) => file.path);
+    const made = packPackage(folder);
+    tarball = made.path;
+    packed = made.files;
+    byteLength = made.byteLength;
 
     app = join(folder, 'app');
     mkdirSync(join(app, 'node_modules/cuffi'), { recursive: true });
@@ -125,11 +122,17 @@ describe('the packed package', { skip: unavailable }, () => {
 
   after(() => rmSync(folder, { recursive: true, force: true }));
 
-  test('holds the build, the sources that its maps point to, and the licence', () => {
-    const expected =
-      /^(dist|ffi|src)\/.+\.(js|ts|map)$|^(package\.json|LICENSE|README\.md|CHANGELOG\.md|src\/python\/cuffi\.py)$/;
+  test('holds the build, the sources that its maps point to, the pages and the examples', (t) => {
+    const expected = [
+      /^dist\/.+\.(js|d\.ts|d\.ts\.map)$/,
+      /^(ffi|src)\/.+\.ts$/,
+      /^src\/python\/cuffi\.py$/,
+      /^docs\/[\w-]+\.md$/,
+      /^docs\/examples\/[\w-]+\.(ts|py)$/,
+      /^(package\.json|LICENSE|README\.md|CHANGELOG\.md|\.github\/SECURITY\.md)$/,
+    ];
     assert.deepEqual(
-      packed.filter((path) => !expected.test(path)),
+      packed.filter((path) => !expected.some((pattern) => pattern.test(path))),
       [],
     );
     for (const path of [
@@ -138,15 +141,48 @@ describe('the packed package', { skip: unavailable }, () => {
       'ffi/index.ts',
       'src/index.ts',
       'src/python/cuffi.py',
+      'docs/guide.md',
+      'docs/examples/01-devices.ts',
+      '.github/SECURITY.md',
     ])
       assert.ok(packed.includes(path), path);
-    const maps = packed.filter((path) => path.endsWith('.js.map'));
-    assert.equal(maps.length, packed.filter((path) => path.endsWith('.js')).length);
+    const maps = packed.filter((path) => path.endsWith('.d.ts.map'));
+    assert.equal(maps.length, packed.filter((path) => /^dist\/.+\.d\.ts$/.test(path)).length);
     for (const path of maps) {
       const map = JSON.parse(readFileSync(join(root, path), 'utf8')) as { sources: string[] };
       for (const source of map.sources)
         assert.ok(packed.includes(join(dirname(path), source)), `${source}, of ${path}`);
     }
+    t.diagnostic(`${byteLength} bytes, ${packed.length} files`);
+    assert.ok(byteLength <= MAX_PACKED_BYTES, `${byteLength} bytes are packed`);
+  });
+
+  test('has a package.json of what users need, and code that names no missing map', () => {
+    const at = join(app, 'node_modules/cuffi');
+    const manifest = JSON.parse(readFileSync(join(at, 'package.json'), 'utf8'));
+    for (const field of ['scripts', 'devDependencies', 'knip'])
+      assert.equal(manifest[field], undefined, field);
+    for (const field of ['repository', 'homepage', 'bugs', 'engines', 'os', 'dependencies'])
+      assert.ok(manifest[field], field);
+    for (const path of packed.filter((name) => name.endsWith('.js')))
+      assert.doesNotMatch(readFileSync(join(at, path), 'utf8'), /sourceMappingURL/, path);
+  });
+
+  test('has pages whose links lead to files of the package, but for what is only in the repository', () => {
+    const inRepository = /^(bench|test)\//;
+    const broken = packed
+      .filter((path) => path.endsWith('.md'))
+      .flatMap((path) =>
+        [
+          ...readFileSync(join(root, path), 'utf8').matchAll(
+            /\]\((?![a-z]+:)([^)\s#]+)(?:#[^)\s]*)?\)/g,
+          ),
+        ]
+          .map(([, link]) => join(dirname(path), String(link)))
+          .filter((to) => !inRepository.test(to) && !packed.some((file) => file.startsWith(to)))
+          .map((to) => `${path}: ${to}`),
+      );
+    assert.deepEqual(broken, []);
   });
 
   test('is imported as ES modules', () => {

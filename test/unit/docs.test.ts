@@ -38,6 +38,8 @@ describe('the documents', () => {
     'README.md',
     'CHANGELOG.md',
     'bench/benchmark.template.md',
+    '.github/CONTRIBUTING.md',
+    '.github/SECURITY.md',
     ...readdirSync(`${root}docs`)
       .filter((name) => name.endsWith('.md'))
       .map((name) => `docs/${name}`),
