@@ -7,7 +7,14 @@ import { delimiter, dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { transformSync } from 'esbuild';
 import { companionFile } from '../../src/python/companion.ts';
-import { type Exported, PAGE_VALUES, type PageProgram, pageValues, programOf } from './pages.ts';
+import {
+  type Block,
+  type Exported,
+  PAGE_VALUES,
+  type PageProgram,
+  pageValues,
+  programOf,
+} from './pages.ts';
 import { startProcess } from './program.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
@@ -82,10 +89,14 @@ export async function runPageProgram(
       const { text, complaints, ending } = await run(directory, file, timeout);
       const said = `${place}: ${file} ended with ${ending}:\n${text}${complaints}`;
       assert.ok(ending === 0 && (mayComplain || complaints === ''), said);
-      return text.split('\n').slice(0, -1);
+      return { lines: text.split('\n').slice(0, -1), complaints };
     }),
   );
-  compare({ name, blocks }, printed.flat());
+  compare(
+    blocks,
+    printed.flatMap(({ lines }) => lines),
+    printed.map(({ complaints }) => complaints).join(''),
+  );
 }
 
 const names = (code: string, file: string): boolean =>
@@ -120,11 +131,12 @@ async function run(
 }
 
 /** Compares what was printed with what the page shows, in any order: several processes print. */
-function compare({ blocks }: PageProgram, printed: readonly string[]): void {
+function compare(blocks: readonly Block[], printed: readonly string[], complaints: string): void {
   const left = [...printed];
   for (const { place, text } of blocks.flatMap(({ shown }) => shown)) {
     const at = left.indexOf(text);
-    assert.ok(at >= 0, `${place} shows “${text}”. Printed is: ${left.join(' | ') || 'nothing'}`);
+    const all = `${left.join(' | ') || 'nothing'}\n${complaints}`;
+    assert.ok(at >= 0, `${place} shows “${text}”. Printed is: ${all}`);
     left.splice(at, 1);
   }
   assert.ok(
