@@ -148,6 +148,11 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^sum 10, doubled \[2,4,6,8\], shape \[2,2\]$/m,
     /^ValueError: the image must be float32, not uint8$/m,
   ],
+  '41-python-frames.ts': [
+    /^4 slots of uint8 \[480,640\]$/m,
+    /^frame 4 \{ exposure: 2 \} begins with Uint8Array\(3\) \[ 4, 5, 6 \]$/m,
+    /^the camera has closed the channel$/m,
+  ],
   '42-model-server.ts': [/^\[ '4', '8', 'not 4 numbers' \]$/m, /^after a crash: 10$/m],
   '43-other-functions.ts': [
     /^API version: (\d+|status 801)$/m,
