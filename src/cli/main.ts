@@ -1,17 +1,18 @@
 #!/usr/bin/env node
 /** The `cuffi` command: its table of commands. */
-import { readFileSync } from 'node:fs';
-import { extname } from 'node:path';
 import { didYouMean } from '../validate.ts';
 import { CannotRunError, type Command, refuseArguments, UsageError } from './command.ts';
 import { devicesCommand } from './devices-command.ts';
+import { doctorCommand } from './doctor-command.ts';
 import { explainCommand } from './explain-command.ts';
 import { lsCommand } from './ls-command.ts';
 import { pythonCommand } from './python-command.ts';
 import { roundtripCommand } from './roundtrip-command.ts';
+import { packageVersion } from './version.ts';
 
 const commands: Readonly<Record<string, Command>> = {
   roundtrip: roundtripCommand,
+  doctor: doctorCommand,
   devices: devicesCommand,
   ls: lsCommand,
   explain: explainCommand,
@@ -26,7 +27,7 @@ const commands: Readonly<Record<string, Command>> = {
     usage: 'usage: cuffi version',
     run(argv) {
       refuseArguments('version', argv);
-      console.log(version());
+      console.log(packageVersion());
       return true;
     },
   },
@@ -55,13 +56,6 @@ function help(argv: readonly string[]): boolean {
   refuseArguments('help', others);
   console.log(name === undefined ? overview() : commandNamed(name).usage);
   return true;
-}
-
-/** The version in package.json, from the source and from dist. */
-function version(): string {
-  const isSource = extname(import.meta.filename) === '.ts';
-  const file = new URL(isSource ? '../../package.json' : '../../../package.json', import.meta.url);
-  return (JSON.parse(readFileSync(file, 'utf8')) as { readonly version: string }).version;
 }
 
 /** Runs a command line and returns whether it succeeded. @throws UsageError */

@@ -1,6 +1,4 @@
 /** Sends a GPU buffer to another process and back without a copy. */
-import { extname } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { recordCalls } from '../../ffi/driver.ts';
 import { bytesCopied } from '../../ffi/trace.ts';
 import { Context } from '../context.ts';
@@ -8,6 +6,7 @@ import { Device } from '../device.ts';
 import { type IpcSupport, ipcSupport } from '../ipc/sharing/support.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import { RoundtripChild } from './child.ts';
+import { childProgram } from './child-program.ts';
 import type { DriverChoice } from './driver-choice.ts';
 import { type KindName, kinds } from './kinds.ts';
 import { countMismatches, pattern } from './pattern.ts';
@@ -52,8 +51,6 @@ export interface RoundtripResult {
 }
 
 const SAMPLE_LENGTH = 4;
-const childProgram = (): string =>
-  fileURLToPath(new URL(`./roundtrip-child${extname(import.meta.url)}`, import.meta.url));
 
 /** Looks up a device and what it can share. */
 export function inspectDevice(ordinal: number): DeviceSupport {
@@ -63,7 +60,14 @@ export function inspectDevice(ordinal: number): DeviceSupport {
 
 /** Makes the round trip. @throws CuffiError if the child dies or does not reply in time */
 export async function roundtrip(options: RoundtripOptions): Promise<RoundtripResult> {
-  const { elements, kind, device, driver, deadlineMs, program = childProgram() } = options;
+  const {
+    elements,
+    kind,
+    device,
+    driver,
+    deadlineMs,
+    program = childProgram('roundtrip-child'),
+  } = options;
   const context = Context.primary(device);
   using memory = kinds[kind].allocate(elements * 4, context);
   const { buffer } = memory;

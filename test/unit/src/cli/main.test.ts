@@ -98,6 +98,49 @@ describe('cuffi command', () => {
     assert.match(stderr, /^cuffi: Unknown option '--cpoy'.*\n\nusage: cuffi python/s);
   });
 
+  test('doctor tries every kind of sharing, and says what it tried with', () => {
+    const { code, stdout, stderr } = cuffi('doctor');
+    assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
+    for (const name of ['plain memory', 'pool', 'virtual memory', 'read-only', 'event', 'timeline'])
+      assert.match(stdout, new RegExp(`^  ok +${name} .* ms$`, 'm'));
+    assert.match(stdout, /^ {2}ok +driver +emulated, as CUFFI_DRIVER says: .* no GPU$/m);
+    assert.match(
+      stdout,
+      /^ {2}ok +legacy handle +none for memory of a pool, of ManagedMemory, of Mapped/m,
+    );
+    assert.match(
+      stdout,
+      /\nAll works, with the emulated driver: this says nothing about a GPU\.\n$/,
+    );
+  });
+
+  test('doctor finds what does not work, and goes on', () => {
+    const { code, stdout } = cuffi('doctor --json', {
+      CUFFI_EMULATED_FAULTS: 'cuIpcOpenMemHandle_v2:*=201',
+      CUFFI_EMULATED_ATTRIBUTES: '125=0',
+      CUDA_DEVICE_MAX_CONNECTIONS: '1',
+    });
+    const { ok, findings, facts } = JSON.parse(stdout);
+    assert.deepEqual([code, ok, facts.driver.name], [1, false, 'emulated']);
+    const found = (name: string) => findings.find((each: { name: string }) => each.name === name);
+    assert.equal(found('plain memory').status, 'no');
+    assert.match(found('plain memory').fact, /CUDA_ERROR_INVALID_CONTEXT, 201/);
+    assert.match(found('event').fact, /does not support interprocess events/);
+    assert.equal(found('pool').status, 'ok');
+    assert.equal(found('CUDA_DEVICE_MAX_CONNECTIONS').fact, '1');
+  });
+
+  test('doctor reports a broken driver, which no other one replaces', () => {
+    const { code, stdout } = cuffi('doctor', { CUFFI_EMULATED_FAULTS: 'cuInit:*=999' });
+    assert.equal(code, 1);
+    assert.match(
+      stdout,
+      /^ {2}no +GPU driver +cuInit failed .*\(CUDA_ERROR_UNKNOWN, 999\)\n +→ Check dmesg/m,
+    );
+    assert.match(stdout, /^ {2}unknown +plain memory +not tried/m);
+    assert.match(stdout, /\nSomething does not work: see the lines with no\.\n$/);
+  });
+
   test('devices lists what the driver shows, and what it can share', () => {
     const env = { CUFFI_EMULATED_DEVICES: '2', CUFFI_EMULATED_ATTRIBUTES: '125=0' };
     const { code, stdout, stderr } = cuffi('devices', env);
@@ -161,6 +204,7 @@ describe('cuffi command', () => {
         'ls --jsson',
         /^cuffi: Unknown option '--jsson' \(did you mean '--json'\?\)\n\nusage: cuffi ls/,
       ],
+      ['doctor --device x', /^cuffi: --device must be an integer from 0 to 1023, not "x"\n/],
       ['devices 1', /^cuffi: devices takes no '1'\n\nusage: cuffi devices/],
       ['explain', /^cuffi: explain needs a descriptor\n\nusage: cuffi explain/],
       ['explain {', /^cuffi: the argument is not a descriptor: /],

@@ -1,0 +1,330 @@
+/** Gathers the facts that the doctor judges, and really tries what can be tried. */
+import { spawnSync } from 'node:child_process';
+import { existsSync, readdirSync, readFileSync, readlinkSync, statfsSync } from 'node:fs';
+import { release } from 'node:os';
+import { basename, join } from 'node:path';
+import { BLOCK } from '../../../ffi/arena.ts';
+import { cu, driverName, selectDriver } from '../../../ffi/driver.ts';
+import { Context } from '../../context.ts';
+import { type Device, devices } from '../../device.ts';
+import { driverVersion, isAvailable } from '../../driver.ts';
+import { type ProbeReport, takeProbes } from '../../ipc/inspect/probes.ts';
+import { deviceFacts, ownFacts } from '../../ipc/inspect/process-facts.ts';
+import { type ChildPeer, spawnPeer } from '../../ipc/peer/spawn.ts';
+import { ipcSupport } from '../../ipc/sharing/support.ts';
+import { compilerInUse } from '../../kernel/nvrtc.ts';
+import { DeviceBuffer, type MemoryResource } from '../../memory/buffer.ts';
+import { ManagedMemory } from '../../memory/managed.ts';
+import { MappedMemory } from '../../memory/mapped.ts';
+import { MemoryPool } from '../../memory/pool.ts';
+import { childProgram } from '../child-program.ts';
+import { packageVersion } from '../version.ts';
+import type { DoctorDevice, LibraryFacts, MachineFacts } from './rules.ts';
+
+/** What the doctor is asked to do. */
+export interface GatherOptions {
+  /** As `--driver` says. */
+  readonly driver: string | undefined;
+  /** The device that is tried, by its ordinal. */
+  readonly device: number;
+}
+
+/** Gathers everything about this machine. Never rejects: what fails is a fact. */
+export async function gatherFacts({ driver, device }: GatherOptions): Promise<MachineFacts> {
+  const chosen = useDriver(driver);
+  const all = chosen.name === undefined ? [] : (attempt(devices) ?? []);
+  const tried = all[device];
+  const sharing = tried
+    ? await trySharing(tried, chosen.selection)
+    : { probes: { results: [], reason: `there is no device ${device}` }, throughput: undefined };
+  return {
+    process: ownFacts(),
+    versions: { cuffi: packageVersion(), node: process.version, kernel: release() },
+    driver: chosen,
+    devices: all.flatMap((each) => attempt(() => describeDevice(each, all)) ?? []),
+    ...sharing,
+    handles: tried ? legacyHandles(Context.primary(tried)) : [],
+    sharedMemory: attempt(sharedMemorySize),
+    ptraceScope: attempt(() => Number(read('/proc/sys/kernel/yama/ptrace_scope'))),
+    container: containerSign(),
+    fabric: fabricFacts(),
+    mps: mpsFacts(),
+    libraries: [nvrtc(), ...pythonLibraries(), nccl()],
+  };
+}
+
+function attempt<T>(work: () => T): T | undefined {
+  try {
+    return work();
+  } catch {
+    return undefined;
+  }
+}
+
+const read = (path: string): string => readFileSync(path, 'utf8').trim();
+const messageOf = (error: unknown): string =>
+  error instanceof Error ? error.message : String(error);
+
+// ---- Driver and devices ----
+
+interface UsedDriver {
+  readonly name: string | undefined;
+  readonly version: string | undefined;
+  readonly reason: string;
+  readonly error: string;
+  /** The value of `CUFFI_DRIVER` for a second process. */
+  readonly selection: string;
+}
+
+/** Selects a driver. Only where there is no GPU at all, and none was asked for, the emulated one. */
+function useDriver(requested: string | undefined): UsedDriver {
+  const named = requested ?? process.env['CUFFI_DRIVER'];
+  const selection = named || 'cuda';
+  const reason = requested ? 'as --driver says' : named ? 'as CUFFI_DRIVER says' : 'a GPU is here';
+  if (requested) selectDriver(requested);
+  const failed = (error: unknown): UsedDriver => ({
+    name: undefined,
+    version: undefined,
+    reason: '',
+    error: messageOf(error),
+    selection,
+  });
+  try {
+    if (isAvailable()) return opened(reason, '', selection);
+  } catch (error) {
+    return failed(error);
+  }
+  const error = whyUnavailable();
+  if (named) return failed(error);
+  selectDriver('emulated');
+  return opened('in place of the missing GPU', messageOf(error), 'emulated');
+}
+
+function opened(reason: string, error: string, selection: string): UsedDriver {
+  const { major, minor } = driverVersion();
+  return { name: driverName(), version: `${major}.${minor}`, reason, error, selection };
+}
+
+function whyUnavailable(): unknown {
+  try {
+    driverVersion();
+    return new Error('the driver shows no device');
+  } catch (error) {
+    return error;
+  }
+}
+
+const describeDevice = (device: Device, all: readonly Device[]): DoctorDevice => ({
+  ...deviceFacts(device, all),
+  computeCapability: `${device.computeCapability.major}.${device.computeCapability.minor}`,
+  totalMemory: device.totalMemory,
+  support: ipcSupport(device),
+});
+
+// ---- Sharing ----
+
+/** Large enough for the time of the call not to count. */
+const LARGE_BYTE_LENGTH = 64 << 20;
+const CHILD_TIMEOUT_MS = 60_000;
+const LARGE_TIMEOUT_MS = 10_000;
+
+/** Tries every kind of sharing with a second process. */
+async function trySharing(
+  device: Device,
+  driver: string,
+): Promise<Pick<MachineFacts, 'probes' | 'throughput'>> {
+  const child = spawnPeer<{ buffer?: unknown }>(childProgram('doctor-child'), {
+    args: [String(device.ordinal), String(LARGE_BYTE_LENGTH)],
+    env: { ...process.env, CUFFI_DRIVER: driver, CUFFI_INSPECT: '0' },
+    stdio: ['ignore', 'ignore', 'ignore'],
+  });
+  const deadline = setTimeout(() => child.process.kill('SIGKILL'), CHILD_TIMEOUT_MS);
+  try {
+    const probes: ProbeReport = await takeProbes(child);
+    return { probes, throughput: await readLarge(child, Context.primary(device)) };
+  } finally {
+    clearTimeout(deadline);
+    child.process.kill('SIGKILL');
+    await child[Symbol.asyncDispose]();
+  }
+}
+
+async function readLarge(
+  child: ChildPeer<{ buffer?: unknown }>,
+  context: Context,
+): Promise<MachineFacts['throughput']> {
+  try {
+    const { buffer } = await child.receive({ timeoutMs: LARGE_TIMEOUT_MS });
+    if (!(buffer instanceof DeviceBuffer)) return undefined;
+    using shared = buffer;
+    const { byteLength } = shared;
+    using own = DeviceBuffer.allocate(byteLength, { context });
+    let ms = 0;
+    // The first copy also sets up what later ones use.
+    for (let time = 0; time < 2; time += 1) {
+      const start = performance.now();
+      shared.copyTo(own);
+      await context.synchronize();
+      ms = performance.now() - start;
+    }
+    return { byteLength, ms };
+  } catch {
+    // The probes have said what does not work.
+    return undefined;
+  }
+}
+
+/** The status of the driver when it is asked for a legacy handle of memory that has none. */
+function legacyHandles(context: Context): MachineFacts['handles'] {
+  const resources: readonly (readonly [
+    of: string,
+    make: () => MemoryResource & Partial<Disposable>,
+  ])[] = [
+    ['of a pool', () => MemoryPool.create({ context, maxSize: 32 << 20 })],
+    ['of ManagedMemory', () => ManagedMemory.create({ context })],
+    ['of MappedMemory', () => MappedMemory.create({ context })],
+  ];
+  return resources.flatMap(
+    ([of, make]) =>
+      attempt(() => {
+        const memory = make();
+        try {
+          using buffer = memory.allocate(4096);
+          const { address } = buffer;
+          return { of, status: context.run(() => cu.cuIpcGetMemHandle(BLOCK, address)) as number };
+        } finally {
+          memory[Symbol.dispose]?.();
+        }
+      }) ?? [],
+  );
+}
+
+// ---- Container ----
+
+function sharedMemorySize(): { readonly byteLength: number; readonly free: number } {
+  const { bsize, blocks, bavail } = statfsSync('/dev/shm');
+  return { byteLength: bsize * blocks, free: bsize * bavail };
+}
+
+function containerSign(): string | undefined {
+  const file = ['/.dockerenv', '/run/.containerenv'].find((path) => existsSync(path));
+  if (file !== undefined) return `yes: ${file}`;
+  if (process.env['KUBERNETES_SERVICE_HOST'] !== undefined) return 'yes: Kubernetes';
+  const groups = attempt(() => read('/proc/1/cgroup')) ?? '';
+  const manager = /docker|containerd|kubepods|libpod|lxc/.exec(groups)?.[0];
+  return manager === undefined ? undefined : `yes: ${manager} (cgroup of process 1)`;
+}
+
+function fabricFacts(): MachineFacts['fabric'] {
+  const known = attempt(() => read('/proc/devices')) ?? '';
+  const channels = attempt(() => readdirSync('/dev/nvidia-caps-imex-channels')) ?? [];
+  return { hasDriver: known.includes('nvidia-caps-imex-channels'), channels: channels.length };
+}
+
+const DEFAULT_MPS_DIRECTORY = '/tmp/nvidia-mps';
+
+function mpsFacts(): MachineFacts['mps'] {
+  const pipeDirectory = process.env['CUDA_MPS_PIPE_DIRECTORY'] || DEFAULT_MPS_DIRECTORY;
+  const hasControl = existsSync(join(pipeDirectory, 'control'));
+  return {
+    pipeDirectory,
+    hasControl,
+    daemonIpcNamespace: hasControl ? daemonIpcNamespace() : undefined,
+  };
+}
+
+function daemonIpcNamespace(): number | undefined {
+  const daemon = readdirSync('/proc').find(
+    (pid) =>
+      /^\d+$/.test(pid) &&
+      // The kernel cuts names at 15 characters.
+      attempt(() => read(`/proc/${pid}/comm`)) === 'nvidia-cuda-mps-control'.slice(0, 15),
+  );
+  if (daemon === undefined) return undefined;
+  const link = attempt(() => readlinkSync(`/proc/${daemon}/ns/ipc`)) ?? '';
+  return Number(/\d+/.exec(link)?.[0]) || undefined;
+}
+
+// ---- Libraries ----
+
+function nvrtc(): LibraryFacts {
+  const compiler = attempt(compilerInUse);
+  return {
+    name: 'NVRTC',
+    found: compiler && `${compiler.version}, for compile()`,
+    remedy:
+      'Only compile() needs it: pip install nvidia-cuda-nvrtc, or the CUDA toolkit; CUFFI_NVRTC names one.',
+  };
+}
+
+const PYTHON_PACKAGES = ['torch', 'cupy', 'numba', 'cuda-core', 'cuda-bindings', 'jax'];
+const PYTHON_TIMEOUT_MS = 10_000;
+/** Prints the version of Python, that of each package, and the folder of NCCL. Imports nothing large. */
+const PYTHON_PROGRAM = `
+import sys, importlib.metadata as metadata, importlib.util as util
+print('python', sys.version.split()[0])
+for name in sys.argv[1:]:
+    for candidate in (name, name + '-cuda12x', name + '-cuda13x'):
+        try:
+            print(name, metadata.version(candidate))
+            break
+        except metadata.PackageNotFoundError:
+            pass
+try:
+    spec = util.find_spec('nvidia.nccl')
+except ModuleNotFoundError:
+    spec = None
+print('nccl', spec.submodule_search_locations[0] if spec else '')
+`;
+
+let ncclFolder = '';
+
+function pythonLibraries(): LibraryFacts[] {
+  const python = process.env['CUFFI_PYTHON'] || 'python3';
+  const { stdout, status } = spawnSync(python, ['-c', PYTHON_PROGRAM, ...PYTHON_PACKAGES], {
+    encoding: 'utf8',
+    timeout: PYTHON_TIMEOUT_MS,
+    killSignal: 'SIGKILL',
+    stdio: ['ignore', 'pipe', 'ignore'],
+  });
+  const found = new Map(
+    (status === 0 ? stdout : '').split('\n').map((line) => line.split(/ (.*)/) as [string, string]),
+  );
+  ncclFolder = found.get('nccl') ?? '';
+  const packages = PYTHON_PACKAGES.filter((name) => found.has(name));
+  const version = found.get('python');
+  return [
+    {
+      name: 'Python',
+      found: version && `${version} (${python})`,
+      remedy: 'Only spawnPython() needs it: CUFFI_PYTHON names an interpreter.',
+    },
+    {
+      name: 'Python packages',
+      found: packages.map((name) => `${name} ${found.get(name)}`).join(', ') || undefined,
+      remedy: `None of ${PYTHON_PACKAGES.join(', ')} is installed for ${python}.`,
+    },
+  ];
+}
+
+const LIBRARY_FOLDERS = [
+  '/usr/lib/x86_64-linux-gnu',
+  '/usr/lib/aarch64-linux-gnu',
+  '/usr/lib64',
+  '/usr/local/lib',
+  '/usr/local/nvidia/lib64',
+  '/usr/local/cuda/lib64',
+];
+
+function nccl(): LibraryFacts {
+  const named = (process.env['LD_LIBRARY_PATH'] ?? '').split(':').filter(Boolean);
+  const python = ncclFolder === '' ? [] : [join(ncclFolder, 'lib')];
+  const folder = [...named, ...python, ...LIBRARY_FOLDERS].find((each) =>
+    existsSync(join(each, 'libnccl.so.2')),
+  );
+  return {
+    name: 'NCCL',
+    found: folder && join(folder, basename('libnccl.so.2')),
+    remedy: 'Only collectives of other libraries need it: pip install nvidia-nccl-cu12.',
+  };
+}
