@@ -171,7 +171,7 @@ async function run(
   const child = startProgram(new URL(name, folder), args, {
     stdio: ['ignore', 'pipe', 'pipe'],
     env: { ...process.env, CUFFI_CACHE: 'off', ...more },
-    timeout: 30_000,
+    timeout: 60_000,
   });
   let printed = '';
   for (const stream of [child.stdout, child.stderr])
@@ -197,7 +197,7 @@ describe('the examples of the docs', () => {
 
   for (const name of Object.keys(promised)) {
     if (together.includes(name)) continue;
-    test(`docs/examples/${name} prints what it promises`, { timeout: 60_000 }, () => run(name));
+    test(`docs/examples/${name} prints what it promises`, { timeout: 90_000 }, () => run(name));
   }
 
   test('docs/examples/29: the exporter and the importer do', { timeout: 60_000 }, async () => {

@@ -6,6 +6,7 @@ import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
+import { onHardware } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';
 import { PackageFolder, writeCompiled } from '../support/page-programs.ts';
 import { killed, startProcess } from '../support/program.ts';
@@ -14,7 +15,8 @@ import { noPython } from '../support/python.ts';
 const example = (ending: string): URL =>
   new URL(`../../docs/examples/42-model-server.${ending}`, import.meta.url);
 
-const timeout = iterations(60_000, 900_000);
+// torch takes its time to start.
+const timeout = iterations(onHardware ? 300_000 : 60_000, 900_000);
 const options = { skip: noPython, timeout };
 
 /** A model that prints what it is given, once there is a file `go`. */
