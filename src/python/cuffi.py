@@ -27,6 +27,7 @@ import array as _array
 import atexit
 import asyncio
 import collections
+import copy
 import ctypes
 import datetime
 import errno
@@ -2169,6 +2170,13 @@ class _Page:
             pass  # Another thread reads it; it goes with the last reference.
 
 
+def _again(error: Any) -> Any:
+    """A copy of an error: a kept one that is raised would keep the frames that it passes, and what they hold."""
+    again = copy.copy(error)
+    again.__cause__ = error.__cause__
+    return again
+
+
 class _Slot:
     """Somebody who waits for a value or an answer: a thread, or the future of an event loop."""
 
@@ -2194,7 +2202,7 @@ class _Slot:
 
     def take(self) -> Any:
         if isinstance(self.result, Exception):
-            raise self.result.with_traceback(None)
+            raise _again(self.result)
         return self.result
 
 
@@ -2752,7 +2760,7 @@ class _Connection:
         owned: List[int] = []
         with self._cond:
             if self.end is not None:
-                raise self.end.with_traceback(None)
+                raise _again(self.end)
             if exported:
                 body += _pack_double(self._next_export)
                 for one in exported:
@@ -3086,7 +3094,11 @@ class _Connection:
                 _close_fds([link])
             self._revoked.discard(lease)
             self._imports.pop(lease, None)
-            if not self._is_socket_closed:
+            if self._is_socket_closed:
+                if self._is_read:
+                    # Its thread may be over.
+                    self._kick()
+            else:
                 # It goes with the next value, or when somebody reads.
                 self._releases.append((lease, True, []))
                 if self._is_closing:
@@ -3417,7 +3429,7 @@ class Peer:
     """The process at the other end of a connection. `with peer:` closes it.
 
     Any thread may use it. Each method that waits takes `timeout` in seconds, and raises TimeoutError.
-    After the end they raise ClosedError, PeerGoneError or IpcError, which is also `peer.end`.
+    After the end they raise ClosedError, PeerGoneError or IpcError, as `peer.end`.
     """
 
     def __init__(self, connection: _Connection) -> None:
@@ -3500,7 +3512,7 @@ class Peer:
         with connection._cond:
             if not connection._values:
                 if connection.end is not None:
-                    raise connection.end.with_traceback(None)
+                    raise _again(connection.end)
                 return False
             arrived = connection._values.popleft()
             connection._queued_bytes -= arrived.size + 4096 * len(arrived.objects)
@@ -3603,7 +3615,7 @@ class Peer:
                 self._reply(arrived.request, result, kind, stream)
                 del result
         if not isinstance(connection.end, ClosedError):
-            raise connection.end.with_traceback(None)  # type: ignore[union-attr]
+            raise _again(connection.end)
 
     def _take_request(self, taken: List[_Arrived]) -> bool:
         """Takes a request, if there is one. Returns True without one at the end."""
@@ -3755,7 +3767,7 @@ class Peer:
                 self._reply(arrived.request, result, kind, stream)
                 del result
         if not isinstance(connection.end, ClosedError):
-            raise connection.end.with_traceback(None)  # type: ignore[union-attr]
+            raise _again(connection.end)
 
     # ---- The end ----
 
@@ -4463,7 +4475,8 @@ class _TimelineState:
             return True
 
         if not end():
-            _background().poll(end, keeps=True)
+            # Another process may state a last value that is never reached: for it this one does not stay.
+            _background().poll(end, keeps=self.last_stream is not None)
 
     def _release(self) -> None:
         """Until no stream waits for it, the end of the signaling process is watched."""

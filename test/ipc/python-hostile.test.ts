@@ -4,9 +4,22 @@ import { once } from 'node:events';
 import { dirname } from 'node:path';
 import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
+import {
+  CudaEvent,
+  CuffiError,
+  DeviceBuffer,
+  MemoryPool,
+  PinnedBuffer,
+  Stream,
+  toDevice,
+  VirtualMemory,
+} from '../../src/index.ts';
+import { Channel, leases, listen, type Peer, Timeline } from '../../src/ipc/index.ts';
 import { companionFile } from '../../src/python/companion.ts';
 import { onHardware } from '../support/driver.ts';
-import { iterations } from '../support/iterations.ts';
+import { iterations, seed, until } from '../support/iterations.ts';
+import { Latch } from '../support/latch.ts';
+import { processState } from '../support/process-state.ts';
 import { startProcess } from '../support/program.ts';
 import { noPython } from '../support/python.ts';
 
@@ -19,9 +32,9 @@ const options = {
 /** Runs a program of fixtures/ beside the companion. Returns its exit code and the end of what it says. */
 async function runPython(
   program: string,
-  args: readonly string[] = [],
-): Promise<[unknown, string]> {
-  const child = startProcess('python3', ['-B', `${fixtures}/${program}`, ...args], {
+  ...args: readonly (string | number)[]
+): Promise<[code: unknown, said: string]> {
+  const child = startProcess('python3', ['-B', `${fixtures}/${program}`, ...args.map(String)], {
     stdio: ['ignore', 'ignore', 'pipe'],
     timeout: options.timeout,
     env: { ...process.env, PYTHONPATH: `${dirname(companionFile())}:${fixtures}` },
@@ -30,8 +43,28 @@ async function runPython(
   child.stderr.setEncoding('utf8').on('data', (text: string) => {
     said += text;
   });
-  const [code] = await once(child, 'close');
-  return [code, said.slice(-8000)];
+  const [code, signal] = await once(child, 'close');
+  return [code ?? signal, said.slice(-8000)];
+}
+
+interface Closable {
+  close(): void;
+}
+
+/** How many were received. A closed one is kept until the last value is reached that its sender states. */
+let signalers = 0;
+
+/** Closes all objects in a value, wherever an alteration has put them. */
+function closeAll(value: unknown): void {
+  if (typeof value !== 'object' || value === null || ArrayBuffer.isView(value)) return;
+  if (value instanceof Timeline && value.isSignaler) signalers += 1;
+  if ('close' in value) {
+    (value as Closable).close();
+    return;
+  }
+  const parts = value instanceof Map ? [...value].flat() : value instanceof Set ? [...value] : [];
+  const { cause, errors } = value as AggregateError;
+  for (const part of [...parts, ...Object.values(value), cause, errors]) closeAll(part);
 }
 
 describe('the companion for Python under attack', options, () => {
@@ -42,6 +75,129 @@ describe('the companion for Python under attack', options, () => {
       const [code, said] = await runPython('python-faults.py');
       assert.equal(code, 0, said);
       assert.match(said, /^Ran \d\d tests in/m);
+    },
+  );
+
+  test(
+    'refuses altered messages of Node with typed errors, and keeps nothing of them',
+    options,
+    async (t) => {
+      const name = `@cuffi-test-${process.pid}-altered`;
+      using listener = listen(name);
+      const count = iterations(300, 10_000);
+      const ended = runPython('python-altered.py', 'companion', name, count, seed());
+      const peer = await listener.accept({ timeoutMs: 20_000 });
+      using array = await toDevice(new Float32Array(60));
+      using pool = MemoryPool.create({ shareable: true });
+      using alone = MemoryPool.create({ shareable: true });
+      using pooled = pool.allocate(4096);
+      using memory = VirtualMemory.reserve(4 << 20, { shareable: true });
+      memory.grow(2 << 20);
+      memory.grow(4 << 20);
+      using plain = DeviceBuffer.allocate(10_000);
+      using event = CudaEvent.create({ interprocess: true });
+      using timeline = Timeline.create();
+      using signaled = Timeline.create();
+      using channel = Channel.create({ slots: 2, byteLength: 4096, deliver: 'all' });
+      using pinned = PinnedBuffer.allocate(5000, { shareable: true });
+      using stream = Stream.create({ nonBlocking: true });
+      const values: readonly unknown[] = [
+        array,
+        array.slice({ step: -2 }),
+        { array, more: [pooled, memory.buffer.readOnly(), event] },
+        plain.subarray(10, 9000),
+        alone,
+        timeline,
+        signaled.signaler(),
+        channel,
+        pinned,
+        [
+          1,
+          -0.5,
+          'grün',
+          '水',
+          2n ** 70n,
+          null,
+          true,
+          new Date(5),
+          new Set([1, 'x']),
+          new Map([[1, 2]]),
+        ],
+        {
+          bytes: new Uint8Array(300),
+          error: new RangeError('r', { cause: new AggregateError([1]) }),
+        },
+      ];
+      for (const value of values) await peer.send(value);
+      using latch = new Latch();
+      latch.hold(stream);
+      await peer.send(array, { stream });
+      void peer.request([array, 'asked']).catch(() => {});
+      await peer.send(null);
+      latch.open();
+      const [code, said] = await ended;
+      assert.equal(code, 0, said);
+      t.diagnostic(said.trim());
+      peer.close();
+    },
+  );
+
+  test(
+    'a companion that sends altered messages ends its own connection to Node alone',
+    options,
+    async (t) => {
+      const name = `@cuffi-test-${process.pid}-altering`;
+      using listener = listen(name);
+      const count = iterations(200, 10_000);
+      const outcomes = new Map<string, number>();
+      const wrong: unknown[] = [];
+      let done = 0;
+      const serve = async (peer: Peer): Promise<void> => {
+        let outcome = 'nothing came';
+        for (;;) {
+          try {
+            const value = await peer.receive({ timeoutMs: 500 });
+            if (value === 'next') continue;
+            outcome = 'a value';
+            closeAll(value);
+          } catch (error) {
+            const { name: kind, code } = error as CuffiError;
+            if (!(error instanceof CuffiError) && kind !== 'TimeoutError') wrong.push(error);
+            // As at the end of each connection.
+            if (kind !== 'ClosedError') outcome = `${kind} ${code}`;
+            if (peer.closed || kind === 'TimeoutError') break;
+          }
+        }
+        outcomes.set(outcome, (outcomes.get(outcome) ?? 0) + 1);
+        peer.close();
+        done += 1;
+      };
+      const run = async (times: number): Promise<void> => {
+        const ended = runPython('python-altered.py', 'node', name, times, seed());
+        const accepted = (async () => {
+          for (let at = 0; at < times; at += 1) await serve(await listener.accept());
+        })();
+        const first = await Promise.race([ended, accepted]);
+        assert.equal(first?.[0] ?? 0, 0, first?.[1]);
+        await accepted;
+        assert.equal((await ended)[0], 0);
+      };
+      // What is made at the first use stays.
+      await run(10);
+      await until(() => leases.stats().leases.length === 0);
+      const before = processState();
+      await run(count);
+      assert.deepEqual([done, wrong], [count + 10, []]);
+      t.diagnostic(JSON.stringify([...outcomes]));
+      await until(() => leases.stats().leases.length === 0);
+      const most = {
+        descriptors: before.descriptors + 3 * signalers,
+        mappings: before.mappings + signalers,
+      };
+      await until(() => {
+        const { descriptors, mappings } = processState();
+        return descriptors <= most.descriptors && mappings <= most.mappings;
+      });
     },
   );
 });
