@@ -1,18 +1,35 @@
 /** `cuffi doctor`: what works on this machine, and between two processes. */
 import { arch, platform } from 'node:process';
-import { type Command, parseCommand, refuseArguments, UsageError } from './command.ts';
-import { describeFindings, isSound } from './doctor/finding.ts';
-import { gatherFacts } from './doctor/gather.ts';
+import { parseDescriptor } from '../ipc/descriptor-codec.ts';
+import { printable } from '../ipc/inspect/inspect-messages.ts';
+import { type Explanation, explain } from '../ipc/sharing/explain.ts';
+import {
+  CannotRunError,
+  type Command,
+  parseCommand,
+  refuseArguments,
+  UsageError,
+} from './command.ts';
+import { readDescriptor } from './descriptor-input.ts';
+import { describeFindings, type Finding, finding, isSound } from './doctor/finding.ts';
+import { gatherFacts, useDriver } from './doctor/gather.ts';
+import { gatherExporter, gatherPair } from './doctor/pair.ts';
+import { judgePair, type PairFacts } from './doctor/pair-rules.ts';
 import { isEmulated, judge, type MachineFacts } from './doctor/rules.ts';
 
 export const doctorCommand: Command = {
-  summary: 'tries what works on this machine, and says what to do about the rest',
+  summary: 'tries what works here, or with another process, and says what to do about the rest',
   usage: `usage: cuffi doctor [options]
+       cuffi doctor --with PID [options]
 
 Tries every kind of sharing with a second process, and looks at the driver, the devices, the
 container, limits, libraries and environment. Each line: ok, no or unknown, the fact, and what to do.
 (no) in parentheses: sharing works without it.
 
+  --with PID     compare this process with that one, and try each kind with it: which work
+                 between them, and why others do not. Only with a process that has shared
+                 something with cuffi is anything tried; of others, /proc tells a part
+  --with -       the same with the process that made the descriptor on stdin (JSON)
   --device N     the device that is tried, by its ordinal (default 0)
   --driver D     cuda, emulated, or the path of a libcuda (default: CUFFI_DRIVER, else
                  cuda with a GPU and emulated without)
@@ -20,7 +37,7 @@ container, limits, libraries and environment. Each line: ok, no or unknown, the 
   --help         print this
 
 Exit code: 0 if all that sharing needs works, 1 if something does not, 2 for wrong use or if it
-could not run.`,
+could not run. What is unknown does not count.`,
   run,
 };
 
@@ -28,6 +45,7 @@ const MAX_DEVICE = 1023;
 
 async function run(argv: readonly string[]): Promise<boolean> {
   const { values, positionals } = parseCommand(argv, {
+    with: { type: 'string' },
     device: { type: 'string', default: '0' },
     driver: { type: 'string' },
     json: { type: 'boolean', default: false },
@@ -38,21 +56,18 @@ async function run(argv: readonly string[]): Promise<boolean> {
     throw new UsageError(
       `--device must be an integer from 0 to ${MAX_DEVICE}, not ${JSON.stringify(values.device)}`,
     );
+  if (values.with !== undefined) return runWith(values.with, values.driver, values.json);
   const facts = await gatherFacts({ driver: values.driver, device });
   const findings = judge(facts);
   const ok = isSound(findings);
   if (values.json) console.log(JSON.stringify({ ok, findings, facts }));
-  else
-    for (const line of [
-      ...header(facts),
-      '',
-      ...describeFindings(findings),
-      '',
-      verdict(ok, facts),
-    ])
-      console.log(line);
+  else print([...header(facts), '', ...describeFindings(findings), '', verdict(ok, facts)]);
   return ok;
 }
+
+const print = (lines: readonly string[]): void => {
+  for (const line of lines) console.log(printable(line));
+};
 
 const header = ({ versions }: MachineFacts): string[] => [
   `cuffi ${versions.cuffi}, Node ${versions.node.slice(1)}, ${platform} ${arch} ${versions.kernel}`,
@@ -63,4 +78,74 @@ function verdict(ok: boolean, facts: MachineFacts): string {
   return isEmulated(facts)
     ? 'All works, with the emulated driver: this says nothing about a GPU.'
     : 'All that sharing needs works.';
+}
+
+// ---- With another process ----
+
+const MAX_PID = 2 ** 22;
+
+async function runWith(
+  other: string,
+  driver: string | undefined,
+  isJson: boolean,
+): Promise<boolean> {
+  const isDescriptor = other === '-';
+  if (!isDescriptor && !(/^[1-9]\d*$/.test(other) && Number(other) <= MAX_PID))
+    throw new UsageError(
+      `--with takes a pid, or - for a descriptor on stdin, not ${JSON.stringify(other)}`,
+    );
+  const message = isDescriptor ? readDescriptor('-') : undefined;
+  const { error, name, reason } = useDriver(driver);
+  if (name === undefined) throw new CannotRunError(`${error}\nRun cuffi doctor.`);
+  const facts = isDescriptor
+    ? await gatherExporter(checked(message))
+    : await gatherPair(Number(other));
+  const findings = [
+    ...judgePair(facts),
+    ...(isDescriptor ? [descriptorFinding(explain(message))] : []),
+  ];
+  const ok = isSound(findings);
+  if (isJson) console.log(JSON.stringify({ ok, findings, facts }));
+  else
+    print([
+      pairHeader(facts, reason),
+      '',
+      ...describeFindings(findings),
+      '',
+      pairVerdict(findings),
+    ]);
+  return ok;
+}
+
+/** @throws UsageError */
+function checked(message: unknown) {
+  try {
+    return parseDescriptor(message);
+  } catch (error) {
+    throw new UsageError(`stdin has no descriptor: ${(error as Error).message}`);
+  }
+}
+
+function pairHeader({ here, there, source }: PairFacts, reason: string): string {
+  const named = ({ pid, program }: PairFacts['there']): string =>
+    `process ${pid}${program === undefined ? '' : ` (${program})`}`;
+  const driver = here.driver?.name === 'emulated' ? `; the driver here is emulated, ${reason}` : '';
+  return `${named(there)}, by ${source}, and this ${named(here)}${driver}`;
+}
+
+/** What is known of the descriptor itself. Its file descriptors are not at hand here. */
+function descriptorFinding({ openable, code, reason, hint }: Explanation): Finding {
+  const needsFds = code === 'no-file-descriptor';
+  const status = code === undefined ? 'ok' : openable || needsFds ? 'unknown' : 'no';
+  return finding('descriptor', 'openable', status, reason || 'yes', { remedy: hint });
+}
+
+function pairVerdict(findings: readonly Finding[]): string {
+  const kinds = findings.filter(({ group }) => group === 'works between them');
+  const list = (status: Finding['status']): string =>
+    kinds
+      .filter((each) => each.status === status)
+      .map(({ name }) => name)
+      .join(', ') || 'none';
+  return `Works: ${list('ok')}. Does not: ${list('no')}. Unknown: ${list('unknown')}.`;
 }

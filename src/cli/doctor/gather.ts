@@ -19,6 +19,7 @@ import { MappedMemory } from '../../memory/mapped.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { childProgram } from '../child-program.ts';
 import { packageVersion } from '../version.ts';
+import { ptraceScope } from './pair.ts';
 import type { DoctorDevice, LibraryFacts, MachineFacts } from './rules.ts';
 
 /** What the doctor is asked to do. */
@@ -45,7 +46,7 @@ export async function gatherFacts({ driver, device }: GatherOptions): Promise<Ma
     ...sharing,
     handles: tried ? legacyHandles(Context.primary(tried)) : [],
     sharedMemory: attempt(sharedMemorySize),
-    ptraceScope: attempt(() => Number(read('/proc/sys/kernel/yama/ptrace_scope'))),
+    ptraceScope: ptraceScope(),
     container: containerSign(),
     fabric: fabricFacts(),
     mps: mpsFacts(),
@@ -77,7 +78,7 @@ interface UsedDriver {
 }
 
 /** Selects a driver. Only where there is no GPU at all, and none was asked for, the emulated one. */
-function useDriver(requested: string | undefined): UsedDriver {
+export function useDriver(requested: string | undefined): UsedDriver {
   const named = requested ?? process.env['CUFFI_DRIVER'];
   const selection = named || 'cuda';
   const reason = requested ? 'as --driver says' : named ? 'as CUFFI_DRIVER says' : 'a GPU is here';

@@ -161,7 +161,7 @@ function deviceRules({ devices, driver, process }: MachineFacts): Finding[] {
 // ---- Sharing, as it was tried ----
 
 /** What each probe tries, for the report. */
-const probeTitles: Readonly<Record<ProbeName, string>> = {
+export const probeTitles: Readonly<Record<ProbeName, string>> = {
   legacy: 'plain memory',
   pool: 'pool',
   virtual: 'virtual memory',
@@ -239,7 +239,7 @@ function throughputFinding(
 
 const CAP_SYS_PTRACE = 19n;
 /** Whether a process may take file descriptors from others of its user; undefined if unknown. */
-const mayTrace = (capabilities: string | undefined): boolean | undefined =>
+export const mayTrace = (capabilities: string | undefined): boolean | undefined =>
   capabilities === undefined
     ? undefined
     : ((BigInt(`0x${capabilities}`) >> CAP_SYS_PTRACE) & 1n) === 1n;
@@ -413,7 +413,7 @@ interface Effect {
   readonly isOptional?: boolean;
 }
 
-const hasExpandableSegments = (environment: ProcessFacts['environment']): boolean =>
+export const hasExpandableSegments = (environment: ProcessFacts['environment']): boolean =>
   ['PYTORCH_CUDA_ALLOC_CONF', 'PYTORCH_ALLOC_CONF'].some((name) =>
     /expandable_segments:\s*true/i.test(environment?.[name] ?? ''),
   );
