@@ -4362,9 +4362,14 @@ _VALUE_WORD, _LAST_WORD, _PID_WORD, _NAMESPACE_WORD = range(4)
 class _TimelineState:
     """A timeline, which outlives its object until its work is done."""
 
-    def __init__(self, memory: int, lifeline: int, write_end: int, last: int, on_released: Callable[[], None]) -> None:
-        """Owns the descriptors, also if it raises. `write_end` is -1 for those who only wait."""
+    def __init__(self, memory: int, lifeline: int, write_end: int, last: int, on_released: Callable[[], None],
+                 is_cut_off: Callable[[], bool] = lambda: False) -> None:  # fmt: skip
+        """Owns the descriptors, also if it raises. `write_end` is -1 for those who only wait.
+
+        :param last: the last value, which another process may still signal, until `is_cut_off`
+        """
         self.fds, self.write_end, self.last, self.on_released = (memory, lifeline), write_end, last, on_released
+        self.is_cut_off = is_cut_off
         self.last_stream: Optional[Tuple[int, int]] = None
         self.is_ended = self.is_closed = False
         self.lock = threading.RLock()
@@ -4468,7 +4473,8 @@ class _TimelineState:
 
         def end() -> bool:
             # The others learn of the end after the last value.
-            if not self.is_last_signaled() and not _is_lost(self.last_stream):
+            is_hopeless = self.is_cut_off() if self.last_stream is None else _is_lost(self.last_stream)
+            if not self.is_last_signaled() and not is_hopeless:
                 return False
             os.close(write_end)
             self._release()
@@ -4643,7 +4649,9 @@ class _TimelineFields:
     def open(self, connection: _Connection, fds: List[int], lease: int) -> Timeline:
         memory, lifeline, *write_ends = _taken(fds, self.count, 'a timeline')
         release = lambda: connection.release_soon(lease)  # noqa: E731
-        return Timeline._opened(_TimelineState(memory, lifeline, (write_ends or [-1])[0], self.last, release))
+        state = _TimelineState(memory, lifeline, (write_ends or [-1])[0], self.last, release,
+                               lambda: connection._is_socket_closed)  # fmt: skip
+        return Timeline._opened(state)
 
 
 def _taken(fds: List[int], count: int, what: str) -> List[int]:
