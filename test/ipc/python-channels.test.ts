@@ -1,6 +1,7 @@
 /** Timelines, channels and page-locked memory between Node and the companion for Python. */
 import assert from 'node:assert/strict';
-import { describe, test } from 'node:test';
+import { after, describe, test } from 'node:test';
+import { isDeepStrictEqual } from 'node:util';
 import { Context, type DeviceArray, DeviceBuffer, PinnedBuffer, Stream } from '../../src/index.ts';
 import {
   Channel,
@@ -9,7 +10,7 @@ import {
   leases,
   Timeline,
 } from '../../src/ipc/index.ts';
-import { iterations } from '../support/iterations.ts';
+import { iterations, seed } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { killed } from '../support/program.ts';
 import { noPython, PythonWorker } from '../support/python.ts';
@@ -17,10 +18,21 @@ import { noPython, PythonWorker } from '../support/python.ts';
 const options = { skip: noPython, timeout: 60_000 + iterations(0, 1_200_000) };
 const program = new URL('./fixtures/python-channels.py', import.meta.url);
 
-/** A process in Python. */
+/** A process in Python. Those that were not killed serve the next tests as well. */
 class Python extends PythonWorker {
-  constructor() {
-    super('serve', {}, program);
+  static readonly idle: Python[] = [];
+
+  static start(): Python {
+    return Python.idle.pop() ?? new Python('serve', {}, program);
+  }
+
+  override async [Symbol.asyncDispose](): Promise<void> {
+    if (await this.ask('forget').catch(() => false)) Python.idle.push(this);
+    else await super[Symbol.asyncDispose]();
+  }
+
+  end(): Promise<void> {
+    return super[Symbol.asyncDispose]();
   }
 
   evaluate(source: string): Promise<string> {
@@ -28,9 +40,11 @@ class Python extends PythonWorker {
   }
 }
 
+after(() => Promise.all(Python.idle.map((python) => python.end())));
+
 async function until(condition: () => Promise<boolean>): Promise<void> {
   for (let tries = 0; !(await condition()); tries += 1) {
-    if (tries > 5000) throw new Error(`still not: ${condition}`);
+    if (tries > 2000) throw new Error(`still not: ${condition}`);
     await new Promise((resolve) => setTimeout(resolve, 2));
   }
 }
@@ -45,7 +59,7 @@ async function nothingIsLent(python: Python): Promise<void> {
 
 describe('timelines between Node and Python', options, () => {
   test('the order holds while the streams of both wait', options, async () => {
-    await using python = new Python();
+    await using python = Python.start();
     using timeline = Timeline.create();
     using theirs = await python.ask<Timeline>('make_timeline', { name: 'back' });
     await python.ask('keep', { name: 'given', thing: timeline });
@@ -73,7 +87,7 @@ describe('timelines between Node and Python', options, () => {
   });
 
   test('hosts wait for values of the other, and for its end', options, async () => {
-    await using python = new Python();
+    await using python = Python.start();
     using timeline = Timeline.create();
     using stream = Stream.create({ nonBlocking: true });
     await python.ask('keep', { name: 'given', thing: timeline });
@@ -101,7 +115,7 @@ describe('timelines between Node and Python', options, () => {
   });
 
   test('the signaler goes from one to the other, behind what is queued', options, async () => {
-    await using python = new Python();
+    await using python = Python.start();
     using timeline = Timeline.create();
     using stream = Stream.create({ nonBlocking: true });
     {
@@ -133,20 +147,22 @@ describe('timelines between Node and Python', options, () => {
 
   test('a killed signaler frees the streams and hosts that wait for it', options, async () => {
     for (let round = 0; round < iterations(1, 50); round += 1) {
-      await using one = new Python();
-      await using two = new Python();
+      await using one = Python.start();
+      await using two = Python.start();
       using theirs = await one.ask<Timeline>('make_timeline', { name: 'own' });
-      // Python hears of the end of another process in Python, and Node too.
-      await two.ask('keep', { name: 'given', thing: theirs });
+      // Python waits for a timeline that nobody else has: it hears of the end itself.
+      await one.ask('make_privately');
+      await passed(one, two, 'private');
       using stream = Stream.create({ nonBlocking: true });
-      await one.ask('signal_value', { name: 'own', value: 1 });
+      for (const name of ['own', 'private']) await one.ask('signal_value', { name, value: 1 });
       await theirs.reached(1);
       theirs.wait(3, { stream });
       await two.ask('wait', { name: 'given', value: 3 });
       await two.ask('begin_reached', { name: 'given', value: 2 });
       assert.deepEqual([stream.done, await two.ask('is_done')], [false, false]);
       if (round % 2 === 1) await one.ask('hold');
-      if (round % 2 === 1) await one.ask('signal_value', { name: 'own', value: 2 });
+      if (round % 2 === 1)
+        for (const name of ['own', 'private']) await one.ask('signal_value', { name, value: 2 });
       one.peer.process.kill('SIGKILL');
       await stream.synchronize();
       assert.match(await two.ask('result', { name: 'reached' }), /^PeerGoneError .*after value 1/);
@@ -156,7 +172,7 @@ describe('timelines between Node and Python', options, () => {
   });
 
   test('a process whose streams wait may be closed, and killed', options, async () => {
-    await using python = new Python();
+    await using python = Python.start();
     using timeline = Timeline.create();
     using stream = Stream.create({ nonBlocking: true });
     await python.ask('keep', { name: 'given', thing: timeline });
@@ -174,7 +190,7 @@ describe('timelines between Node and Python', options, () => {
   });
 
   test('no more streams wait than the driver takes', options, async () => {
-    await using python = new Python();
+    await using python = Python.start();
     using timeline = Timeline.create();
     using stream = Stream.create({ nonBlocking: true });
     await python.ask('keep', { name: 'given', thing: timeline });
@@ -244,21 +260,21 @@ const made = (python: Python, options: object): Promise<ChannelConsumer> =>
 let names = 0;
 
 /** Sends the channel that one process in Python produces to another, over a connection of their own. */
-async function passed(producer: Python, consumer: Python): Promise<void> {
+async function passed(producer: Python, consumer: Python, what = 'own'): Promise<void> {
   names += 1;
   const name = `@cuffi-test-${process.pid}-channel-${names}`;
   await consumer.evaluate(`kept.update(listener=cuffi.listen('${name}'))`);
   const taken = consumer.evaluate(
     "kept.update(other=kept['listener'].accept(20)) or kept.update(given=kept['other'].receive(timeout=20))",
   );
-  const source = `kept.update(other=cuffi.connect('${name}', 20)) or kept['other'].send(kept['own'])`;
+  const source = `kept.update(other=cuffi.connect('${name}', 20)) or kept['other'].send(kept['${what}'])`;
   assert.deepEqual([await producer.evaluate(source), await taken], ['null', 'null']);
 }
 
 describe('channels between Node and Python', options, () => {
   for (const busy of [0, 500])
     test(`to all, polling for ${busy} us: each consumer sees each message`, options, async () => {
-      const pythons = [new Python(), new Python()];
+      const pythons = [Python.start(), Python.start()];
       using channel = Channel.create({ ...small, deliver: 'all', busyPollUs: busy });
       using stream = Stream.create({ nonBlocking: true });
       try {
@@ -284,7 +300,7 @@ describe('channels between Node and Python', options, () => {
 
   for (const deliver of ['all', 'one'] as const)
     test(`to ${deliver}: Node sees each message of Python`, options, async () => {
-      await using python = new Python();
+      await using python = Python.start();
       using stream = Stream.create({ nonBlocking: true });
       const channel = await made(python, { ...small, deliver });
       const count = iterations(100, 100_000);
@@ -302,8 +318,8 @@ describe('channels between Node and Python', options, () => {
     'to one: Node and Python share the messages, and take those of a killed one',
     options,
     async () => {
-      await using one = new Python();
-      await using two = new Python();
+      await using one = Python.start();
+      await using two = Python.start();
       using stream = Stream.create({ nonBlocking: true });
       using channel = Channel.create({ ...small, deliver: 'one' });
       for (const python of [one, two]) await python.ask('keep', { name: 'given', thing: channel });
@@ -326,8 +342,8 @@ describe('channels between Node and Python', options, () => {
   );
 
   test('to one: Python gives what a killed consumer had to another', options, async () => {
-    await using producer = new Python();
-    await using gone = new Python();
+    await using producer = Python.start();
+    await using gone = Python.start();
     using stream = Stream.create({ nonBlocking: true });
     const channel = await made(producer, { ...small, deliver: 'one' });
     await passed(producer, gone);
@@ -351,7 +367,7 @@ describe('channels between Node and Python', options, () => {
     'messages have meta and layouts, skipped ones are not seen, slots are read-only',
     options,
     async () => {
-      await using python = new Python();
+      await using python = Python.start();
       using stream = Stream.create({ nonBlocking: true });
       using channel = Channel.create({ ...small, deliver: 'all', readOnly: true });
       await python.ask('keep', { name: 'given', thing: channel });
@@ -396,7 +412,7 @@ describe('channels between Node and Python', options, () => {
     'a message arrives when its work is done, and its slot returns when the work that uses it is',
     options,
     async () => {
-      await using python = new Python();
+      await using python = Python.start();
       using stream = Stream.create({ nonBlocking: true });
       using channel = Channel.create({ ...small, slots: 1, deliver: 'all' });
       await python.ask('keep', { name: 'given', thing: channel });
@@ -433,7 +449,7 @@ describe('channels between Node and Python', options, () => {
   );
 
   test('asyncio waits for messages and slots', options, async () => {
-    await using python = new Python();
+    await using python = Python.start();
     using stream = Stream.create({ nonBlocking: true });
     using channel = Channel.create({ ...small, deliver: 'all' });
     await python.ask('keep', { name: 'given', thing: channel });
@@ -451,10 +467,11 @@ describe('channels between Node and Python', options, () => {
     assert.equal(await python.ask('result', { name: 'async' }), 'done');
     await python.ask('close', { name: 'own' });
     assert.deepEqual(await seen, all(0, 10));
+    theirs.close();
   });
 
   test('streams wait for slots on both sides', options, async () => {
-    await using python = new Python();
+    await using python = Python.start();
     using stream = Stream.create({ nonBlocking: true });
     using channel = Channel.create({ ...small, slots: 2, deliver: 'all', ahead: true });
     await python.ask('keep', { name: 'given', thing: channel });
@@ -494,12 +511,16 @@ describe('channels between Node and Python', options, () => {
 
   for (const end of ['close', 'kill'] as const)
     test(`streams that wait for slots go on after the producer's ${end}`, options, async () => {
-      await using producer = new Python();
-      await using consumer = new Python();
+      await using producer = Python.start();
+      await using consumer = Python.start();
       using stream = Stream.create({ nonBlocking: true });
       const theirs = await made(producer, { ...small, deliver: 'all', ahead: true });
-      await passed(producer, consumer);
-      await producer.ask('produce_ahead', { name: 'own', count: 1 });
+      // What the consumer in Python waits for, no one else repairs.
+      const options = { ...small, deliver: 'all', ahead: true };
+      await producer.ask('make_privately', { options });
+      await passed(producer, consumer, 'private');
+      for (const name of ['own', 'private'])
+        await producer.ask('produce_ahead', { name, count: 1 });
       const ahead = theirs.ahead(stream);
       const slots: ConsumerSlot[] = [];
       for (let at = 0; at < 3; at += 1) {
@@ -509,7 +530,8 @@ describe('channels between Node and Python', options, () => {
       await consumer.ask('take_ahead', { name: 'given', count: 3 });
       assert.equal(await slots[0]?.filled({ timeoutMs: 20_000 }), true);
       assert.deepEqual([stream.done, await consumer.ask('is_done')], [false, false]);
-      if (end === 'close') await producer.ask('close', { name: 'own' });
+      if (end === 'close')
+        for (const name of ['own', 'private']) await producer.ask('close', { name });
       else producer.peer.process.kill('SIGKILL');
       await stream.synchronize();
       const filled = await Promise.allSettled(slots.map((slot) => slot.filled()));
@@ -525,8 +547,8 @@ describe('channels between Node and Python', options, () => {
     });
 
   test('the streams of a producer go on when a consumer is killed', options, async () => {
-    await using python = new Python();
-    await using other = new Python();
+    await using python = Python.start();
+    await using other = Python.start();
     using stream = Stream.create({ nonBlocking: true });
     using channel = Channel.create({ ...small, slots: 2, deliver: 'all', ahead: true });
     await python.ask('keep', { name: 'first', thing: channel });
@@ -544,7 +566,7 @@ describe('channels between Node and Python', options, () => {
 
   test('what a killed producer has not completed is not delivered', options, async () => {
     for (const deliver of ['all', 'one']) {
-      await using python = new Python();
+      await using python = Python.start();
       using stream = Stream.create({ nonBlocking: true });
       const channel = await made(python, { ...small, deliver });
       const seen = consume(channel, stream);
@@ -561,7 +583,7 @@ describe('channels between Node and Python', options, () => {
 
 describe('page-locked memory between Node and Python', options, () => {
   test('both have the same bytes, and their GPUs copy them', options, async () => {
-    await using python = new Python();
+    await using python = Python.start();
     const bytes = new Uint8Array(10_000).map((_, at) => at * 7);
     const increased = bytes.map((value) => value + 1);
     using pinned = PinnedBuffer.allocate(bytes.byteLength, { shareable: true });
@@ -585,7 +607,7 @@ describe('page-locked memory between Node and Python', options, () => {
   });
 
   test('it is refused where it does not fit, and is given back', options, async () => {
-    await using python = new Python();
+    await using python = Python.start();
     using pinned = PinnedBuffer.allocate(100, { shareable: true });
     await python.ask('keep', { name: 'given', thing: pinned });
     const cases = [
@@ -605,7 +627,7 @@ describe('what Python has sent', options, () => {
     'leases.returned waits until each receiver has closed it, or has ended',
     options,
     async () => {
-      await using python = new Python();
+      await using python = Python.start();
       const array = await python.ask<DeviceArray>('make_array', { name: 'own' });
       const timedOut =
         /^TimeoutError : waiting for what other processes have took more than 0.05 s/;
@@ -621,7 +643,7 @@ describe('what Python has sent', options, () => {
       assert.match(await python.evaluate("cuffi.leases.returned(kept['own'], 0.05)"), timedOut);
       channel.close();
       assert.equal(await python.evaluate("cuffi.leases.returned(kept['own'], 20)"), 'null');
-      await using other = new Python();
+      await using other = Python.start();
       await python
         .ask('make_pinned', { name: 'own', data: new Uint8Array(8) })
         .then((made) => (made as PinnedBuffer).close());
@@ -632,3 +654,75 @@ describe('what Python has sent', options, () => {
     },
   );
 });
+
+describe('hostile processes, as Python meets them', options, () => {
+  test('what is no timeline, channel or page-locked memory is refused', options, async () => {
+    await using python = Python.start();
+    const before = await python.ask('counts');
+    const page = 4096;
+    const cases: readonly (readonly [
+      kind: number,
+      fields: readonly number[],
+      fds: readonly (number | string)[],
+      error: RegExp,
+    ])[] = [
+      [4, [], [page], /no-file-descriptor: a timeline needs 2 descriptors, but 1 came/],
+      [4, [], [page, 'read', 'write'], /needs 2 descriptors, but 3 came/],
+      [4, [], [-page, 'read'], /a timeline whose memory is not sealed/],
+      [4, [], [2 * page, 'read'], /a timeline whose memory is not sealed/],
+      [4, [], ['file', 'read'], /a timeline whose memory is not sealed/],
+      [4, [], [page, 'file'], /a timeline without its pipe/],
+      [5, [0, 0, 0, 0, 0, 0, 0, 0], [page, 'read', page], /a timeline without its pipe/],
+      [5, [0, 0, 0, 0, 0, 0, 0, 255], [page, 'read', 'write'], /invalid-descriptor/],
+      [4, [1], [page, 'read'], /invalid-descriptor: .*bytes follow its end/],
+      [6, [0, 16, 0, 0, 0, 0, 0, 0], [page], /is not 4096 bytes that are allocated and sealed/],
+      [6, [0, 0, 0, 0, 0, 0, 0, 0], [page], /invalid-descriptor/],
+      [6, [255, 255, 255, 255, 255, 255, 31, 0], [page], /allocated and sealed/],
+      [7, [0, 0, 0, 0], [page], /invalid-descriptor/],
+      [8, [], [], /8 is no kind of descriptor/],
+    ];
+    for (const [kind, fields, sizes, error] of cases)
+      assert.match(await python.ask<string>('opened', { kind, fields, sizes }), error);
+    await until(async () => isDeepStrictEqual(await python.ask('counts'), before));
+    // What is right opens.
+    assert.equal(
+      await python.ask('opened', { kind: 4, fields: [], sizes: [page, 'read'] }),
+      'opened',
+    );
+  });
+
+  test('nonsense in fields and in shared words raises errors of cuffi only', options, async () => {
+    await using python = Python.start();
+    const count = iterations(1000, 100_000);
+    const at = seed();
+    assert.deepEqual(await python.ask('fuzz_fields', { seed: at, count }), []);
+    assert.deepEqual(await python.ask('fuzz_timeline', { seed: at, count }), []);
+    for (const deliver of ['all', 'one'])
+      assert.deepEqual(await python.ask('fuzz_words', { deliver, seed: at, count }), []);
+  });
+
+  test('a producer that stores nonsense is named as one', options, async () => {
+    await using python = Python.start();
+    const channel = Channel.create({ ...small, deliver: 'all' });
+    const { words } = (channel as unknown as { exported: { ring: { words: Words } } }).exported
+      .ring;
+    await python.ask('keep', { name: 'given', thing: channel });
+    const receive = (): Promise<string> => python.evaluate("kept['given'].receive(timeout=0.05)");
+    words.write(0, 2 ** 52);
+    assert.match(
+      await receive(),
+      /^IpcError ipc-failed: .* has published into slots that were not/,
+    );
+    words.write(0, 2 ** 60);
+    assert.match(await receive(), /^IpcError ipc-failed: .* has no number of published messages/);
+    words.write(0, 0);
+    assert.match(await receive(), /^TimeoutError/);
+    channel.close();
+    assert.match(await receive(), /^null/);
+  });
+});
+
+/** The words of a ring, which every process with the channel can write. */
+interface Words {
+  write(index: number, value: number): void;
+}
