@@ -1402,7 +1402,7 @@ class _Decoder:
 
     def __init__(self, reader: _Reader) -> None:
         self._from = reader
-        self.places: List[Put] = []
+        self.places: List[Optional[Put]] = []
         self._parts = self._binaries = self._collections = 0
         # Why Python cannot hold the value, though it may be sent.
         self.refusal: Optional[str] = None
@@ -1412,7 +1412,7 @@ class _Decoder:
         if self._parts > _MAX_PARTS:
             raise IpcError(f'a value has more than {_MAX_PARTS} parts', 'limit-exceeded')
 
-    def read(self, put: Put, depth: int = 0) -> Any:
+    def read(self, put: Optional[Put], depth: int = 0) -> Any:
         """Returns a value; for a GPU object None, and `put` will be called with it."""
         reader = self._from
         self._count_part()
@@ -2214,15 +2214,13 @@ class _Arrived:
     def __init__(self, connection: '_Connection', kind: int, request: int, size: int) -> None:
         self.connection, self.kind, self.request, self.size, self.fd_count = connection, kind, request, size, 0
         self.value: Any = None
-        self.places: List[Put] = []
+        # None: the value is the object. A function would keep this object, and this object it.
+        self.places: List[Optional[Put]] = []
         self.objects: List[Tuple[bytes, List[int], int]] = []
         # What the host waits for: points and events of the sender.
         self.points: _Points = []
         self.events: List[Event] = []
         self.refusal: Optional[str] = None
-
-    def put(self, value: Any) -> None:
-        self.value = value
 
     def take(self) -> Any:
         """Returns the value, which only its receiver keeps from now on."""
@@ -2539,7 +2537,7 @@ class _Connection:
             return
         arrived = _Arrived(self, kind, request, len(body))
         decoder = _Decoder(reader)
-        arrived.value = decoder.read(arrived.put)
+        arrived.value = decoder.read(None)
         arrived.places, arrived.refusal = decoder.places, decoder.refusal
         if reader.at > _MAX_VALUE:
             raise IpcError(f'a value of {reader.at} bytes is too large', 'limit-exceeded')
@@ -2962,7 +2960,11 @@ class _Connection:
             raise
         arrived.objects = []
         for put, one in zip(arrived.places, opened):
-            put(one)
+            if put:
+                put(one)
+            else:
+                arrived.value = one
+        arrived.places = []
 
     def _open_object(self, arrived: _Arrived, data: bytes, fds: List[int], lease: int, stream: Optional[int]) -> Any:
         if lease in self._revoked:

@@ -3,12 +3,15 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { dirname } from 'node:path';
 import { describe, test } from 'node:test';
+import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
+import { isDeepStrictEqual } from 'node:util';
 import {
   CudaEvent,
   CuffiError,
   DeviceBuffer,
   MemoryPool,
+  type PeerGoneError,
   PinnedBuffer,
   Stream,
   toDevice,
@@ -19,9 +22,9 @@ import { companionFile } from '../../src/python/companion.ts';
 import { onHardware } from '../support/driver.ts';
 import { iterations, seed, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
-import { processState } from '../support/process-state.ts';
-import { startProcess } from '../support/program.ts';
-import { noPython } from '../support/python.ts';
+import { comesBackTo, processState } from '../support/process-state.ts';
+import { killed, startProcess, startProgram } from '../support/program.ts';
+import { noPython, PythonWorker } from '../support/python.ts';
 
 const fixtures = fileURLToPath(new URL('./fixtures', import.meta.url));
 const options = {
@@ -200,4 +203,100 @@ describe('the companion for Python under attack', options, () => {
       });
     },
   );
+});
+
+const steps = [
+  'connected',
+  'before send',
+  'after send',
+  'before map',
+  'after map',
+  'mapped',
+  'on a stream',
+  'before release',
+  'after release',
+  'asking',
+  'answering',
+  'before close',
+  'after close',
+] as const;
+
+describe('kills in each step of a hand-over', options, () => {
+  test('of the companion: Node gets PeerGoneError, and all is given back', options, async () => {
+    const program = new URL('./fixtures/python-killed.py', import.meta.url);
+    using stream = Stream.create({ nonBlocking: true });
+    const meet = async (step: string): Promise<void> => {
+      await using worker = new PythonWorker(step, {}, program);
+      const { peer } = worker;
+      const array = await toDevice(new Uint8Array(1000));
+      const memory = VirtualMemory.reserve(2 << 20, { shareable: true });
+      memory.grow(2 << 20);
+      const traffic = (async () => {
+        await peer.send(array);
+        await peer.send(memory.buffer);
+        const back = await peer.receive(step === 'on a stream' ? { stream } : {});
+        closeAll(back);
+        await peer.send(null);
+        if (step === 'asking') await peer.serve(() => delay(200));
+        else for (;;) await peer.request([array, 'x']);
+      })();
+      await assert.rejects(traffic, (error: PeerGoneError) => {
+        if (step === 'after close' && error.name === 'ClosedError') return true;
+        const { name, code, signal, pid } = error;
+        assert.deepEqual(
+          { name, code, signal, pid },
+          { name: 'PeerGoneError', code: 'peer-gone', signal: 'SIGKILL', pid: peer.process.pid },
+          step,
+        );
+        return true;
+      });
+      // A stream that waited for it goes on.
+      await until(() => stream.done);
+      array.close();
+      memory.close();
+      await until(() => leases.stats().leases.length === 0);
+    };
+    // What is made at the first use stays.
+    for (const step of ['mapped', 'on a stream']) await meet(step);
+    const before = processState();
+    for (const step of steps) for (let at = 0; at < iterations(1, 100); at += 1) await meet(step);
+    await comesBackTo(before);
+  });
+
+  test('of Node: the companion gets PeerGoneError, and keeps nothing', options, async () => {
+    await using worker = new PythonWorker();
+    const name = `@cuffi-test-${process.pid}-steps`;
+    await worker.ask('listening', { name });
+    const client = new URL('./fixtures/python-killed-client.ts', import.meta.url);
+    using array = await toDevice(new Uint8Array(10));
+    await worker.ask('read', { thing: array });
+    const before = await worker.ask('counts');
+    for (const step of [
+      'connected',
+      'sent',
+      'received',
+      'released',
+      'on a stream',
+      'asking',
+      'closing',
+    ])
+      for (let at = 0; at < iterations(1, 100); at += 1) {
+        const child = startProgram(client, [name, step], {
+          stdio: ['ignore', 'ignore', 'inherit'],
+        });
+        const end = await worker.ask<string>('ended');
+        const expected =
+          step === 'closing'
+            ? /^(PeerGone|Closed)Error: /
+            : /^PeerGoneError: process \d+ has ended/;
+        assert.match(end, expected, step);
+        await killed(child);
+        let counts = await worker.ask('counts');
+        for (let tries = 0; tries < 100 && !isDeepStrictEqual(counts, before); tries += 1) {
+          await delay(20);
+          counts = await worker.ask('counts');
+        }
+        assert.deepEqual(counts, before, step);
+      }
+  });
 });
