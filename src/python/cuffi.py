@@ -4045,7 +4045,7 @@ class _Background:
         self._watched: Dict[int, Callable[[], None]] = {}
         self._calls: Deque[Callable[[], None]] = collections.deque()
         self._polls: List[Callable[[], bool]] = []
-        self._newest = 0.0
+        self._newest = self._due = 0.0
         # How many polls this process must not end before.
         self._keeping = 0
         threading.Thread(target=self._run, name='cuffi background', daemon=True).start()
@@ -4068,17 +4068,21 @@ class _Background:
         if self._watched.pop(fd, None):
             self._epoll.unregister(fd)
 
-    def poll(self, is_over: Callable[[], bool], keeps: bool = False) -> None:
+    def poll(self, is_over: Callable[[], bool], keeps: bool = False, is_urgent: bool = True) -> None:
         """Calls `is_over` in the background until it returns True. With `keeps`, this process waits for that."""
 
         def counted() -> bool:
-            if not is_over():
-                return False
-            self._keeping -= 1
-            return True
+            is_kept = False
+            try:
+                is_kept = not is_over()
+            finally:
+                if not is_kept:
+                    self._keeping -= 1
+            return not is_kept
 
         def begin() -> None:
-            self._newest = time.monotonic()
+            if is_urgent:
+                self._newest, self._due = time.monotonic(), 0.0
             self._polls.append(counted if keeps else is_over)
 
         if keeps:
@@ -4095,8 +4099,9 @@ class _Background:
             timeout = -1.0
             if self._polls:
                 # The first polls are frequent, the later ones once a millisecond.
-                timeout = 0 if time.monotonic() - self._newest < 0.002 else 0.001
-                if not timeout:
+                is_eager = time.monotonic() - self._newest < 0.002
+                timeout = 0 if is_eager else 0.001
+                if is_eager:
                     time.sleep(0.0001)
             for fd, _ in self._epoll.poll(timeout):
                 if fd != self._wake_read:
@@ -4108,8 +4113,11 @@ class _Background:
                     pass
             while self._calls:
                 self._guarded(self._calls.popleft())
-            # Calls add polls, polls do not.
-            self._polls = [poll for poll in self._polls if self._guarded(poll) is False]
+            now = time.monotonic()
+            if now >= self._due:
+                # Calls add polls, polls do not.
+                self._polls = [poll for poll in self._polls if self._guarded(poll) is False]
+                self._due = now + (0 if now - self._newest < 0.002 else 0.0009)
 
     @staticmethod
     def _guarded(what: Optional[Callable[[], Any]]) -> Any:
@@ -4306,37 +4314,45 @@ def _is_awaited(words: _Words) -> bool:
 
 def _enqueue_wait(words: _Words, index: int, count: int, device: _Device, stream: int) -> bool:
     """Makes later work of a stream wait for a word. Returns False if no more waits may be queued now."""
-    key, wait = (device.ordinal, stream), (words, index, count)
-    address = words.address_of(device, index)
+    address, wait = words.address_of(device, index), (words, index, count)
     with _waits_lock:
-        waits = _stream_waits.get(key)
+        waits = _stream_waits.get((device.ordinal, stream))
         if waits and _still_waits(waits):
             if len(waits) >= _MAX_WAITS_OF_STREAM:
                 return False
         else:
             if sum(map(_still_waits, _stream_waits.values())) >= _max_waiting_streams():
                 return False
-            waits = _stream_waits.setdefault(key, collections.deque())
+            waits = _stream_waits.setdefault((device.ordinal, stream), collections.deque())
         # Added first: a wait that nobody knows could block for ever.
         waits.append(wait)
+    status = -1
     try:
-        _queue(_cuda().cuStreamWaitValue64_v2, device, stream, address, count)
-    except BaseException:
-        with _waits_lock:
-            waits.remove(wait)
-        raise
+        # Only default streams need their context.
+        if stream > 2:
+            status = _cuda().cuStreamWaitValue64_v2(stream, address, count, _WAIT_GEQ)
+        else:
+            with device:
+                status = _cuda().cuStreamWaitValue64_v2(stream, address, count, _WAIT_GEQ)
+    finally:
+        if status:
+            with _waits_lock:
+                waits.remove(wait)
+    if status:
+        raise CudaError('cuStreamWaitValue64_v2', status, 'waiting for a stream of another process')
     return True
 
 
-def _queue(function: Callable[..., int], device: _Device, stream: int, address: int, count: int) -> None:
-    """Queues a wait for a word, or its store. Only default streams need their context."""
+def _enqueue_store(words: _Words, index: int, count: int, device: _Device, stream: int) -> None:
+    """Stores a count when the work that is queued in a stream so far is done."""
+    address = words.address_of(device, index)
     if stream > 2:
-        status = function(stream, address, count, 0)
+        status = _cuda().cuStreamWriteValue64_v2(stream, address, count, 0)
     else:
         with device:
-            status = function(stream, address, count, 0)
+            status = _cuda().cuStreamWriteValue64_v2(stream, address, count, 0)
     if status:
-        raise CudaError('cuStreamWaitValue64_v2 or cuStreamWriteValue64_v2', status, 'ordering streams of processes')
+        raise CudaError('cuStreamWriteValue64_v2', status, 'signaling to another process how far a stream is')
 
 
 def _check_count(value: Any, least: int, name: str) -> None:
@@ -4451,13 +4467,12 @@ class _TimelineState:
                                  'the one that timeline.signaler() was sent to')  # fmt: skip
             if value <= self.last:
                 raise ValueError(f'value must be above {self.last}, the last value that was signaled, not {value}')
-            address = self.words.address_of(device, _VALUE_WORD)
             key = (device.ordinal, stream)
             # Values are reached in the order of the calls, whatever their streams.
             if self.last_stream != key and not self.words.reached(_VALUE_WORD, self.last):
                 if not _enqueue_wait(self.words, _VALUE_WORD, self.last, device, stream):
                     raise _too_many_waits(value)
-            _queue(_cuda().cuStreamWriteValue64_v2, device, stream, address, value)
+            _enqueue_store(self.words, _VALUE_WORD, value, device, stream)
             self.last, self.last_stream = value, key
 
     def is_last_signaled(self) -> bool:
@@ -4478,6 +4493,7 @@ class _TimelineState:
             is_hopeless = self.is_cut_off() if self.last_stream is None else _is_lost(self.last_stream)
             if not self.is_last_signaled() and not is_hopeless:
                 return False
+            self.mark_ended()
             os.close(write_end)
             self._release()
             return True
@@ -4939,14 +4955,15 @@ class _Sleepers:
 class _Stores:
     """Stores counts in shared words when the work of streams is done, and tells when they are stored."""
 
-    def __init__(self, words: _Words, on_stored: Callable[[Optional[CudaError]], None], keeps: bool) -> None:
-        self._words, self._on_stored, self._keeps = words, on_stored, keeps
-        self._pending: List[Tuple[int, int, int, int]] = []
-        self._lock, self._since = threading.Lock(), 0.0
+    def __init__(self, words: _Words, on_stored: Callable[[Optional[CudaError]], None], keeps: bool, is_ahead: bool) -> None:
+        """:param keeps: whether this process does not end before"""
+        self._words, self._on_stored, self._keeps, self._is_ahead = words, on_stored, keeps, is_ahead
+        self._pending: Deque[Tuple[int, int, int, int]] = collections.deque()
+        self._lock, self._since, self._is_polled = threading.Lock(), 0.0, False
 
-    def store(self, index: int, count: int, device: _Device, stream: int, is_ahead: bool) -> None:
+    def store(self, index: int, count: int, device: _Device, stream: int) -> None:
         """Stores a count when the work that is queued in a stream so far is done. Raises CudaError; then nothing is."""
-        words = self._words
+        words, is_ahead = self._words, self._is_ahead
         if stream > 2 and not is_ahead:
             status = _cuda().cuStreamQuery(stream)
             if status == 0:
@@ -4956,31 +4973,40 @@ class _Stores:
                 return
             if status != _NOT_READY:
                 raise CudaError('cuStreamQuery', status)
-        _queue(_cuda().cuStreamWriteValue64_v2, device, stream, words.address_of(device, index), count)
+        _enqueue_store(words, index, count, device, stream)
         if not is_ahead and words.reached(index, count):
             self._on_stored(None)
             return
         with self._lock:
-            pending = self._pending
-            pending.append((index, count, device.ordinal, stream))
-            if len(pending) > 1:
+            self._pending.append((index, count, device.ordinal, stream))
+            if self._is_polled:
                 return
-            self._since = time.monotonic()
-        _background().poll(self._is_over, self._keeps)
+            self._is_polled, self._since = True, time.monotonic()
+        _background().poll(self._is_over, self._keeps, not is_ahead)
 
     def _is_over(self) -> bool:
         with self._lock:
-            count = len(self._pending)
-            self._pending = [one for one in self._pending if not self._words.reached(one[0], one[1])]
-            is_over, is_stored = not self._pending, len(self._pending) < count
+            count, pending, reached = len(self._pending), self._pending, self._words.reached
+            if self._is_ahead:
+                # Nearly in order: those behind one that is not reached may be told later.
+                while pending and reached(pending[0][0], pending[0][1]):
+                    pending.popleft()
+            else:
+                self._pending = pending = collections.deque(one for one in pending if not reached(one[0], one[1]))
+            now, is_stored = time.monotonic(), len(pending) < count
             if is_stored:
-                self._since = time.monotonic()
+                self._since = now
+            # The next one probably comes soon: to begin again takes longer.
+            is_over = not pending and (not self._is_ahead or now - self._since > 0.02)
             # After so long, the driver is asked whether the context is lost.
-            suspect = None if is_stored or time.monotonic() - self._since < 0.1 else self._pending[0][2:]
+            suspect = pending[0][2:] if pending and now - self._since > 0.1 else None
+            self._is_polled = not is_over
         if is_stored:
             self._on_stored(None)
         if suspect and _is_lost(suspect):
-            self._pending = []
+            with self._lock:
+                self._pending.clear()
+                self._is_polled = False
             self._on_stored(CudaError('cuStreamWriteValue64_v2', 700))
             return True
         if suspect:
@@ -5131,7 +5157,7 @@ class _Consumer(_ChannelState):
         self._held: set = set()
         self._has_ended_waits = False
         self.sleepers = _Sleepers(lambda is_asleep: seat.write(_ASLEEP, is_asleep))
-        self._stores = _Stores(seat, lambda _: self._wake_producer(), False)
+        self._stores = _Stores(seat, lambda _: self._wake_producer(), False, is_ahead)
         self._pipes = _WakePipes.accept(pipe_ends[0], pipe_ends[1], self._on_wake)
         self._pipes.watch()
 
@@ -5263,7 +5289,7 @@ class _Consumer(_ChannelState):
     def release(self, message: int, stream: int) -> None:
         self.assert_open()
         index = _RELEASED + message % self.ring.slots
-        self._stores.store(index, message + 1, self.device, stream, self.is_ahead)
+        self._stores.store(index, message + 1, self.device, stream)
         self._held.discard(message)
 
     def _wake_producer(self) -> None:
@@ -5578,7 +5604,7 @@ class _Producer(_ChannelState):
         self._redelivered: set = set()
         self._holders: Dict[int, _Seat] = {}
         self._failure: Optional[CudaError] = None
-        self._stores = _Stores(ring, self._on_stored, True)
+        self._stores = _Stores(ring, self._on_stored, True, is_ahead)
         # Grants are asked for at any time.
         is_always_asleep = deliver == 'one'
         self.sleepers = _Sleepers(lambda is_asleep: ring.write(_PRODUCER_SLEEPS, is_asleep or is_always_asleep))
@@ -5654,7 +5680,7 @@ class _Producer(_ChannelState):
                                        self.slots.byte_length)  # fmt: skip
             self.ring.write_record(message, layout, encoded)
         index = _FILLED + message % self.ring.slots
-        self._stores.store(index, message + 1, self.device, stream, self.is_ahead)
+        self._stores.store(index, message + 1, self.device, stream)
         with self.lock:
             self._end(message)
 
