@@ -17,6 +17,9 @@ the sender's work on what was sent is done, and `close` until all work of the de
 that stream wait, and `close` gives the memory back behind that stream. A stream is an int, or an object
 with `cuda_stream` (torch), `ptr` (cupy) or `handle` (numba, cuda.core).
 
+Frames, again and again, go through a `Channel`, whose slots the other end maps once. A `Timeline` orders
+streams and hosts of several processes. `pinned` is host memory that processes share.
+
 Ownership. What is sent is kept alive until the other end has closed it. What is received is closed with
 `close()`, a `with` block, or the last reference, and stays mapped while a tensor made of it lives.
 """
@@ -4141,6 +4144,20 @@ def _background() -> _Background:
     return _the_background
 
 
+# What ends for other processes when the last process closes it: a child by fork must not keep it.
+_lifelines: 'weakref.WeakSet[Any]' = weakref.WeakSet()
+
+
+def _close_lifelines() -> None:
+    global _waits_lock
+    _waits_lock = threading.Lock()
+    for each in list(_lifelines):
+        each.abandon()
+
+
+os.register_at_fork(after_in_child=_close_lifelines)
+
+
 @atexit.register
 def _drain_at_exit() -> None:
     if _the_background and _the_background.pid == os.getpid():
@@ -4398,6 +4415,7 @@ class _TimelineState:
         except (OSError, IpcError) as error:
             _close_fds([fd for fd in (memory, lifeline, write_end) if fd >= 0])
             raise error if isinstance(error, IpcError) else IpcError(f'a timeline cannot be mapped: {error}') from None
+        _lifelines.add(self)
         if write_end >= 0:
             self.words.write(_NAMESPACE_WORD, _self().namespace)
             self.words.write(_PID_WORD, _self().pid)
@@ -4474,6 +4492,12 @@ class _TimelineState:
                     raise _too_many_waits(value)
             _enqueue_store(self.words, _VALUE_WORD, value, device, stream)
             self.last, self.last_stream = value, key
+
+    def abandon(self) -> None:
+        """In a child by fork: it does not signal."""
+        if self.write_end >= 0:
+            os.close(self.write_end)
+        self.write_end, self.is_closed = -1, True
 
     def is_last_signaled(self) -> bool:
         return self.words.reached(_VALUE_WORD, self.last)
@@ -4640,9 +4664,12 @@ class _Fds:
 
     def __init__(self, fds: List[int]) -> None:
         self.fds = fds
+        _lifelines.add(self)
 
     def close(self) -> None:
         _close_fds(self.fds)
+
+    abandon = close
 
 
 class TimelineSignaler(_Closable):
@@ -4800,6 +4827,13 @@ class _WakePipes:
         self.has_ended = False
         self._read_end, self._write_end, self._on_wake = read_end, write_end, on_wake
         self._lock, self._is_closed = threading.Lock(), False
+        _lifelines.add(self)
+
+    def abandon(self) -> None:
+        """In a child by fork: the pipes are its parent's."""
+        if not self._is_closed:
+            self._is_closed = True
+            _close_fds((self._read_end, self._write_end))
 
     @classmethod
     def accept(cls, read_end: int, write_end: int, on_wake: Callable[[], None]) -> '_WakePipes':

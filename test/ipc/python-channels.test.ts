@@ -564,6 +564,48 @@ describe('channels between Node and Python', options, () => {
     assert.equal(await other.evaluate("kept['own'].consumers"), '0');
   });
 
+  test(
+    'a process in Python that ends waits until what it has published is filled',
+    options,
+    async () => {
+      await using python = Python.start();
+      using stream = Stream.create({ nonBlocking: true });
+      const channel = await made(python, { ...small, deliver: 'all' });
+      using timeline = await python.ask<Timeline>('make_timeline', { name: 'timeline' });
+      await python.ask('hold');
+      await python.ask('produce', { name: 'own', count: 3 });
+      await python.ask('signal_value', { name: 'timeline', value: 1 });
+      for (const name of ['own', 'timeline']) await python.ask('close', { name });
+      const reached = timeline.reached(1);
+      const seen = consume(channel, stream);
+      await python.ask('leave', { seconds: 0.4 });
+      assert.deepEqual(await seen, all(0, 3));
+      await reached;
+      channel.close();
+      await until(async () => python.peer.process.exitCode !== null);
+      assert.equal(python.peer.process.exitCode, 0);
+    },
+  );
+
+  test(
+    'a child that Python has forked keeps no timeline and no channel alive',
+    options,
+    async () => {
+      await using python = Python.start();
+      const channel = await made(python, { ...small, deliver: 'all' });
+      using timeline = await python.ask<Timeline>('make_timeline', { name: 'timeline' });
+      const child = await python.ask<number>('fork');
+      try {
+        python.peer.process.kill('SIGKILL');
+        await assert.rejects(channel.receive({ timeoutMs: 10_000 }), { name: 'PeerGoneError' });
+        await assert.rejects(timeline.reached(1, { timeoutMs: 10_000 }), { name: 'PeerGoneError' });
+        channel.close();
+      } finally {
+        process.kill(child, 'SIGKILL');
+      }
+    },
+  );
+
   test('what a killed producer has not completed is not delivered', options, async () => {
     for (const deliver of ['all', 'one']) {
       await using python = Python.start();
