@@ -8,6 +8,7 @@ import { createInterface } from 'node:readline';
 import { after, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import type { Finding } from '../../src/cli/doctor/finding.ts';
+import { factsFromProc, ownFacts } from '../../src/ipc/inspect/process-facts.ts';
 import { killed, programFile, startProcess } from '../support/program.ts';
 
 const runtime = mkdtempSync(join(tmpdir(), 'cuffi-doctor-'));
@@ -138,12 +139,31 @@ describe('cuffi doctor --with', () => {
     );
   });
 
-  test('finds that a container has its own /dev/shm', inNamespaces, async () => {
-    await using other = await share(OWN_SHM);
-    const { find } = doctor(other.pid);
-    assert.equal(find('/dev/shm')?.status, 'no');
-    assert.match(String(find('/dev/shm')?.remedy), /--ipc=host/);
-  });
+  test(
+    'finds that a container has its own /dev/shm, also by /proc alone',
+    inNamespaces,
+    async () => {
+      for (const CUFFI_INSPECT of ['', '0']) {
+        await using other = await share(OWN_SHM, { CUFFI_INSPECT });
+        const { find } = doctor(other.pid);
+        assert.equal(find('/dev/shm')?.status, 'no');
+        assert.match(String(find('/dev/shm')?.remedy), /--ipc=host/);
+      }
+    },
+  );
+
+  test(
+    'finds by /proc alone that a container has a process of its own pid',
+    inNamespaces,
+    async () => {
+      await using other = await share(APART, { CUFFI_INSPECT: '0' });
+      const pid = childOf(other.pid);
+      const { pid: seen, namespaces } = factsFromProc(pid) ?? {};
+      assert.equal(seen, 1);
+      assert.notEqual(namespaces?.pid, ownFacts().namespaces.pid);
+      assert.equal(doctor(pid).find('pid namespace')?.status, 'no');
+    },
+  );
 
   const asRoot = { skip: process.geteuid?.() !== 0 && 'only root can be another user' };
   test('finds that a process is of another user', asRoot, async () => {

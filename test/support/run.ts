@@ -68,7 +68,7 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => 
 const { folder, compiled } = await compile(files);
 process.env[COMPILED] = resolve(folder);
 // Tests count descriptors: the socket for cuffi ls would be opened in between. Its own tests open it.
-process.env['CUFFI_INSPECT'] = '0';
+process.env['CUFFI_INSPECT'] ??= '0';
 process.env['CUFFI_TEST_NODE'] = process.execPath;
 // Where Python finds the emulated driver.
 process.env['PYTHONPATH'] = fileURLToPath(new URL('../ipc/fixtures', import.meta.url));
