@@ -129,7 +129,7 @@ describe('the packed package', { skip: unavailable }, () => {
       /^src\/python\/cuffi\.py$/,
       /^docs\/[\w-]+\.md$/,
       /^docs\/examples\/[\w-]+\.(ts|py)$/,
-      /^(package\.json|LICENSE|README\.md|CHANGELOG\.md|\.github\/SECURITY\.md)$/,
+      /^(package\.json|LICENSE|README\.md|CHANGELOG\.md|\.github\/(SECURITY|CONTRIBUTING)\.md)$/,
     ];
     assert.deepEqual(
       packed.filter((path) => !expected.some((pattern) => pattern.test(path))),

@@ -88,6 +88,64 @@ describe('docs/errors.md', () => {
   });
 });
 
+describe('docs/troubleshooting.md', () => {
+  const source = readdirSync(`${root}src`, { recursive: true })
+    .map((name) => `src/${name}`)
+    .concat(readdirSync(`${root}ffi`, { recursive: true }).map((name) => `ffi/${name}`))
+    .filter((name) => name.endsWith('.ts'))
+    .map((name) => read(name))
+    .join('\n')
+    // A text that is written in parts is one text.
+    .replace(/'\s*\+\s*'/g, '')
+    .replace(/\\'/g, "'");
+
+  test('every message and every code that it explains is one of the source', () => {
+    const rows = [...read('docs/troubleshooting.md').matchAll(/^\| `([^`]+)`/gm)];
+    const texts = rows.map(([, text]) => String(text));
+    assert.ok(texts.length > 40, `only ${texts.length} messages were found`);
+    // TypeScript's own words, about the name of a file here.
+    const others = ['is not a module'];
+    assert.deepEqual(
+      texts.filter((text) => !others.includes(text) && !source.includes(text)),
+      [],
+    );
+  });
+
+  test('every warning of the source is explained', () => {
+    const emitted = [...source.matchAll(/code: '(CUFFI_[A-Z_]+)'/g)].map(([, code]) => code);
+    assert.ok(emitted.length >= 6);
+    const page = read('docs/troubleshooting.md');
+    assert.deepEqual(
+      emitted.filter((code) => !page.includes(`| \`${code}\` |`)),
+      [],
+    );
+  });
+});
+
+describe('the table of environment variables in README.md', () => {
+  test('it has every variable of the source, and no other', () => {
+    const names = new Set<string>();
+    for (const folder of ['src', 'ffi'])
+      for (const name of readdirSync(root + folder, { recursive: true }) as string[]) {
+        if (!/\.(ts|py)$/.test(name)) continue;
+        const text = read(`${folder}/${name}`);
+        for (const [found] of text.matchAll(/\bCUFFI_[A-Z_]*[A-Z]\b/g)) names.add(found);
+        for (const [, code] of text.matchAll(/code: '(CUFFI_[A-Z_]+)'/g))
+          warnings.add(String(code));
+      }
+    const listed = [...read('README.md').matchAll(/^\| `(CUFFI_[A-Z_]+)` \|/gm)];
+    assert.deepEqual(
+      listed.map(([, name]) => String(name)).sort(),
+      [...names].filter((name) => !warnings.has(name) && name !== OF_CHILDREN).sort(),
+    );
+  });
+
+  /** Codes of warnings look like variables. */
+  const warnings = new Set<string>();
+  /** Set by cuffi for the processes that it starts. */
+  const OF_CHILDREN = 'CUFFI_PARENT';
+});
+
 describe('the code of README.md and docs/*.md', () => {
   const exported = Object.fromEntries(
     Object.entries({ cuffi, 'cuffi/ipc': ipc, 'cuffi/ffi': ffi }).map(([entry, names]) => [
