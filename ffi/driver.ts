@@ -125,14 +125,20 @@ const notEmulated = (): CUresult => CUresult.CUDA_ERROR_NOT_SUPPORTED;
 const functionOf = (driver: Driver, name: string): NativeFunction | undefined =>
   driver[name as FunctionName] as NativeFunction | undefined;
 
+/** What this file uses of the emulator, whose sources are not published. */
+interface Emulator {
+  createEmulatedDriver(options: {
+    readonly arena: typeof arena;
+    readonly kernels: typeof emulatedKernels;
+  }): Driver;
+}
+
 function openEmulated(): DriverSource {
   // Loaded on demand, synchronously, from source (.ts) or from dist (.js). A loader that compiles on
   // the fly may create second instances of the modules. So shared state (the arena, the kernels) is
   // passed as an argument.
   const extension = extname(new URL(import.meta.url).pathname);
-  const emulator = createRequire(import.meta.url)(
-    `./emulator/index${extension}`,
-  ) as typeof import('./emulator/index.ts');
+  const emulator = createRequire(import.meta.url)(`./emulator/index${extension}`) as Emulator;
   const driver = emulator.createEmulatedDriver({ arena, kernels: emulatedKernels });
   return { name: 'emulated', resolve: (name) => functionOf(driver, name) ?? notEmulated };
 }
