@@ -55,6 +55,7 @@ export {
 export { addressOf, MAX_VIEW_BYTE_LENGTH, stringAt, viewMemory, withAddress } from './native.ts';
 export { copyHostMemory } from './host-copy.ts';
 export { type Library, LibraryNotFoundError, type LibraryPurpose, openLibrary } from './library.ts';
+export type { NativeFunction } from './library.ts';
 export {
   type EmulatedArgument,
   type EmulatedKernel,

@@ -169,5 +169,6 @@ export {
   type IpcErrorCode,
   IpcError,
   NotSupportedError,
+  type PeerGoneDetails,
   PeerGoneError,
 } from './errors.ts';

@@ -86,7 +86,7 @@ function bindFunction(name: LibcName): NativeFunction | undefined {
   return value;
 }
 
-/** libc's functions, declared at their first call. They fail as in C: -1, and {@link errno}. */
+/** libc's functions, declared at their first call. They fail as in C: -1, and errno. */
 export const libc = {} as Libc;
 const names = Object.keys(signatures) as LibcName[];
 for (const name of names) {
@@ -135,7 +135,7 @@ const SHORTAGES: ReadonlySet<unknown> = new Set(['EMFILE', 'ENFILE', 'ENOMEM', '
 export const isShortage = (error: unknown): error is Error =>
   error instanceof Error && 'code' in error && SHORTAGES.has(error.code);
 
-/** Returns `result`. @throws SystemError with {@link errno} if it is negative */
+/** Returns `result`. @throws SystemError with errno if it is negative */
 export function succeeded(result: number, syscall: string): number {
   if (result < 0) throw new SystemError(syscall, errno());
   return result;
@@ -219,7 +219,7 @@ export interface FdStatus {
 }
 
 /**
- * The status of a descriptor, or undefined on failure (see {@link errno}). It uses cached values:
+ * The status of a descriptor, or undefined on failure (see errno). It uses cached values:
  * `fstat` would ask the file system, which may be another process's (FUSE) and never reply.
  */
 export function statusOfFd(fd: number): FdStatus | undefined {
@@ -327,7 +327,7 @@ function transferMemory(
 
 /**
  * Copies memory of any process, this one included. A bad remote address does not crash.
- * Returns the number of bytes copied, or -1 with {@link errno} (EFAULT).
+ * Returns the number of bytes copied, or -1 with errno (EFAULT).
  */
 export const readProcessMemory = (
   pid: number,

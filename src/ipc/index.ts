@@ -44,6 +44,7 @@ export { ChannelConsumer, ConsumerSlot } from './channel/channel-consumer.ts';
 export { leases } from './lease/leases.ts';
 export type { LeaseStats, LeasesStats } from './lease/export-table.ts';
 export { Peer, type ServeOptions, type TransferOptions } from './peer/peer.ts';
+export type { ConnectionEnd } from './peer/connection.ts';
 export type { RequestContext } from './peer/requests.ts';
 export type { Answer, Anything, Outgoing, Sendable } from './peer/sendable.ts';
 export { ChildPeer } from './peer/spawn.ts';
