@@ -257,9 +257,9 @@ describe('Timeline', () => {
       latch.hold(producer);
       if (name === 'cuMemHostRegister_v2')
         selectDriver(broken(emulated, name, CUresult.CUDA_ERROR_NOT_SUPPORTED));
-      const { attribute } = Device.prototype;
-      Device.prototype.attribute = function (this: Device, asked) {
-        return asked === name ? 0 : attribute.call(this, asked);
+      const { attributeOr } = Device.prototype;
+      Device.prototype.attributeOr = function (this: Device, asked, unknown) {
+        return asked === name ? 0 : attributeOr.call(this, asked, unknown);
       };
       try {
         assert.equal(Timeline.canWait(), name === 'cuMemHostRegister_v2');
@@ -279,7 +279,7 @@ describe('Timeline', () => {
         await timeline.reached(3);
         assert.equal(timeline.value, 3);
       } finally {
-        Device.prototype.attribute = attribute;
+        Device.prototype.attributeOr = attributeOr;
         selectDriver(emulated);
       }
     }
@@ -291,11 +291,11 @@ describe('Timeline', () => {
     using other = Stream.create({ device: 1, nonBlocking: true });
     using latch = new Latch();
     latch.hold(producer);
-    const { attribute } = Device.prototype;
-    Device.prototype.attribute = function (this: Device, asked) {
+    const { attributeOr } = Device.prototype;
+    Device.prototype.attributeOr = function (this: Device, asked, unknown) {
       return this.ordinal === 1 && asked === 'hostRegisterSupported'
         ? 0
-        : attribute.call(this, asked);
+        : attributeOr.call(this, asked, unknown);
     };
     try {
       assert.deepEqual([Timeline.canWait(0), Timeline.canWait(1)], [true, false]);
@@ -311,7 +311,7 @@ describe('Timeline', () => {
       await timeline.reached(3);
       await third.synchronize();
     } finally {
-      Device.prototype.attribute = attribute;
+      Device.prototype.attributeOr = attributeOr;
     }
   });
 
