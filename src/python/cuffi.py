@@ -619,12 +619,13 @@ def _read_capsule(capsule: Any) -> Tuple[_DLTensor, bool]:
 class _OwnMemory:
     """Virtual memory of this process, which any other one can map by its file descriptor."""
 
-    def __init__(self, device: _Device, byte_length: int) -> None:
+    def __init__(self, device: _Device, byte_length: int, read_only: bool = False) -> None:
+        """`read_only` makes `read_only_fd`, too: the driver exports memory only by its creator's handle."""
         self.device, self.id, self.generation = device, secrets.token_bytes(16), secrets.randbits(48)
         self.address = self.byte_length = 0
-        self.fd = -1
+        self.fd = self.read_only_fd = -1
         cuda = _cuda()
-        prop, handle, fd = device.allocation_prop(), _u64(), _int()
+        prop, handle = device.allocation_prop(), _u64()
         with device:
             if not device.granularity:
                 unit = _size()
@@ -635,10 +636,12 @@ class _OwnMemory:
             doing = f'allocating {byte_length} bytes'
             _check(cuda.cuMemCreate(ctypes.byref(handle), size, ctypes.byref(prop), 0), 'cuMemCreate', doing)
             try:
-                status = cuda.cuMemExportToShareableHandle(ctypes.byref(fd), handle.value, _POSIX_FD, 0)
-                _check(status, 'cuMemExportToShareableHandle', doing)
-                self.fd = fd.value
-                os.set_inheritable(self.fd, False)
+                self.fd = _export_physical(handle.value, doing)
+                if read_only:
+                    self.read_only_fd = _export_physical(handle.value, doing)
+                    # The mark of memory that is shared for reading only.
+                    flags = fcntl.fcntl(self.read_only_fd, fcntl.F_GETFL)
+                    fcntl.fcntl(self.read_only_fd, fcntl.F_SETFL, flags | os.O_APPEND)
                 self.address = _reserve(size)
                 self.byte_length = size
                 _check(cuda.cuMemMap(self.address, size, 0, handle.value, 0), 'cuMemMap', doing)
@@ -654,13 +657,16 @@ class _OwnMemory:
             _own_memory[self.address] = self
 
     def _free(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
+        self._close_fds()
         if self.address:
             cuda = _cuda()
             cuda.cuMemUnmap(self.address, self.byte_length)
             cuda.cuMemAddressFree(self.address, self.byte_length)
-        self.fd, self.address = -1, 0
+        self.address = 0
+
+    def _close_fds(self) -> None:
+        _close_fds([fd for fd in (self.fd, self.read_only_fd) if fd >= 0])
+        self.fd = self.read_only_fd = -1
 
     def __del__(self) -> None:
         if self.address == 0 or _is_exiting is not False:
@@ -672,13 +678,21 @@ class _OwnMemory:
                 self._free()
         except CuffiError:
             # The context is lost: the memory ends with the process.
-            os.close(self.fd)
+            self._close_fds()
 
 
 # What tensors of other libraries are found by, when they are sent. Weak: only users keep memory alive.
 _own_memory: 'weakref.WeakValueDictionary[int, _OwnMemory]' = weakref.WeakValueDictionary()
 _received_memory: 'weakref.WeakSet[_ReceivedMemory]' = weakref.WeakSet()
 _is_exiting = False
+
+
+def _export_physical(handle: int, doing: str) -> int:
+    fd = _int()
+    status = _cuda().cuMemExportToShareableHandle(ctypes.byref(fd), handle, _POSIX_FD, 0)
+    _check(status, 'cuMemExportToShareableHandle', doing)
+    os.set_inheritable(fd.value, False)
+    return fd.value
 
 
 def _reserve(byte_length: int) -> int:
@@ -5564,12 +5578,10 @@ class _ChannelFields:
 class _LateMemory:
     """Keeps memory of this process, and lets go of it in a thread that the driver may block."""
 
-    def __init__(self, memory: _OwnMemory, fds: List[int]) -> None:
+    def __init__(self, memory: _OwnMemory) -> None:
         self._kept: List[Any] = [memory]
-        self._fds = fds
 
     def __del__(self) -> None:
-        _close_fds(self._fds)
         if not _is_exiting:
             drop = self._kept.clear
             _background().call(lambda: threading.Thread(target=drop, daemon=True).start())
@@ -5624,10 +5636,10 @@ class _Seat:
 
 class _Producer(_ChannelState):
     def __init__(self, ring: _Ring, ring_fd: int, memory: _OwnMemory, slots: _Slots, total: int, deliver: str,
-                 is_ahead: bool, read_only_fd: int) -> None:  # fmt: skip
+                 is_ahead: bool) -> None:  # fmt: skip
         super().__init__(ring, memory.device, slots, deliver, is_ahead)
-        self.memory, self.ring_fd, self.total, self.read_only_fd = memory, ring_fd, total, read_only_fd
-        self.kept = _LateMemory(memory, [read_only_fd] if read_only_fd >= 0 else [])
+        self.memory, self.ring_fd, self.total = memory, ring_fd, total
+        self.kept = _LateMemory(memory)
         self.seats: List[_Seat] = []
         self._acquired = self.published = 0
         # Messages that were acquired after one that is not published yet, and are over.
@@ -5978,16 +5990,16 @@ class Channel(_ChannelEnd):
         _check_count(size, 1, 'the size of a slot')
         stride = -(-size // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
         duration = _check_busy_poll(busy_poll_us)
-        memory = _OwnMemory(_current_device() if device is None else _all_devices()[device], stride * slots)
+        where = _current_device() if device is None else _all_devices()[device]
+        memory = _OwnMemory(where, stride * slots, bool(read_only))
         ring_fd = _sealed_memory(_Ring.length(slots, not ahead), 'cuffi-channel')
         try:
             ring = _Ring(ring_fd, slots, not ahead)
-            read_only_fd = _read_only_fd(memory) if read_only else -1
         except BaseException:
             os.close(ring_fd)
             raise
         views = _Slots(memory, slots, stride, size, layout, False)
-        state = _Producer(ring, ring_fd, memory, views, stride * slots, deliver, bool(ahead), read_only_fd)
+        state = _Producer(ring, ring_fd, memory, views, stride * slots, deliver, bool(ahead))
         state.sleepers.busy_poll_us = duration
         self._state = state
 
@@ -6038,7 +6050,7 @@ class Channel(_ChannelEnd):
 
     def _export(self) -> '_Exported':
         state: _Producer = self._held()
-        memory, (dtype, shape), read_only = state.memory, state.slots.layout, state.read_only_fd >= 0
+        memory, (dtype, shape), read_only = state.memory, state.slots.layout, state.memory.read_only_fd >= 0
         what = memory.id + struct.pack('<IBq', 0, 1, memory.byte_length)
         extent = (memory.byte_length, 0, state.total, read_only, 0, memory.generation)
         virtual = _write_memory(_VIRTUAL, _self().exporter(memory.device), what, extent, None)
@@ -6048,24 +6060,9 @@ class Channel(_ChannelEnd):
             struct.pack('<BIqqB', _CHANNEL, state.ring.slots, state.slots._stride, state.slots.byte_length, len(name))
             + name + struct.pack(f'<B{2 * len(shape)}qI', len(shape), *shape, *strides, bits) + virtual[1:]
         )  # fmt: skip
-        fds = (state.read_only_fd if read_only else memory.fd,)
+        fds = (memory.read_only_fd if read_only else memory.fd,)
         return _Exported(fields, fds, state.kept, None, owned=state.add_seat(), root=state)
 
-
-def _read_only_fd(memory: _OwnMemory) -> int:
-    """Another descriptor of memory, with the mark of memory that is shared for reading only."""
-    cuda, handle, fd = _cuda(), _u64(), _int()
-    with memory.device:
-        status = cuda.cuMemImportFromShareableHandle(ctypes.byref(handle), memory.fd, _POSIX_FD)
-        _check(status, 'cuMemImportFromShareableHandle')
-        try:
-            status = cuda.cuMemExportToShareableHandle(ctypes.byref(fd), handle.value, _POSIX_FD, 0)
-            _check(status, 'cuMemExportToShareableHandle')
-        finally:
-            cuda.cuMemRelease(handle.value)
-    os.set_inheritable(fd.value, False)
-    fcntl.fcntl(fd.value, fcntl.F_SETFL, fcntl.fcntl(fd.value, fcntl.F_GETFL) | os.O_APPEND)
-    return fd.value
 
 # ---- Page-locked memory -----------------------------------------------------------------------------------
 
