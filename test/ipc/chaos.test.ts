@@ -155,7 +155,7 @@ async function run(seed: number): Promise<void> {
   await second.kill();
 }
 
-const seeds = [20_261_122, ...Array.from({ length: iterations(1, 199) }, () => randomInt(2 ** 31))];
+const seeds = [20_261_122, ...Array.from({ length: iterations(0, 199) }, () => randomInt(2 ** 31))];
 
 describe('connections in random use', () => {
   after(() => second.kill());

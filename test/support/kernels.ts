@@ -2,7 +2,7 @@
 import { mkdirSync, mkdtempSync, readdirSync, readFileSync } from 'node:fs';
 import { join, relative, resolve } from 'node:path';
 import { pathToFileURL } from 'node:url';
-import { build, type Plugin } from 'esbuild';
+import type { Plugin } from 'esbuild';
 import { registerKernel } from '../../ffi/emulated-kernels.ts';
 import { Module, type ModuleOptions } from '../../src/index.ts';
 
@@ -133,6 +133,8 @@ export async function compile(
 ): Promise<{ readonly folder: string; readonly compiled: readonly string[] }> {
   mkdirSync(OUT, { recursive: true });
   const folder = mkdtempSync(join(OUT, 'test-'));
+  // Every program with kernels loads this file, and none of them the compiler.
+  const { build } = await import('esbuild');
   await build({
     entryPoints: [...files, ...programs()],
     outdir: folder,
