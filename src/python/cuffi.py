@@ -51,7 +51,7 @@ import threading
 import time
 import traceback
 import weakref
-from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 __all__ = [
     'BigInt', 'Channel', 'ChannelConsumer', 'ClosedError', 'ConsumerSlot', 'CudaError', 'CuffiError', 'DriverNotFoundError', 'Event', 'GpuArray',
@@ -396,7 +396,9 @@ def _current_device() -> _Device:
 
 
 def _stream_handle(stream: Any) -> int:
-    """The driver's handle of a stream of any library."""
+    """The driver's handle of a stream of any library, by default the legacy default stream."""
+    if stream is None:
+        return _LEGACY_STREAM
     if isinstance(stream, int):
         return stream or _LEGACY_STREAM
     for name in ('cuda_stream', 'ptr', 'handle'):
@@ -2147,27 +2149,41 @@ _END_OF_WAITS = 2**63 - 1
 _Points = List[Tuple[int, int]]
 
 
+class _NoWords:
+    """In place of the words of a closed page: all have ended, and none is written."""
+
+    def __getitem__(self, _: int) -> int:
+        return _END_OF_WAITS
+
+    def __setitem__(self, _: int, __: int) -> None:
+        pass
+
+
+_NO_WORDS = _NoWords()
+
+
 class _Page:
     """512 counters in memory that two processes and their GPUs share. One of them writes."""
 
     def __init__(self, fd: int, byte_length: int = _PAGE) -> None:
-        self._map, self._byte_length = mmap.mmap(fd, byte_length), byte_length
-        self.words: Any = (ctypes.c_uint64 * (byte_length // 8)).from_buffer(self._map)
+        self._map, self._byte_length, self.word_count = mmap.mmap(fd, byte_length), byte_length, byte_length // 8
+        self._host = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.words: Any = memoryview(self._map).cast('Q')
         self._addresses: Dict[int, int] = {}
 
     def is_reached(self, points: _Points) -> bool:
         words = self.words
-        return words is None or all((words[index] - count) & (2**64 - 1) < 2**63 for index, count in points)
+        return all((words[index] - count) & (2**64 - 1) < 2**63 for index, count in points)
 
     def address(self, device: _Device, index: int) -> int:
         """The address of a counter for the streams of a device, whose context is current."""
         base = self._addresses.get(device.ordinal)
         if base is None:
-            host, address = ctypes.addressof(self.words), _u64()
+            address = _u64()
             if not self._addresses:
                 # Portable, for all contexts, and mapped.
-                _check(_cuda().cuMemHostRegister_v2(host, self._byte_length, 3), 'cuMemHostRegister_v2')
-            status = _cuda().cuMemHostGetDevicePointer_v2(ctypes.byref(address), host, 0)
+                _check(_cuda().cuMemHostRegister_v2(self._host, self._byte_length, 3), 'cuMemHostRegister_v2')
+            status = _cuda().cuMemHostGetDevicePointer_v2(ctypes.byref(address), self._host, 0)
             _check(status, 'cuMemHostGetDevicePointer_v2')
             base = self._addresses[device.ordinal] = address.value
         return base + 8 * index
@@ -2179,8 +2195,8 @@ class _Page:
             _all_devices()[ordinal].synchronize()
         if addresses:
             with _all_devices()[next(iter(addresses))]:
-                _cuda().cuMemHostUnregister(ctypes.addressof(self.words))
-        self.words = None
+                _cuda().cuMemHostUnregister(self._host)
+        self.words = _NO_WORDS
         try:
             self._map.close()
         except BufferError:
@@ -2927,9 +2943,8 @@ class _Connection:
         if page is None:
             return 0
         open_waits = [index for index, count in self._awaited.items() if not page.is_reached([(index, count)])]
-        words = page.words
-        for index in open_waits if words is not None else ():
-            words[index] = _END_OF_WAITS
+        for index in open_waits:
+            page.words[index] = _END_OF_WAITS
         return len(open_waits)
 
     # ---- Opening ----
@@ -4051,6 +4066,13 @@ def listen(name: str, allow_other_users: bool = False) -> Listener:
 # ---- Work in the background -------------------------------------------------------------------------------
 
 
+class _Poll:
+    __slots__ = ('is_over', 'keeps', 'since', 'due')
+
+    def __init__(self, is_over: Callable[[], Union[bool, float]], keeps: bool, since: float) -> None:
+        self.is_over, self.keeps, self.since, self.due = is_over, keeps, since, 0.0
+
+
 class _Background:
     """One thread for what nobody waits for: it watches descriptors, and polls for the ends of work."""
 
@@ -4061,8 +4083,7 @@ class _Background:
         self._epoll.register(self._wake_read, select.EPOLLIN)
         self._watched: Dict[int, Callable[[], None]] = {}
         self._calls: Deque[Callable[[], None]] = collections.deque()
-        self._polls: List[Callable[[], bool]] = []
-        self._newest = self._due = 0.0
+        self._polls: List[_Poll] = []
         # How many polls this process must not end before.
         self._keeping = 0
         threading.Thread(target=self._run, name='cuffi background', daemon=True).start()
@@ -4085,26 +4106,16 @@ class _Background:
         if self._watched.pop(fd, None):
             self._epoll.unregister(fd)
 
-    def poll(self, is_over: Callable[[], bool], keeps: bool = False, is_urgent: bool = True) -> None:
-        """Calls `is_over` in the background until it returns True. With `keeps`, this process waits for that."""
+    def poll(self, is_over: Callable[[], Union[bool, float]], keeps: bool = False, is_urgent: bool = True) -> None:
+        """Calls `is_over` in the background until it returns True. With `keeps`, this process waits for that.
 
-        def counted() -> bool:
-            is_kept = False
-            try:
-                is_kept = not is_over()
-            finally:
-                if not is_kept:
-                    self._keeping -= 1
-            return not is_kept
-
-        def begin() -> None:
-            if is_urgent:
-                self._newest, self._due = time.monotonic(), 0.0
-            self._polls.append(counted if keeps else is_over)
-
+        :param is_over: returns False, or for how many seconds it need not be called again
+        :param is_urgent: whether the first calls are frequent
+        """
         if keeps:
             self._keeping += 1
-        self.call(begin)
+        poll = _Poll(is_over, keeps, time.monotonic() if is_urgent else 0.0)
+        self.call(lambda: self._polls.append(poll))
 
     def drain(self) -> None:
         """Before this process ends: other processes may wait for what its streams still do."""
@@ -4113,14 +4124,12 @@ class _Background:
 
     def _run(self) -> None:
         while True:
-            timeout = -1.0
-            if self._polls:
-                # The first polls are frequent, the later ones once a millisecond.
-                is_eager = time.monotonic() - self._newest < 0.002
-                timeout = 0 if is_eager else 0.001
-                if is_eager:
-                    time.sleep(0.0001)
-            for fd, _ in self._epoll.poll(timeout):
+            timeout = min((poll.due for poll in self._polls), default=math.inf) - time.monotonic()
+            if timeout < 0.001:
+                # The system waits for whole milliseconds.
+                time.sleep(max(timeout, 0))
+                timeout = 0
+            for fd, _ in self._epoll.poll(None if timeout == math.inf else timeout):
                 if fd != self._wake_read:
                     self._guarded(self._watched.get(fd))
                     continue
@@ -4130,11 +4139,14 @@ class _Background:
                     pass
             while self._calls:
                 self._guarded(self._calls.popleft())
-            now = time.monotonic()
-            if now >= self._due:
-                # Calls add polls, polls do not.
-                self._polls = [poll for poll in self._polls if self._guarded(poll) is False]
-                self._due = now + (0 if now - self._newest < 0.002 else 0.0009)
+            for poll in [poll for poll in self._polls if poll.due <= time.monotonic()]:
+                again = self._guarded(poll.is_over)
+                if again is True or again is None:
+                    self._polls.remove(poll)
+                    self._keeping -= poll.keeps
+                else:
+                    now = time.monotonic()
+                    poll.due = now + (again or (0.0001 if now - poll.since < 0.002 else 0.001))
 
     @staticmethod
     def _guarded(what: Optional[Callable[[], Any]]) -> Any:
@@ -4242,7 +4254,7 @@ class _Words(_Page):
         super().__init__(fd, byte_length)
         # Whether waits for the words were ended: what is not reached never will be.
         self.is_over = False
-        self._addressed: Dict[int, int] = {}
+        self.arguments = _Arguments(self)
 
     @classmethod
     def accept(cls, fd: int, byte_length: int, what: str) -> '_Words':
@@ -4253,35 +4265,34 @@ class _Words(_Page):
 
     def read(self, index: int) -> Union[int, float]:
         """A value; infinity after the end of all waits, -1 for what is no value."""
-        words = self.words
-        if words is None:
-            return _INFINITE
-        value: int = words[index]
+        value: int = self.words[index]
         if value <= _SAFE:
             return value
         return _INFINITE if value == _END_OF_WAITS else -1
 
     def write(self, index: int, value: int) -> None:
-        words = self.words
-        if words is not None:
-            words[index] = value
+        self.words[index] = value
 
     def reached(self, index: int, count: int) -> bool:
-        words = self.words
-        return words is None or self.is_over or count <= words[index] <= _END_OF_WAITS
+        return count <= self.words[index] <= _END_OF_WAITS or self.is_over
 
     def end_waits(self, begin: int, end: int) -> None:
         self.is_over = True
         for index in range(begin, end):
             self.write(index, _END_OF_WAITS)
 
-    def address_of(self, device: _Device, index: int) -> int:
-        """As `address`, in whatever context."""
-        base = self._addresses.get(device.ordinal)
-        if base is None:
-            with device:
-                return self.address(device, index)
-        return base + 8 * index
+
+class _Arguments(Dict[_Device, List[ctypes.c_uint64]]):
+    """For each device the addresses of words, as the driver takes them: to convert them takes longer than a call."""
+
+    def __init__(self, words: _Words) -> None:
+        self._words = weakref.proxy(words)
+
+    def __missing__(self, device: _Device) -> List[ctypes.c_uint64]:
+        with device:
+            base = self._words.address(device, 0)
+        self[device] = [_u64(base + at) for at in range(0, self._words.word_count * 8, 8)]
+        return self[device]
 
 
 def _is_sealed(fd: int, byte_length: int) -> bool:
@@ -4305,9 +4316,49 @@ def _whole_pages(byte_length: int) -> int:
 # Behind a wait a stream takes 1,020 operations; the next one blocks its caller. Most are left for other work.
 _MAX_WAITS_OF_STREAM = 320
 _MAX_AHEAD = 64
-# The waits of each stream, by its device and handle, in order. Reached ones are removed.
-_stream_waits: Dict[Tuple[int, int], Deque[Tuple[_Words, int, int]]] = {}
+_NO_FLAGS = _u32(_WAIT_GEQ)
+
+
+class _Stream:
+    """A stream, and the waits that it has queued."""
+
+    __slots__ = ('device', 'handle', 'argument', 'waits', '__weakref__')
+
+    def __init__(self, device: _Device, handle: int) -> None:
+        self.device, self.handle, self.argument = device, handle, _u64(handle)
+        # Words and the counts that they must reach, in order. Reached ones are removed.
+        self.waits: Deque[Tuple[_Words, int, int]] = collections.deque()
+
+    def is_waiting(self) -> bool:
+        waits = self.waits
+        while waits:
+            words, index, count = waits[0]
+            # As `words.reached`.
+            if not count <= words.words[index] <= _END_OF_WAITS and not words.is_over:
+                return True
+            waits.popleft()
+        return False
+
+
+
+_streams: 'weakref.WeakValueDictionary[Tuple[int, int], _Stream]' = weakref.WeakValueDictionary()
+# Those that have waits, and some that had.
+_waiting: Set[_Stream] = set()
 _waits_lock = threading.Lock()
+
+
+def _stream_of(device: _Device, handle: int) -> _Stream:
+    key = (device.ordinal, handle)
+    with _lock:
+        stream = _streams.get(key)
+        if stream is None:
+            stream = _streams[key] = _Stream(device, handle)
+        return stream
+
+
+def _current_stream(stream: Any) -> _Stream:
+    """A stream of the current device, by default its legacy default stream."""
+    return _stream_of(_current_device(), _stream_handle(stream))
 
 
 def _max_waiting_streams() -> int:
@@ -4319,52 +4370,38 @@ def _max_waiting_streams() -> int:
     return max(0, (given if 1 <= given <= 32 else 8) - 2)
 
 
-def _still_waits(waits: Deque[Tuple[_Words, int, int]]) -> bool:
-    while waits:
-        page, index, count = waits[0]
-        words = page.words
-        if words is not None and words[index] < count and not page.is_over:
-            return True
-        if not page.reached(index, count):
-            return True
-        waits.popleft()
-    return False
-
-
 def _waiting_streams() -> int:
     with _waits_lock:
-        for key in [key for key, waits in _stream_waits.items() if not _still_waits(waits)]:
-            del _stream_waits[key]
-        return len(_stream_waits)
+        _waiting.intersection_update([stream for stream in _waiting if stream.is_waiting()])
+        return len(_waiting)
 
 
 def _is_awaited(words: _Words) -> bool:
     with _waits_lock:
-        return any(wait[0] is words for waits in _stream_waits.values() if _still_waits(waits) for wait in waits)
+        return any(wait[0] is words for stream in _waiting if stream.is_waiting() for wait in stream.waits)
 
 
-def _enqueue_wait(words: _Words, index: int, count: int, device: _Device, stream: int) -> bool:
+def _enqueue_wait(words: _Words, index: int, count: int, stream: _Stream) -> bool:
     """Makes later work of a stream wait for a word. Returns False if no more waits may be queued now."""
-    address, wait = words.address_of(device, index), (words, index, count)
+    address, waits, wait = words.arguments[stream.device][index], stream.waits, (words, index, count)
     with _waits_lock:
-        waits = _stream_waits.get((device.ordinal, stream))
-        if waits and _still_waits(waits):
+        if waits and stream.is_waiting():
             if len(waits) >= _MAX_WAITS_OF_STREAM:
                 return False
+        elif sum(other.is_waiting() for other in _waiting) >= _max_waiting_streams():
+            return False
         else:
-            if sum(map(_still_waits, _stream_waits.values())) >= _max_waiting_streams():
-                return False
-            waits = _stream_waits.setdefault((device.ordinal, stream), collections.deque())
+            _waiting.add(stream)
         # Added first: a wait that nobody knows could block for ever.
         waits.append(wait)
     status = -1
     try:
         # Only default streams need their context.
-        if stream > 2:
-            status = _cuda().cuStreamWaitValue64_v2(stream, address, count, _WAIT_GEQ)
+        if stream.handle > 2:
+            status = _cuda().cuStreamWaitValue64_v2(stream.argument, address, count, _NO_FLAGS)
         else:
-            with device:
-                status = _cuda().cuStreamWaitValue64_v2(stream, address, count, _WAIT_GEQ)
+            with stream.device:
+                status = _cuda().cuStreamWaitValue64_v2(stream.argument, address, count, _NO_FLAGS)
     finally:
         if status:
             with _waits_lock:
@@ -4374,14 +4411,14 @@ def _enqueue_wait(words: _Words, index: int, count: int, device: _Device, stream
     return True
 
 
-def _enqueue_store(words: _Words, index: int, count: int, device: _Device, stream: int) -> None:
+def _enqueue_store(words: _Words, index: int, count: int, stream: _Stream) -> None:
     """Stores a count when the work that is queued in a stream so far is done."""
-    address = words.address_of(device, index)
-    if stream > 2:
-        status = _cuda().cuStreamWriteValue64_v2(stream, address, count, 0)
+    address = words.arguments[stream.device][index]
+    if stream.handle > 2:
+        status = _cuda().cuStreamWriteValue64_v2(stream.argument, address, count, _NO_FLAGS)
     else:
-        with device:
-            status = _cuda().cuStreamWriteValue64_v2(stream, address, count, 0)
+        with stream.device:
+            status = _cuda().cuStreamWriteValue64_v2(stream.argument, address, count, _NO_FLAGS)
     if status:
         raise CudaError('cuStreamWriteValue64_v2', status, 'signaling to another process how far a stream is')
 
@@ -4419,7 +4456,7 @@ class _TimelineState:
         """
         self.fds, self.write_end, self.last, self.on_released = (memory, lifeline), write_end, last, on_released
         self.is_cut_off = is_cut_off
-        self.last_stream: Optional[Tuple[int, int]] = None
+        self.last_stream: Optional[_Stream] = None
         self.is_ended = self.is_closed = False
         self.lock = threading.RLock()
         try:
@@ -4456,14 +4493,12 @@ class _TimelineState:
         """Ends all waits, and stores the last value beside. Returns whether the memory is gone."""
         self.is_ended = True
         words = self.words.words
-        if words is None:
-            return True
         value, last = words[_VALUE_WORD], words[_LAST_WORD]
         if value != _END_OF_WAITS:
             if value <= _SAFE and not value <= last <= _SAFE:
                 words[_LAST_WORD] = value
             words[_VALUE_WORD] = _END_OF_WAITS
-        return False
+        return words is _NO_WORDS
 
     def read(self) -> Union[int, float]:
         """The value; after the end, the last one. -1 for what is no value."""
@@ -4492,20 +4527,19 @@ class _TimelineState:
         return PeerGoneError(f'{who} has ended or closed the timeline after value {self.read()}{unreached}',
                              int(pid) if 0 < pid < 1 << 32 else 0)  # fmt: skip
 
-    def signal(self, value: int, device: _Device, stream: int) -> None:
+    def signal(self, value: int, stream: _Stream) -> None:
         with self.lock:
             if self.write_end < 0:
                 raise CuffiError('this process does not signal this timeline: only the process that created it does, or '
                                  'the one that timeline.signaler() was sent to')  # fmt: skip
             if value <= self.last:
                 raise ValueError(f'value must be above {self.last}, the last value that was signaled, not {value}')
-            key = (device.ordinal, stream)
             # Values are reached in the order of the calls, whatever their streams.
-            if self.last_stream != key and not self.words.reached(_VALUE_WORD, self.last):
-                if not _enqueue_wait(self.words, _VALUE_WORD, self.last, device, stream):
+            if self.last_stream is not stream and not self.words.reached(_VALUE_WORD, self.last):
+                if not _enqueue_wait(self.words, _VALUE_WORD, self.last, stream):
                     raise _too_many_waits(value)
-            _enqueue_store(self.words, _VALUE_WORD, value, device, stream)
-            self.last, self.last_stream = value, key
+            _enqueue_store(self.words, _VALUE_WORD, value, stream)
+            self.last, self.last_stream = value, stream
 
     def abandon(self) -> None:
         """In a child by fork: it does not signal."""
@@ -4528,7 +4562,7 @@ class _TimelineState:
 
         def end() -> bool:
             # The others learn of the end after the last value.
-            is_hopeless = self.is_cut_off() if self.last_stream is None else _is_lost(self.last_stream)
+            is_hopeless = self.is_cut_off() if self.last_stream is None else _is_lost(self.last_stream.device)
             if not self.is_last_signaled() and not is_hopeless:
                 return False
             self.mark_ended()
@@ -4562,11 +4596,9 @@ def _close_page(page: _Page) -> None:
         pass  # The context is lost.
 
 
-def _is_lost(stream: Optional[Tuple[int, int]]) -> bool:
-    """Whether the context of a stream is lost: then nothing that is queued in it will be done."""
-    if stream is None:
-        return False
-    with _all_devices()[stream[0]]:
+def _is_lost(device: _Device) -> bool:
+    """Whether the context of a device is lost: then nothing that is queued in it will be done."""
+    with device:
         return _cuda().cuStreamQuery(_LEGACY_STREAM) in _STICKY
 
 
@@ -4629,7 +4661,7 @@ class Timeline(_Closable):
         :param stream: by default the legacy default stream
         """
         _check_count(value, 1, 'value')
-        self._held().signal(value, _current_device(), _LEGACY_STREAM if stream is None else _stream_handle(stream))
+        self._held().signal(value, _current_stream(stream))
 
     def wait(self, value: int, stream: Any = None) -> None:
         """Makes later work of a stream wait until a value is reached, which need not be signaled yet.
@@ -4639,8 +4671,8 @@ class Timeline(_Closable):
         """
         _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
-        handle, device = _LEGACY_STREAM if stream is None else _stream_handle(stream), _current_device()
-        if not state.is_reached(value) and not _enqueue_wait(state.words, _VALUE_WORD, value, device, handle):
+        found = _current_stream(stream)
+        if not state.is_reached(value) and not _enqueue_wait(state.words, _VALUE_WORD, value, found):
             raise _too_many_waits(value)
 
     def reached(self, value: int, timeout: Optional[float] = None) -> None:
@@ -4731,7 +4763,7 @@ _ASLEEP, _WANTED, _START, _GRANTED, _FINISHED, _RELEASED = 0, 1, 4, 5, 6, 8
 _SLOT_ALIGNMENT = 256
 _IS_SKIPPED, _HAS_LAYOUT = 1, 2
 _TO_ONE, _IS_AHEAD = 1, 2
-_EAGER_S, _SWEEP_S = 0.0002, 0.1
+_EAGER_S, _SWEEP_S, _BUSY_S = 0.0002, 0.1, 0.005
 _END = object()
 
 _Layout = Tuple[_Dtype, Tuple[int, ...]]
@@ -4756,8 +4788,7 @@ class _Ring(_Words):
 
     def is_filled(self, message: int) -> bool:
         """Whether the work before a message is done."""
-        words = self.words
-        if words is not None and words[_FILLED + message % self.slots] <= message:
+        if self.words[_FILLED + message % self.slots] <= message:
             return False
         value = self.read(_FILLED + message % self.slots)
         if value == _INFINITE:
@@ -5003,17 +5034,20 @@ class _Sleepers:
 class _Stores:
     """Stores counts in shared words when the work of streams is done, and tells when they are stored."""
 
-    def __init__(self, words: _Words, on_stored: Callable[[Optional[CudaError]], None], keeps: bool, is_ahead: bool) -> None:
+    def __init__(self, words: _Words, on_stored: Callable[[Optional[CudaError]], None], keeps: bool, is_ahead: bool,
+                 slots: int) -> None:  # fmt: skip
         """:param keeps: whether this process does not end before"""
         self._words, self._on_stored, self._keeps, self._is_ahead = words, on_stored, keeps, is_ahead
-        self._pending: Deque[Tuple[int, int, int, int]] = collections.deque()
+        # The slot of an older one has been used again.
+        self._pending: Deque[Tuple[int, int, _Stream]] = collections.deque(maxlen=2 * slots)
+        self._newest: Any = None
         self._lock, self._since, self._is_polled = threading.Lock(), 0.0, False
 
-    def store(self, index: int, count: int, device: _Device, stream: int) -> None:
+    def store(self, index: int, count: int, stream: _Stream) -> None:
         """Stores a count when the work that is queued in a stream so far is done. Raises CudaError; then nothing is."""
         words, is_ahead = self._words, self._is_ahead
-        if stream > 2 and not is_ahead:
-            status = _cuda().cuStreamQuery(stream)
+        if not is_ahead and stream.handle > 2:
+            status = _cuda().cuStreamQuery(stream.argument)
             if status == 0:
                 # Cheaper and sooner than by the device, which would also take turns with other processes.
                 words.write(index, count)
@@ -5021,45 +5055,53 @@ class _Stores:
                 return
             if status != _NOT_READY:
                 raise CudaError('cuStreamQuery', status)
-        _enqueue_store(words, index, count, device, stream)
+        _enqueue_store(words, index, count, stream)
         if not is_ahead and words.reached(index, count):
             self._on_stored(None)
             return
-        with self._lock:
-            self._pending.append((index, count, device.ordinal, stream))
-            if self._is_polled:
-                return
-            self._is_polled, self._since = True, time.monotonic()
-        _background().poll(self._is_over, self._keeps, not is_ahead)
-
-    def _is_over(self) -> bool:
-        with self._lock:
-            count, pending, reached = len(self._pending), self._pending, self._words.reached
-            if self._is_ahead:
-                # Nearly in order: those behind one that is not reached may be told later.
-                while pending and reached(pending[0][0], pending[0][1]):
-                    pending.popleft()
-            else:
-                self._pending = pending = collections.deque(one for one in pending if not reached(one[0], one[1]))
-            now, is_stored = time.monotonic(), len(pending) < count
-            if is_stored:
-                self._since = now
-            # The next one probably comes soon: to begin again takes longer.
-            is_over = not pending and (not self._is_ahead or now - self._since > 0.02)
-            # After so long, the driver is asked whether the context is lost.
-            suspect = pending[0][2:] if pending and now - self._since > 0.1 else None
-            self._is_polled = not is_over
-        if is_stored:
-            self._on_stored(None)
-        if suspect and _is_lost(suspect):
+        self._pending.append((index, count, stream))
+        # Without the lock: who ends the poll looks again.
+        if not self._is_polled:
             with self._lock:
-                self._pending.clear()
+                if self._is_polled:
+                    return
+                self._is_polled, self._since = True, time.monotonic()
+            _background().poll(self._is_over, self._keeps, not is_ahead)
+
+    def _is_over(self) -> Union[bool, float]:
+        pending, reached, is_stored = self._pending, self._words.reached, False
+        newest, self._newest = self._newest, pending[-1] if pending else None
+        for _ in range(len(pending)):
+            index, count, stream = pending[0]
+            if reached(index, count):
+                is_stored = True
+                pending.popleft()
+            elif self._is_ahead:
+                # Nearly in order: those behind one that is not reached may be told later.
+                break
+            else:
+                pending.rotate(-1)
+        now = time.monotonic()
+        if is_stored:
+            self._since = now
+            self._on_stored(None)
+        # After so long, the driver is asked whether the context is lost.
+        if pending and now - self._since > 0.1:
+            if _is_lost(pending[0][2].device):
+                pending.clear()
                 self._is_polled = False
-            self._on_stored(CudaError('cuStreamWriteValue64_v2', 700))
+                self._on_stored(CudaError('cuStreamWriteValue64_v2', 700))
+                return True
+            self._since = now
+        with self._lock:
+            # The next one probably comes soon: to begin again takes longer.
+            self._is_polled = self._is_ahead and now - self._since <= 0.02
+            if pending:
+                self._is_polled = True
+        if not self._is_polled:
             return True
-        if suspect:
-            self._since = time.monotonic()
-        return is_over
+        # Each store wakes up who sleeps, and each look takes turns with the thread that stores.
+        return _BUSY_S if self._is_ahead and newest is not self._newest else False
 
 
 class _Slots:
@@ -5094,22 +5136,32 @@ class _ChannelState:
         self.ring, self.device, self.slots, self.deliver, self.is_ahead = ring, device, slots, deliver, is_ahead
         self.lock = threading.RLock()
         self.is_closed = False
-        self._ahead_streams: set = set()
+        self.streams, self.ahead_streams = _Streams(self), _AheadStreams(self)
 
-    def ahead_stream(self, stream: Any) -> int:
-        """The handle of a stream that may wait for slots. Raises TypeError for any other."""
-        handle = stream if type(stream) is int else _stream_handle(stream)
-        if handle in self._ahead_streams:
-            return handle
-        if not self.is_ahead:
+
+class _Streams(Dict[int, _Stream]):
+    """The streams of a channel, by their handles."""
+
+    def __init__(self, state: _ChannelState) -> None:
+        self._state = weakref.proxy(state)
+
+    def __missing__(self, handle: int) -> _Stream:
+        stream = self[handle] = _stream_of(self._state.device, handle or _LEGACY_STREAM)
+        return stream
+
+
+class _AheadStreams(_Streams):
+    """Those that may wait for slots. Raises TypeError for any other."""
+
+    def __missing__(self, handle: int) -> _Stream:
+        if not self._state.is_ahead:
             raise TypeError('streams can only wait for slots of a channel that was created with ahead=True')
         flags = ctypes.c_uint32()
         if handle > 2:
             _check(_cuda().cuStreamGetFlags(handle, ctypes.byref(flags)), 'cuStreamGetFlags')
         if not flags.value & 1:
             raise TypeError('the stream must be non-blocking: while another one waits, the legacy default stream stands still')
-        self._ahead_streams.add(handle)
-        return handle
+        return super().__missing__(handle)
 
 
 class _ChannelEnd(_Closable):
@@ -5205,7 +5257,7 @@ class _Consumer(_ChannelState):
         self._held: set = set()
         self._has_ended_waits = False
         self.sleepers = _Sleepers(lambda is_asleep: seat.write(_ASLEEP, is_asleep))
-        self._stores = _Stores(seat, lambda _: self._wake_producer(), False, is_ahead)
+        self._stores = _Stores(seat, lambda _: self._wake_producer(), False, is_ahead, ring.slots)
         self._pipes = _WakePipes.accept(pipe_ends[0], pipe_ends[1], self._on_wake)
         self._pipes.watch()
 
@@ -5293,9 +5345,9 @@ class _Consumer(_ChannelState):
 
     # ---- Ahead ----
 
-    def take_ahead(self, stream: int) -> Any:
+    def take_ahead(self, of: Any) -> Any:
         """Makes a stream wait for the next message. Returns its slot, the end, or None if there is no room now."""
-        ring = self.ring
+        ring, stream = self.ring, self.ahead_streams[of if type(of) is int else _stream_handle(of)]
         with self.lock:
             self.assert_open()
             is_gone, message = self._pipes.has_ended, self._next
@@ -5313,11 +5365,11 @@ class _Consumer(_ChannelState):
                     self._filled_up_to += 1
                 if message - self._filled_up_to >= _MAX_AHEAD:
                     return None
-                if not _enqueue_wait(ring, _FILLED + message % ring.slots, message + 1, self.device, stream):
+                if not _enqueue_wait(ring, _FILLED + message % ring.slots, message + 1, stream):
                     return None
             self._held.add(message)
             self._next += 1
-            return ConsumerSlot(self, message, None, None, False, stream)
+            return ConsumerSlot(self, message, None, None, False, stream.handle)
 
     def filled(self, message: int) -> Optional[bool]:
         """Whether a message was filled in the end; None as long as that is open."""
@@ -5334,10 +5386,9 @@ class _Consumer(_ChannelState):
 
     # ---- Releasing ----
 
-    def release(self, message: int, stream: int) -> None:
+    def release(self, message: int, stream: Any) -> None:
         self.assert_open()
-        index = _RELEASED + message % self.ring.slots
-        self._stores.store(index, message + 1, self.device, stream)
+        self._stores.store(_RELEASED + message % self.ring.slots, message + 1, self.streams[stream if type(stream) is int else _stream_handle(stream)])
         self._held.discard(message)
 
     def _wake_producer(self) -> None:
@@ -5439,8 +5490,7 @@ class ConsumerSlot:
         :param stream: by default the legacy default stream
         """
         if not self._is_released:
-            handle = stream if type(stream) is int and stream else _LEGACY_STREAM if stream is None else _stream_handle(stream)
-            self._consumer.release(self.message, handle)
+            self._consumer.release(self.message, stream)
             self._is_released = True
 
     def __repr__(self) -> str:
@@ -5503,8 +5553,7 @@ class ChannelConsumer(_ChannelEnd):
         released, PeerGoneError, TimeoutError.
         """
         state: _Consumer = self._held()
-        handle = state.ahead_stream(stream)
-        poll = lambda: state.take_ahead(handle)  # noqa: E731
+        poll = lambda: state.take_ahead(stream)  # noqa: E731
         while True:
             slot = poll()
             if slot is None:
@@ -5516,9 +5565,8 @@ class ChannelConsumer(_ChannelEnd):
     async def aahead(self, stream: Any, timeout: Optional[float] = None) -> AsyncIterator[ConsumerSlot]:
         """As `ahead`."""
         state: _Consumer = self._held()
-        handle = state.ahead_stream(stream)
         while True:
-            slot = await state.sleepers.await_(lambda: state.take_ahead(handle), timeout, 'room ahead in a channel')
+            slot = await state.sleepers.await_(lambda: state.take_ahead(stream), timeout, 'room ahead in a channel')
             if slot is _END:
                 return
             yield slot
@@ -5624,8 +5672,7 @@ class _Seat:
         self.wake_if_asleep()
 
     def wake_if_asleep(self) -> None:
-        words = self.words.words
-        if words is not None and words[_ASLEEP] == 1:
+        if self.words.words[_ASLEEP] == 1:
             self.pipes.wake()
 
     def close(self) -> None:
@@ -5650,7 +5697,7 @@ class _Producer(_ChannelState):
         self._redelivered: set = set()
         self._holders: Dict[int, _Seat] = {}
         self._failure: Optional[CudaError] = None
-        self._stores = _Stores(ring, self._on_stored, True, is_ahead)
+        self._stores = _Stores(ring, self._on_stored, True, is_ahead, ring.slots)
         # Grants are asked for at any time.
         is_always_asleep = deliver == 'one'
         self.sleepers = _Sleepers(lambda is_asleep: ring.write(_PRODUCER_SLEEPS, is_asleep or is_always_asleep))
@@ -5666,8 +5713,9 @@ class _Producer(_ChannelState):
 
     # ---- Acquiring ----
 
-    def try_acquire(self, stream: Optional[int]) -> Optional['ProducerSlot']:
-        """:param stream: waits for the slot, if given"""
+    def try_acquire(self, of: Any) -> Optional['ProducerSlot']:
+        """:param of: the stream that waits for the slot, if given"""
+        stream = None if of is None else self.ahead_streams[of if type(of) is int else _stream_handle(of)]
         with self.lock:
             if self.is_closed or self._failure:
                 self.assert_open()
@@ -5682,22 +5730,20 @@ class _Producer(_ChannelState):
             self._acquired = message + 1
             return ProducerSlot(self, message, stream)
 
-    def _enqueue_waits(self, message: int, stream: int) -> bool:
+    def _enqueue_waits(self, message: int, stream: _Stream) -> bool:
         """Makes a stream wait until nobody uses a message. Returns False if there is no room for that now."""
         if message >= self.published:
             raise CuffiError(f'the slot of message {message} was not published: publish it first')
-        ring, index, is_released_by_others = self.ring, message % self.ring.slots, False
+        slot, count, is_released_by_others = message % self.ring.slots, message + 1, False
         for seat in self.seats:
-            if seat.start > message:
-                continue
-            is_released_by_others = True
-            if not seat.words.reached(_RELEASED + index, message + 1):
-                if not _enqueue_wait(seat.words, _RELEASED + index, message + 1, self.device, stream):
+            if seat.start <= message:
+                is_released_by_others, words = True, seat.words
+                if not words.reached(_RELEASED + slot, count) and not _enqueue_wait(words, _RELEASED + slot, count, stream):
                     return False
         # A consumer that has released it has waited until it was filled.
-        if is_released_by_others or ring.is_filled(message):
+        if is_released_by_others or self.ring.is_filled(message):
             return True
-        return _enqueue_wait(ring, _FILLED + index, message + 1, self.device, stream)
+        return _enqueue_wait(self.ring, _FILLED + slot, count, stream)
 
     def _is_free(self, message: int) -> bool:
         """Whether nobody uses a message any more."""
@@ -5714,7 +5760,7 @@ class _Producer(_ChannelState):
 
     # ---- Publishing ----
 
-    def publish(self, message: int, stream: int, meta: Any, shape: Any, dtype: Any) -> None:
+    def publish(self, message: int, stream: Any, meta: Any, shape: Any, dtype: Any) -> None:
         if self.is_ahead:
             if meta is not None or shape is not None or dtype is not None:
                 raise TypeError('messages of a channel with ahead have no meta, shape or dtype of their own')
@@ -5725,8 +5771,8 @@ class _Producer(_ChannelState):
                 layout = _check_layout(own[1] if shape is None else shape, own[0] if dtype is None else dtype,
                                        self.slots.byte_length)  # fmt: skip
             self.ring.write_record(message, layout, encoded)
-        index = _FILLED + message % self.ring.slots
-        self._stores.store(index, message + 1, self.device, stream)
+        found = self.streams[stream if type(stream) is int else _stream_handle(stream)]
+        self._stores.store(_FILLED + message % self.ring.slots, message + 1, found)
         with self.lock:
             self._end(message)
 
@@ -5762,14 +5808,15 @@ class _Producer(_ChannelState):
                 if self.deliver == 'one' and self.published not in self._skipped:
                     self._ungranted.append(self.published)
                 self.published += 1
-        self.ring.write(_PUBLISHED, self.published)
+        self.ring.words[_PUBLISHED] = self.published
         if self._ungranted:
             self._grant_pending()
         self._wake_consumers()
 
     def _wake_consumers(self) -> None:
         for seat in self.seats:
-            seat.wake_if_asleep()
+            if seat.words.words[_ASLEEP] == 1:
+                seat.pipes.wake()
 
     def _on_stored(self, error: Optional[CudaError]) -> None:
         if error is None:
@@ -5894,7 +5941,7 @@ class ProducerSlot:
 
     __slots__ = ('message', '_producer', '_stream', '_is_over')
 
-    def __init__(self, producer: _Producer, message: int, stream: Optional[int]) -> None:
+    def __init__(self, producer: _Producer, message: int, stream: Optional[_Stream]) -> None:
         # The number of the message, from 0.
         self.message = message
         self._producer, self._stream, self._is_over = producer, stream, False
@@ -5910,13 +5957,13 @@ class ProducerSlot:
     def array(self) -> GpuArray:
         """The memory as an array of the channel's shape and dtype. Raises CuffiError after it was published."""
         self._assert_usable()
-        return self._producer.slots.array(self.message, None, self._stream)
+        return self._producer.slots.array(self.message, None, self._stream and self._stream.handle)
 
     @property
     def buffer(self) -> GpuBuffer:
         """All bytes of the slot. Raises CuffiError after it was published."""
         self._assert_usable()
-        return self._producer.slots.buffer(self.message, self._stream)
+        return self._producer.slots.buffer(self.message, self._stream and self._stream.handle)
 
     def publish(self, stream: Any = None, meta: Any = None, shape: Any = None, dtype: Any = None) -> None:
         """Publishes the message: consumers get it when the work that is queued in a stream so far is done.
@@ -5928,9 +5975,10 @@ class ProducerSlot:
         :param meta: any value that JSON can hold, of at most 1 KiB; None for nothing
         :param shape: and `dtype`, if they differ from those of the channel
         """
-        self._assert_usable()
-        handle = stream if type(stream) is int and stream else _LEGACY_STREAM if stream is None else _stream_handle(stream)
-        self._producer.publish(self.message, handle, meta, shape, dtype)
+        producer = self._producer
+        if self._is_over or producer.is_closed or producer._failure:
+            self._assert_usable()
+        producer.publish(self.message, stream, meta, shape, dtype)
         self._is_over = True
 
     def cancel(self) -> None:
@@ -6019,21 +6067,17 @@ class Channel(_ChannelEnd):
         With `stream`, in a channel with `ahead`, that stream waits instead of the caller. It must be non-blocking.
         Raises TimeoutError, ClosedError, CuffiError if a stream is given and the slot was not published yet.
         """
-        state: _Producer = self._held()
-        handle = None if stream is None else state.ahead_stream(stream)
-        slot = state.try_acquire(handle)
-        return slot or state.sleepers.wait(lambda: state.try_acquire(handle), timeout, 'a free slot')
+        state: _Producer = self._state or self._held()
+        return state.try_acquire(stream) or state.sleepers.wait(lambda: state.try_acquire(stream), timeout, 'a free slot')
 
     async def aacquire(self, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
         """As `acquire`."""
         state: _Producer = self._held()
-        handle = None if stream is None else state.ahead_stream(stream)
-        return await state.sleepers.await_(lambda: state.try_acquire(handle), timeout, 'a free slot')
+        return await state.sleepers.await_(lambda: state.try_acquire(stream), timeout, 'a free slot')
 
     def try_acquire(self, stream: Any = None) -> Optional[ProducerSlot]:
         """As `acquire`, without waiting: None if there is no free slot, or if no more waits may be queued now."""
-        state: _Producer = self._held()
-        return state.try_acquire(None if stream is None else state.ahead_stream(stream))
+        return self._held().try_acquire(stream)
 
     def drained(self, timeout: Optional[float] = None) -> None:
         """Waits until all published messages were released by their consumers, or those have ended.
@@ -6178,7 +6222,7 @@ class PinnedBuffer(_Closable):
     def _copy(self, target: int, source: int, byte_length: int, stream: Any) -> None:
         if not byte_length:
             return
-        handle = _LEGACY_STREAM if stream is None else _stream_handle(stream)
+        handle = _stream_handle(stream)
         with self._device as device:
             _check(_cuda().cuMemcpyAsync(target, source, byte_length, handle), 'cuMemcpyAsync')
             if stream is None:
