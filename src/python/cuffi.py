@@ -2138,6 +2138,7 @@ _MAX_MESSAGE = _MAX_VALUE + _MAX_TABLE + _MAX_CONTROL
 _VALUE, _CONTROL, _QUESTION, _CONFIRMATION, _REQUEST, _RESPONSE, _FAILURE, _CANCELLATION = range(1, 9)
 _MAX_QUEUED, _MAX_QUEUED_BYTES, _MAX_QUEUED_FDS = 64, 16 << 20, 64
 _MAX_REQUESTS, _MAX_REQUEST_BYTES = 1024, 64 << 20
+_MAX_POOLS = 1024
 _MAX_LIST = 1024
 # A thread that has just received probably receives again, faster than the connection's own thread would.
 _IDLE_S = 0.005
@@ -2317,6 +2318,8 @@ class _Connection:
         self._revoked: set = set()
         self._forwarded: Dict[int, Tuple[socket.socket, _Exported]] = {}
         self._pools: Dict[bytes, _ImportedPool] = {}
+        # Descriptors of pools that were not opened yet: each comes once.
+        self._pool_fds: Dict[bytes, int] = {}
         self._given_back: Deque[Tuple[int, Optional[_Mapping], Optional[int]]] = collections.deque()
         self._behind_streams: List[Tuple[_Points, int, _Mapping]] = []
         self._releases: List[Tuple[int, bool, _Points]] = []
@@ -2585,11 +2588,13 @@ class _Connection:
         for data, count, has_link, lease in entries:
             self._imports[lease] = None
             self._next_import = lease + 1
-            arrived.objects.append((data, fds[:count], lease))
+            own, fds[:count] = fds[:count], []
+            arrived.objects.append((data, own, lease))
             arrived.fd_count += count
-            del fds[:count]
             if has_link:
                 self._links[lease] = fds.pop(0)
+            if count == 1 and data[:1] == bytes((_POOL,)):
+                self._keep_pool(data[1 + _EXPORTER_LENGTH :][:16], own)
         self._deliver(arrived)
 
     def _read_table(self, reader: _Reader, count: int) -> List[Tuple[bytes, int, bool, int]]:
@@ -2603,6 +2608,13 @@ class _Connection:
                 raise IpcError(f'a descriptor of {length} bytes is too long', 'limit-exceeded')
             entries.append((reader.take(length), own, has_link, first + at))
         return entries
+
+    def _keep_pool(self, name: bytes, fds: List[int]) -> None:
+        """Keeps the descriptor of a pool, which later memory of it needs also if this is never opened."""
+        if name not in self._pools and name not in self._pool_fds:
+            if len(self._pools) + len(self._pool_fds) >= _MAX_POOLS:
+                raise IpcError(f'more than {_MAX_POOLS} memory pools came over one connection', 'limit-exceeded')
+            self._pool_fds[name] = fds.pop()
 
     def _deliver(self, arrived: _Arrived) -> None:
         kind, request = arrived.kind, arrived.request
@@ -2684,8 +2696,10 @@ class _Connection:
                 used = self._apply_forwards(reader, fds)
             elif field == 7:
                 for _ in range(_list_length(reader, 16)):
+                    name = reader.take(16)
                     with _lock:
-                        pool = self._pools.pop(reader.take(16), None)
+                        _close_fds([self._pool_fds.pop(name)] if name in self._pool_fds else [])
+                        pool = self._pools.pop(name, None)
                         if pool:
                             pool.release()
             elif field == 8:
@@ -3038,9 +3052,9 @@ class _Connection:
         if fields.kind == _LEGACY:
             key: Tuple[Any, ...] = (_LEGACY, device.ordinal, fields.handle)
             return _map(key, fields.buffer_id, lambda: _map_legacy(self._checked(fields), device))
-        if not all(map(_is_driver_fd, fds)):
-            raise IpcError("a descriptor that came with memory is not one of the driver's", 'no-file-descriptor')
         if fields.kind == _VIRTUAL:
+            if not all(map(_is_driver_fd, fds)):
+                raise IpcError("a descriptor that came with memory is not one of the driver's", 'no-file-descriptor')
             if len(fds) != len(fields.pieces):
                 raise IpcError(f'virtual memory of {len(fields.pieces)} pieces came with {len(fds)} descriptors',
                                'no-file-descriptor')  # fmt: skip
@@ -3072,9 +3086,13 @@ class _Connection:
         with _lock:
             pool = self._pools.get(fields.name)
             if pool is None:
-                if len(fds) != 1:
-                    raise IpcError('memory of a pool came without the descriptor of the pool', 'no-file-descriptor')
-                pool = self._pools[fields.name] = _ImportedPool(device, fds[0], self._checked(fields).exporter)
+                exporter, fd = self._checked(fields).exporter, self._pool_fds.pop(fields.name, -1)
+                try:
+                    if fd < 0 or not _is_driver_fd(fd):
+                        raise IpcError('memory of a pool came without the descriptor of the pool', 'no-file-descriptor')
+                    pool = self._pools[fields.name] = _ImportedPool(device, fd, exporter)
+                finally:
+                    _close_fds([fd] if fd >= 0 else [])
             if fields.handle is None:
                 return None
             # The driver finds memory by its pool and handle; what the sender calls the pool proves nothing.
@@ -3311,6 +3329,8 @@ class _Connection:
             time.sleep(0.02)
         with _lock:
             pools, self._pools = list(self._pools.values()), {}
+            _close_fds(self._pool_fds.values())
+            self._pool_fds.clear()
         for one in (*pools, self._page, self._peer_page):
             try:
                 if isinstance(one, _ImportedPool):
@@ -4139,14 +4159,19 @@ class _Background:
                     pass
             while self._calls:
                 self._guarded(self._calls.popleft())
-            for poll in [poll for poll in self._polls if poll.due <= time.monotonic()]:
-                again = self._guarded(poll.is_over)
-                if again is True or again is None:
-                    self._polls.remove(poll)
-                    self._keeping -= poll.keeps
-                else:
-                    now = time.monotonic()
-                    poll.due = now + (again or (0.0001 if now - poll.since < 0.002 else 0.001))
+            # Calls add polls, polls do not.
+            self._polls = [poll for poll in self._polls if not self._is_over(poll)]
+
+    def _is_over(self, poll: _Poll) -> bool:
+        if poll.due > time.monotonic():
+            return False
+        rest = self._guarded(poll.is_over)
+        if rest is True or rest is None:
+            self._keeping -= poll.keeps
+            return True
+        now = time.monotonic()
+        poll.due = now + (rest or (0.0001 if now - poll.since < 0.002 else 0.001))
+        return False
 
     @staticmethod
     def _guarded(what: Optional[Callable[[], Any]]) -> Any:
@@ -4168,6 +4193,13 @@ def _background() -> _Background:
             if _the_background is None or _the_background.pid != os.getpid():
                 _the_background = _Background()
     return _the_background
+
+
+def _call_later(what: Callable[[], None]) -> None:
+    """Calls it in the background, from anywhere: objects may be collected in the middle of any work, and of its end."""
+    background = _the_background
+    if background and background.pid == os.getpid() and not _is_exiting:
+        background.call(what)
 
 
 # What ends for other processes when the last process closes it: a child by fork must not keep it.
@@ -4210,6 +4242,11 @@ class _Closable:
 
     _state: Any = None
 
+    def __init__(self, state: Any) -> None:
+        # Now: none can be started while objects are collected.
+        _background()
+        self._state = state
+
     @property
     def closed(self) -> bool:
         return self._state is None
@@ -4235,8 +4272,8 @@ class _Closable:
 
     def __del__(self) -> None:
         state, self._state = self._state, None
-        if state is not None and not _is_exiting:
-            _background().call(state.close)
+        if state is not None:
+            _call_later(state.close)
 
     def __repr__(self) -> str:
         return f'<cuffi.{type(self).__name__}{" closed" if self.closed else ""}>'
@@ -4629,12 +4666,12 @@ class Timeline(_Closable):
 
     def __init__(self) -> None:
         memory = _sealed_memory(_PAGE, 'cuffi-timeline')
-        self._state = _TimelineState(memory, *os.pipe2(os.O_CLOEXEC), 0, _nothing)
+        super().__init__(_TimelineState(memory, *os.pipe2(os.O_CLOEXEC), 0, _nothing))
 
     @classmethod
     def _opened(cls, state: _TimelineState) -> 'Timeline':
         timeline = cls.__new__(cls)
-        timeline._state = state
+        _Closable.__init__(timeline, state)
         return timeline
 
     @property
@@ -4722,7 +4759,8 @@ class TimelineSignaler(_Closable):
     """The right to signal a timeline, on its way to another process. If it is closed instead, the timeline ends."""
 
     def __init__(self, fds: List[int], last: int) -> None:
-        self._state, self._last = _Fds(fds), last
+        super().__init__(_Fds(fds))
+        self._last = last
 
     def _export(self) -> '_Exported':
         fds = self._held().fds
@@ -5228,8 +5266,6 @@ class _SlotMemory:
         self.on_released = on_released
 
     def __del__(self) -> None:
-        if _is_exiting:
-            return
         mapping, on_released = self.mapping, self.on_released
 
         def release() -> None:
@@ -5240,7 +5276,7 @@ class _SlotMemory:
                 pass  # The context is lost, and the mapping with it.
             on_released()
 
-        _background().call(lambda: threading.Thread(target=release, daemon=True).start())
+        _call_later(lambda: threading.Thread(target=release, daemon=True).start())
 
 
 class _Consumer(_ChannelState):
@@ -5508,9 +5544,6 @@ class ChannelConsumer(_ChannelEnd):
     ...     slot.release(stream)
     """
 
-    def __init__(self, state: _Consumer) -> None:
-        self._state = state
-
     def receive(self, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
         """Returns the next message; None when the producer has closed the channel and all were received.
 
@@ -5630,9 +5663,8 @@ class _LateMemory:
         self._kept: List[Any] = [memory]
 
     def __del__(self) -> None:
-        if not _is_exiting:
-            drop = self._kept.clear
-            _background().call(lambda: threading.Thread(target=drop, daemon=True).start())
+        drop = self._kept.clear
+        _call_later(lambda: threading.Thread(target=drop, daemon=True).start())
 
 
 class _Seat:
@@ -6049,7 +6081,7 @@ class Channel(_ChannelEnd):
         views = _Slots(memory, slots, stride, size, layout, False)
         state = _Producer(ring, ring_fd, memory, views, stride * slots, deliver, bool(ahead))
         state.sleepers.busy_poll_us = duration
-        self._state = state
+        super().__init__(state)
 
     @property
     def consumers(self) -> int:
@@ -6156,9 +6188,6 @@ class PinnedBuffer(_Closable):
 
     >>> frame = numpy.asarray(pinned).view('float32')
     """
-
-    def __init__(self, state: _PinnedState) -> None:
-        self._state = state
 
     @property
     def _device(self) -> _Device:
