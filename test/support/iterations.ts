@@ -2,7 +2,7 @@
 import { randomInt } from 'node:crypto';
 import { basename } from 'node:path';
 
-const isSoak = process.env['CUFFI_DOSE'] === 'soak';
+export const isSoak = process.env['CUFFI_DOSE'] === 'soak';
 
 export const iterations = (small: number, full: number): number => (isSoak ? full : small);
 

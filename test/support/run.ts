@@ -4,7 +4,8 @@
  *     node --import ./test/support/tsx-if-needed.mjs test/support/run.ts --in=unit,abi [word ...]
  *       [--test-concurrency=N] [--test-name-pattern=REGEX] [--test-timeout=MS] [--compare | --record]
  *
- * Words keep only the files whose path contains one of them. The driver is the emulated one unless
+ * Words keep only the files whose path contains one of them. Each of those runs in a process of its own;
+ * without words, on the emulated driver, quick files share some (groups.ts). The driver is the emulated one unless
  * `CUFFI_DRIVER` says otherwise. It fails where node passes in silence: when a folder is missing or
  * has no test file, when a file holds no test, when no test ran, when a `todo` fails.
  *
@@ -22,7 +23,8 @@ import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { isAvailable } from '../../src/driver.ts';
 import { differences, type Expected, expectedFrom, type Report } from './expected.ts';
-import { iterations } from './iterations.ts';
+import { groupFiles } from './groups.ts';
+import { isSoak, iterations } from './iterations.ts';
 import { compile } from './kernels.ts';
 import { COMPILED } from './program.ts';
 
@@ -66,6 +68,11 @@ setMaxListeners(0, stop.signal);
 for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => stop.abort());
 
 const { folder, compiled } = await compile(files);
+/** What each process runs: a test file, or the files of a group. */
+const filesOf = new Map(
+  files.map((file, at): [string, readonly string[]] => [compiled[at] as string, [file]]),
+);
+if (words.length === 0 && driver === 'emulated' && !isSoak) shareProcesses();
 process.env[COMPILED] = resolve(folder);
 // Tests count descriptors: the socket for cuffi ls would be opened in between. Its own tests open it.
 process.env['CUFFI_INSPECT'] ??= '0';
@@ -79,7 +86,7 @@ process.env['CUFFI_TEST_SECONDS'] = String(seconds);
 process.execPath = fileURLToPath(new URL('in-group.sh', import.meta.url));
 // Every file runs in a process of its own, started as this one was.
 const events = run({
-  files: [...compiled],
+  files: [...filesOf.keys()],
   signal: stop.signal,
   // Many tests wait for other processes: one file more than there are cores keeps them busy.
   concurrency: concurrency === undefined ? availableParallelism() + 1 : Number(concurrency),
@@ -93,7 +100,7 @@ const report: Report = { ran: {}, skipped: [] };
 const running = new Set<string>();
 const label = ({ name, file = '' }: { name: string; file?: string | undefined }): string =>
   `${relative('.', file)}: ${name}`;
-const isFile = ({ name }: { name: string }): boolean => compiled.includes(name);
+const isFile = ({ name }: { name: string }): boolean => filesOf.has(name);
 
 events.on('test:dequeue', (event) => {
   if (!isFile(event)) running.add(label(event));
@@ -102,7 +109,7 @@ events.on('test:complete', (event) => running.delete(label(event)));
 events.on('test:pass', (event) => {
   const { name, details, skip } = event;
   // node reports a file that holds no test as one test that passed.
-  if (isFile(event)) empty.push(name);
+  if (isFile(event)) empty.push(...(filesOf.get(name) ?? []));
   else if (skip !== undefined) {
     const reason = typeof skip === 'string' ? skip : '';
     report.skipped.push({ file: relative('.', event.file ?? ''), test: name, reason });
@@ -113,9 +120,12 @@ events.on('test:fail', (event) => {
   // A `todo` that fails is no success either, as node has it.
   process.exitCode = 1;
   if (!isFile(event)) return;
-  const source = relative(folder, event.name).replace(/\.mjs$/, '.ts: ');
+  const sources = filesOf.get(event.name) ?? [];
+  if (sources.length > 1)
+    console.error(`test/support/run.ts: ${event.name} has ${sources.join(', ')}`);
   for (const test of running)
-    if (test.startsWith(source)) console.error(`test/support/run.ts: not ended: ${test}`);
+    if (sources.some((source) => test.startsWith(`${source}: `)))
+      console.error(`test/support/run.ts: not ended: ${test}`);
 });
 
 function count(file = ''): void {
@@ -128,6 +138,10 @@ function count(file = ''): void {
 process.on('exit', () => {
   rmSync(folder, { recursive: true, force: true });
   if (process.exitCode) return;
+  // node only knows of a group as a whole.
+  const seen = new Set([...Object.keys(report.ran), ...report.skipped.map(({ file }) => file)]);
+  for (const sources of filesOf.values())
+    if (sources.length > 1) empty.push(...sources.filter((source) => !seen.has(source)));
   if (empty.length > 0 && namePatterns === undefined) fail(`no test in ${empty.join(', ')}`);
   if (ran === 0) fail('no test ran');
   if (!given.compare && !given.record) return;
@@ -141,6 +155,21 @@ process.on('exit', () => {
 });
 
 events.compose(new spec()).pipe(process.stdout);
+
+/** Writes a module for each group of files, in place of theirs. The groups, which are short, come last. */
+function shareProcesses(): void {
+  const places = new Map([...filesOf].map(([path, [source]]) => [source, path]));
+  for (const [at, sources] of groupFiles(files).entries()) {
+    const path = join(folder, `group-${at + 1}.mjs`);
+    const imports = sources.map((source) => {
+      const place = places.get(source) as string;
+      filesOf.delete(place);
+      return `import './${relative(folder, place)}';\n`;
+    });
+    writeFileSync(path, imports.join(''));
+    filesOf.set(path, sources);
+  }
+}
 
 function testFiles(folder: string): string[] {
   const path = join('test', folder);
