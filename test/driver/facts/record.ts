@@ -117,8 +117,12 @@ export const varying: Readonly<Record<string, string>> = {
     'the first call that needs a lock of the one that waits does not return: not always the same',
     ['while a call waits for a full stream, another thread: '],
   ),
-  ...because("a pool's handle is an address of host memory, and what else frees memory decides", [
-    'a handle given out again: pool, ',
+  ...because('these handles are addresses of host memory, and what else frees memory decides', [
+    ...['stream', 'event', 'interprocess event', 'pool', 'context'].map(
+      (kind) => `a handle given out again: ${kind}, `,
+    ),
+    'a handle given out again: event destroyed behind held work',
+    'a handle given out again: stream destroyed with held work',
   ]),
   ...because('it reads memory that was given back, which may be in use again, or unmapped', [
     ...['stream', 'event', 'context: ', 'module', 'pool', 'graph', 'memory of'].map(
