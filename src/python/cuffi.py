@@ -4359,10 +4359,10 @@ _NO_FLAGS = _u32(_WAIT_GEQ)
 class _Stream:
     """A stream, and the waits that it has queued."""
 
-    __slots__ = ('device', 'handle', 'argument', 'waits', '__weakref__')
+    __slots__ = ('device', 'handle', 'argument', 'driver', 'waits', '__weakref__')
 
     def __init__(self, device: _Device, handle: int) -> None:
-        self.device, self.handle, self.argument = device, handle, _u64(handle)
+        self.device, self.handle, self.argument, self.driver = device, handle, _u64(handle), _cuda()
         # Words and the counts that they must reach, in order. Reached ones are removed.
         self.waits: Deque[Tuple[_Words, int, int]] = collections.deque()
 
@@ -4435,10 +4435,10 @@ def _enqueue_wait(words: _Words, index: int, count: int, stream: _Stream) -> boo
     try:
         # Only default streams need their context.
         if stream.handle > 2:
-            status = _cuda().cuStreamWaitValue64_v2(stream.argument, address, count, _NO_FLAGS)
+            status = stream.driver.cuStreamWaitValue64_v2(stream.argument, address, count, _NO_FLAGS)
         else:
             with stream.device:
-                status = _cuda().cuStreamWaitValue64_v2(stream.argument, address, count, _NO_FLAGS)
+                status = stream.driver.cuStreamWaitValue64_v2(stream.argument, address, count, _NO_FLAGS)
     finally:
         if status:
             with _waits_lock:
@@ -4452,10 +4452,10 @@ def _enqueue_store(words: _Words, index: int, count: int, stream: _Stream) -> No
     """Stores a count when the work that is queued in a stream so far is done."""
     address = words.arguments[stream.device][index]
     if stream.handle > 2:
-        status = _cuda().cuStreamWriteValue64_v2(stream.argument, address, count, _NO_FLAGS)
+        status = stream.driver.cuStreamWriteValue64_v2(stream.argument, address, count, _NO_FLAGS)
     else:
         with stream.device:
-            status = _cuda().cuStreamWriteValue64_v2(stream.argument, address, count, _NO_FLAGS)
+            status = stream.driver.cuStreamWriteValue64_v2(stream.argument, address, count, _NO_FLAGS)
     if status:
         raise CudaError('cuStreamWriteValue64_v2', status, 'signaling to another process how far a stream is')
 
@@ -5083,8 +5083,8 @@ class _Stores:
 
     def store(self, index: int, count: int, stream: _Stream) -> None:
         """Stores a count when the work that is queued in a stream so far is done. Raises CudaError; then nothing is."""
-        words, is_ahead = self._words, self._is_ahead
-        if not is_ahead and stream.handle > 2:
+        words = self._words
+        if stream.handle > 2:
             status = _cuda().cuStreamQuery(stream.argument)
             if status == 0:
                 # Cheaper and sooner than by the device, which would also take turns with other processes.
@@ -5094,9 +5094,17 @@ class _Stores:
             if status != _NOT_READY:
                 raise CudaError('cuStreamQuery', status)
         _enqueue_store(words, index, count, stream)
-        if not is_ahead and words.reached(index, count):
+        if words.reached(index, count):
             self._on_stored(None)
-            return
+        else:
+            self._watch(index, count, stream)
+
+    def store_ahead(self, index: int, count: int, stream: _Stream) -> None:
+        """As `store`, in a channel with ahead, where nobody waits on the host for what is stored."""
+        _enqueue_store(self._words, index, count, stream)
+        self._watch(index, count, stream)
+
+    def _watch(self, index: int, count: int, stream: _Stream) -> None:
         self._pending.append((index, count, stream))
         # Without the lock: who ends the poll looks again.
         if not self._is_polled:
@@ -5104,7 +5112,7 @@ class _Stores:
                 if self._is_polled:
                     return
                 self._is_polled, self._since = True, time.monotonic()
-            _background().poll(self._is_over, self._keeps, not is_ahead)
+            _background().poll(self._is_over, self._keeps, not self._is_ahead)
 
     def _is_over(self) -> Union[bool, float]:
         pending, reached, is_stored = self._pending, self._words.reached, False
@@ -5424,7 +5432,9 @@ class _Consumer(_ChannelState):
 
     def release(self, message: int, stream: Any) -> None:
         self.assert_open()
-        self._stores.store(_RELEASED + message % self.ring.slots, message + 1, self.streams[stream if type(stream) is int else _stream_handle(stream)])
+        store = self._stores.store_ahead if self.is_ahead else self._stores.store
+        found = self.streams[stream if type(stream) is int else _stream_handle(stream)]
+        store(_RELEASED + message % self.ring.slots, message + 1, found)
         self._held.discard(message)
 
     def _wake_producer(self) -> None:
@@ -5770,8 +5780,10 @@ class _Producer(_ChannelState):
         for seat in self.seats:
             if seat.start <= message:
                 is_released_by_others, words = True, seat.words
-                if not words.reached(_RELEASED + slot, count) and not _enqueue_wait(words, _RELEASED + slot, count, stream):
-                    return False
+                # First as `words.reached`, which most are.
+                if not count <= words.words[_RELEASED + slot] <= _END_OF_WAITS and not words.is_over:
+                    if not _enqueue_wait(words, _RELEASED + slot, count, stream):
+                        return False
         # A consumer that has released it has waited until it was filled.
         if is_released_by_others or self.ring.is_filled(message):
             return True
@@ -5793,20 +5805,31 @@ class _Producer(_ChannelState):
     # ---- Publishing ----
 
     def publish(self, message: int, stream: Any, meta: Any, shape: Any, dtype: Any) -> None:
-        if self.is_ahead:
-            if meta is not None or shape is not None or dtype is not None:
-                raise TypeError('messages of a channel with ahead have no meta, shape or dtype of their own')
-        else:
-            own, layout = self.slots.layout, None
-            encoded = _encode_meta(meta)
-            if shape is not None or dtype is not None:
-                layout = _check_layout(own[1] if shape is None else shape, own[0] if dtype is None else dtype,
-                                       self.slots.byte_length)  # fmt: skip
-            self.ring.write_record(message, layout, encoded)
+        own, layout = self.slots.layout, None
+        encoded = _encode_meta(meta)
+        if shape is not None or dtype is not None:
+            layout = _check_layout(own[1] if shape is None else shape, own[0] if dtype is None else dtype,
+                                   self.slots.byte_length)  # fmt: skip
+        self.ring.write_record(message, layout, encoded)
         found = self.streams[stream if type(stream) is int else _stream_handle(stream)]
         self._stores.store(_FILLED + message % self.ring.slots, message + 1, found)
         with self.lock:
             self._end(message)
+
+    def publish_ahead(self, message: int, stream: Any) -> None:
+        """As `publish`, in a channel with ahead: frames come so fast that each call of a function counts."""
+        ring = self.ring
+        found = self.streams[stream if type(stream) is int else _stream_handle(stream)]
+        self._stores.store_ahead(_FILLED + message % ring.slots, message + 1, found)
+        with self.lock:
+            if message != self.published or self._waiting_for_earlier:
+                self._end(message)
+                return
+            # As `_end`, which wakes up consumers, too.
+            ring.words[_PUBLISHED] = self.published = message + 1
+            for seat in self.seats:
+                if seat.words.words[_ASLEEP] == 1:
+                    seat.pipes.wake()
 
     def cancel(self, message: int) -> None:
         with self.lock:
@@ -5831,15 +5854,12 @@ class _Producer(_ChannelState):
     def _end(self, message: int) -> None:
         """Shows consumers the messages that are over, in order."""
         waiting = self._waiting_for_earlier
-        if message == self.published and not waiting and self.deliver == 'all':
+        waiting.add(message)
+        while self.published in waiting:
+            waiting.discard(self.published)
+            if self.deliver == 'one' and self.published not in self._skipped:
+                self._ungranted.append(self.published)
             self.published += 1
-        else:
-            waiting.add(message)
-            while self.published in waiting:
-                waiting.discard(self.published)
-                if self.deliver == 'one' and self.published not in self._skipped:
-                    self._ungranted.append(self.published)
-                self.published += 1
         self.ring.words[_PUBLISHED] = self.published
         if self._ungranted:
             self._grant_pending()
@@ -6010,7 +6030,12 @@ class ProducerSlot:
         producer = self._producer
         if self._is_over or producer.is_closed or producer._failure:
             self._assert_usable()
-        producer.publish(self.message, stream, meta, shape, dtype)
+        if not producer.is_ahead:
+            producer.publish(self.message, stream, meta, shape, dtype)
+        elif meta is None and shape is None and dtype is None:
+            producer.publish_ahead(self.message, stream)
+        else:
+            raise TypeError('messages of a channel with ahead have no meta, shape or dtype of their own')
         self._is_over = True
 
     def cancel(self) -> None:
