@@ -127,14 +127,8 @@ class PeerGoneError(CuffiError):
 class RemoteError(CuffiError):
     """An error of the other end: what its handler threw, or an error that was sent as a value."""
 
-    def __init__(
-        self,
-        message: str,
-        name: str = 'Error',
-        code: str = 'remote-error',
-        stack: Optional[str] = None,
-        errors: Sequence[Any] = (),
-    ) -> None:
+    def __init__(self, message: str, name: str = 'Error', code: str = 'remote-error', stack: Optional[str] = None,
+                 errors: Sequence[Any] = ()) -> None:  # fmt: skip
         super().__init__(message)
         self.message, self.name, self.code, self.stack, self.errors = message, name, code, stack, list(errors)
 
@@ -169,14 +163,8 @@ class _Handle64(ctypes.Structure):
 class _AllocationProp(ctypes.Structure):
     """CUmemAllocationProp."""
 
-    _fields_ = [
-        ('type', _int),
-        ('handle_types', _int),
-        ('location_type', _int),
-        ('location_id', _int),
-        ('win32', ctypes.c_void_p),
-        ('flags', ctypes.c_ubyte * 8),
-    ]
+    _fields_ = [('type', _int), ('handle_types', _int), ('location_type', _int), ('location_id', _int),
+                ('win32', ctypes.c_void_p), ('flags', ctypes.c_ubyte * 8)]  # fmt: skip
 
 
 class _AccessDesc(ctypes.Structure):
@@ -425,20 +413,10 @@ _DTYPES: Dict[str, _Dtype] = {
     name: _Dtype(name, typestr, code, itemsize)
     for name, typestr, code, itemsize in (
         ('bool', '|b1', 6, 1),
-        ('int8', '|i1', 0, 1),
-        ('int16', '<i2', 0, 2),
-        ('int32', '<i4', 0, 4),
-        ('int64', '<i8', 0, 8),
-        ('uint8', '|u1', 1, 1),
-        ('uint16', '<u2', 1, 2),
-        ('uint32', '<u4', 1, 4),
-        ('uint64', '<u8', 1, 8),
-        ('float16', '<f2', 2, 2),
-        ('bfloat16', '', 4, 2),
-        ('float32', '<f4', 2, 4),
-        ('float64', '<f8', 2, 8),
-        ('complex64', '<c8', 5, 8),
-        ('complex128', '<c16', 5, 16),
+        ('int8', '|i1', 0, 1), ('int16', '<i2', 0, 2), ('int32', '<i4', 0, 4), ('int64', '<i8', 0, 8),
+        ('uint8', '|u1', 1, 1), ('uint16', '<u2', 1, 2), ('uint32', '<u4', 1, 4), ('uint64', '<u8', 1, 8),
+        ('float16', '<f2', 2, 2), ('bfloat16', '', 4, 2), ('float32', '<f4', 2, 4), ('float64', '<f8', 2, 8),
+        ('complex64', '<c8', 5, 8), ('complex128', '<c16', 5, 16),
     )
 }
 _BY_TYPESTR = {dtype.typestr: dtype for dtype in _DTYPES.values() if dtype.typestr}
@@ -502,18 +480,10 @@ def _check_shape(shape: Any) -> Tuple[int, ...]:
 
 
 class _DLTensor(ctypes.Structure):
-    _fields_ = [
-        ('data', ctypes.c_void_p),
-        ('device_type', ctypes.c_int32),
-        ('device_id', ctypes.c_int32),
-        ('ndim', ctypes.c_int32),
-        ('code', ctypes.c_uint8),
-        ('bits', ctypes.c_uint8),
-        ('lanes', ctypes.c_uint16),
-        ('shape', ctypes.POINTER(ctypes.c_int64)),
-        ('strides', ctypes.POINTER(ctypes.c_int64)),
-        ('byte_offset', ctypes.c_uint64),
-    ]
+    _fields_ = [('data', ctypes.c_void_p), ('device_type', ctypes.c_int32), ('device_id', ctypes.c_int32), ('ndim', ctypes.c_int32),
+                ('code', ctypes.c_uint8), ('bits', ctypes.c_uint8), ('lanes', ctypes.c_uint16),
+                ('shape', ctypes.POINTER(ctypes.c_int64)), ('strides', ctypes.POINTER(ctypes.c_int64)),
+                ('byte_offset', ctypes.c_uint64)]  # fmt: skip
 
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -528,32 +498,23 @@ class _DLManaged(ctypes.Structure):
 class _DLManagedVersioned(ctypes.Structure):
     """DLManagedTensorVersioned."""
 
-    _fields_ = [
-        ('major', ctypes.c_uint32),
-        ('minor', ctypes.c_uint32),
-        ('context', ctypes.c_void_p),
-        ('deleter', _Deleter),
-        ('flags', ctypes.c_uint64),
-        ('tensor', _DLTensor),
-    ]
+    _fields_ = [('major', ctypes.c_uint32), ('minor', ctypes.c_uint32), ('context', ctypes.c_void_p), ('deleter', _Deleter),
+                ('flags', ctypes.c_uint64), ('tensor', _DLTensor)]  # fmt: skip
 
 
 _CUDA_DEVICE = 2
 _READ_ONLY_FLAG = 1
 _CapsuleDestructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-_capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _CapsuleDestructor)(
-    ('PyCapsule_New', ctypes.pythonapi)
-)
-_capsule_is_valid = ctypes.PYFUNCTYPE(_int, ctypes.c_void_p, ctypes.c_char_p)(
-    ('PyCapsule_IsValid', ctypes.pythonapi)
-)
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ('PyCapsule_GetPointer', ctypes.pythonapi)
-)
 
-_pointer_of_dying_capsule = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
-    ('PyCapsule_GetPointer', ctypes.pythonapi)
-)
+
+def _python_function(name: str, result: Any, *arguments: Any) -> Any:
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+_capsule_new = _python_function('PyCapsule_New', ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _CapsuleDestructor)
+_capsule_is_valid = _python_function('PyCapsule_IsValid', _int, ctypes.c_void_p, ctypes.c_char_p)
+_capsule_pointer = _python_function('PyCapsule_GetPointer', ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+_pointer_of_dying_capsule = _python_function('PyCapsule_GetPointer', ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
 
 # What tensors of other libraries keep: by the address of the structure that they were given.
 _given: Dict[int, Tuple[Any, ...]] = {}
@@ -754,7 +715,17 @@ class _BorrowedMemory:
 _Memory = Union[_OwnMemory, _ReceivedMemory, _BorrowedMemory]
 
 
-class GpuArray:
+class _Context:
+    """What a `with` block closes."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()  # type: ignore[attr-defined]
+
+
+class GpuArray(_Context):
     """An array in the memory of a GPU: made by `empty`, or received.
 
     torch, cupy, numba, cuda.core and jax take it as it is: `torch.from_dlpack(array)`,
@@ -773,52 +744,21 @@ class GpuArray:
         # What a consumer of the __cuda_array_interface__ keeps by keeping this object.
         self._exposed: Optional[_Memory] = None
 
-    @property
-    def shape(self) -> Tuple[int, ...]:
-        return self._shape
-
-    @property
-    def dtype(self) -> str:
-        """NumPy's name of the dtype, such as float32. bfloat16 is `bfloat16`, raw bytes are `V12`."""
-        return self._dtype.name
-
-    @property
-    def itemsize(self) -> int:
-        return self._dtype.itemsize
-
-    @property
-    def strides(self) -> Tuple[int, ...]:
-        """In bytes."""
-        return self._strides
-
-    @property
-    def size(self) -> int:
-        """The number of items."""
-        return math.prod(self._shape)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all items."""
-        return self.size * self.itemsize
-
-    @property
-    def read_only(self) -> bool:
-        return self._read_only
-
-    @property
-    def device(self) -> int:
-        """The ordinal of the device."""
-        return self._device.ordinal
+    shape = property(lambda self: self._shape)
+    dtype = property(lambda self: self._dtype.name, doc="NumPy's name, such as float32. bfloat16 is `bfloat16`, raw bytes are `V12`.")
+    itemsize = property(lambda self: self._dtype.itemsize)
+    strides = property(lambda self: self._strides, doc='In bytes.')
+    size = property(lambda self: math.prod(self._shape), doc='The number of items.')
+    nbytes = property(lambda self: self.size * self.itemsize, doc='The bytes of all items.')
+    read_only = property(lambda self: self._read_only)
+    device = property(lambda self: self._device.ordinal, doc='The ordinal of the device.')
+    closed = property(lambda self: self._memory is None)
 
     @property
     def ptr(self) -> int:
         """The address of item [0, 0, ...]. Raises ClosedError."""
         self._held()
         return self._address
-
-    @property
-    def closed(self) -> bool:
-        return self._memory is None
 
     def _held(self) -> _Memory:
         memory = self._memory
@@ -929,9 +869,6 @@ class GpuArray:
         self._held()
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
     def __len__(self) -> int:
         if not self._shape:
             raise TypeError('len() of an array without axes')
@@ -980,7 +917,7 @@ class _EventHandle:
             self.received[0].give_back_later(self.received[1], None, None)
 
 
-class Event:
+class Event(_Context):
     """An event that processes share: made here, or received.
 
     https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
@@ -1005,14 +942,8 @@ class Event:
             raise ClosedError('this Event is closed')
         return self._own
 
-    @property
-    def _device(self) -> _Device:
-        return self._held().device
-
-    @property
-    def handle(self) -> int:
-        """The driver's handle. Raises ClosedError."""
-        return self._held().value
+    _device = property(lambda self: self._held().device)
+    handle = property(lambda self: self._held().value, doc="The driver's handle. Raises ClosedError.")
 
     @property
     def done(self) -> bool:
@@ -1047,12 +978,6 @@ class Event:
         del own
         if connection:
             connection.give_back()
-
-    def __enter__(self) -> 'Event':
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
 
 def empty(shape: Any, dtype: Any = 'float32', device: Optional[int] = None) -> GpuArray:
@@ -2916,12 +2841,7 @@ class _Connection:
 
     def _accept_page(self, fd: int) -> None:
         """Maps the other end's counters. Nobody may take the memory away from under this process."""
-        try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-            is_sealed = seals & fcntl.F_SEAL_SHRINK and seals & fcntl.F_SEAL_GROW and os.fstat(fd).st_size == _PAGE
-        except OSError:
-            is_sealed = False
-        if self._peer_page or not is_sealed:
+        if self._peer_page or not _is_sealed(fd, _PAGE):
             raise IpcError('received a second page of counters, or one that is not sealed memory of its size')
         try:
             self._peer_page = _Page(fd)
@@ -3479,7 +3399,7 @@ def _credentials(sock: socket.socket) -> Tuple[int, int, int]:
 # ---- Peers ------------------------------------------------------------------------------------------------
 
 
-class Peer:
+class Peer(_Context):
     """The process at the other end of a connection. `with peer:` closes it.
 
     Any thread may use it. Each method that waits takes `timeout` in seconds, and raises TimeoutError.
@@ -3495,37 +3415,13 @@ class Peer:
             self._connection._is_dropped = True
             self._connection._kick()
 
-    @property
-    def pid(self) -> int:
-        """Of the other process; 0 if it is in another pid namespace."""
-        return self._connection.pid
-
-    @property
-    def uid(self) -> int:
-        return self._connection.uid
-
-    @property
-    def gid(self) -> int:
-        return self._connection.gid
-
-    @property
-    def end(self) -> Optional[Exception]:
-        """Why the connection has ended; None while it is open."""
-        return self._connection.end
-
-    @property
-    def closed(self) -> bool:
-        return self._connection.end is not None
-
-    @property
-    def lent(self) -> int:
-        """How many arrays, buffers and events the other end holds of this one."""
-        return len(self._connection._exports)
-
-    @property
-    def held(self) -> int:
-        """How many arrays, buffers and events this end holds of the other."""
-        return len(self._connection._imports)
+    pid = property(lambda self: self._connection.pid, doc='Of the other process; 0 if it is in another pid namespace.')
+    uid = property(lambda self: self._connection.uid)
+    gid = property(lambda self: self._connection.gid)
+    end = property(lambda self: self._connection.end, doc='Why the connection has ended; None while it is open.')
+    closed = property(lambda self: self.end is not None)
+    lent = property(lambda self: len(self._connection._exports), doc='How many arrays, buffers and events the other end holds of this one.')
+    held = property(lambda self: len(self._connection._imports), doc='How many arrays, buffers and events this end holds of the other.')
 
     # ---- Values ----
 
@@ -3829,12 +3725,6 @@ class Peer:
         """Closes the connection. What was received stays usable until it is closed. The second call does nothing."""
         self._connection.close()
 
-    def __enter__(self) -> 'Peer':
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f'<cuffi.Peer {self._connection.name}{" closed" if self.closed else ""}>'
 
@@ -3929,7 +3819,7 @@ def connect(name: str, timeout: Optional[float] = None, allow_other_users: bool 
     return Peer(_Connection(sock, allow_other_users))
 
 
-class Listener:
+class Listener(_Context):
     """Accepts connections by a name. `with listener:` closes it; connections that it accepted stay open."""
 
     def __init__(self, name: str, allow_other_users: bool) -> None:
@@ -4037,12 +3927,6 @@ class Listener:
                     os.unlink(self._path)
             except OSError:
                 pass  # Somebody else has removed it.
-
-    def __enter__(self) -> 'Listener':
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
 
 _listeners: 'weakref.WeakSet[Listener]' = weakref.WeakSet()
@@ -4237,7 +4121,7 @@ def _release_soon(is_unused: Callable[[], bool], release: Callable[[], None]) ->
     _background().poll(is_over)
 
 
-class _Closable:
+class _Closable(_Context):
     """What is closed by `close()`, a `with` block, or the last reference."""
 
     _state: Any = None
@@ -4266,9 +4150,6 @@ class _Closable:
     def __enter__(self) -> Any:
         self._held()
         return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def __del__(self) -> None:
         state, self._state = self._state, None
@@ -5215,33 +5096,12 @@ class _ChannelEnd(_Closable):
 
     _state: Any
 
-    @property
-    def slots(self) -> int:
-        """How many messages can be on their way."""
-        return self._held().ring.slots
-
-    @property
-    def byte_length(self) -> int:
-        """The size of a slot in bytes."""
-        return self._held().slots.byte_length
-
-    @property
-    def shape(self) -> Tuple[int, ...]:
-        return self._held().slots.layout[1]
-
-    @property
-    def dtype(self) -> str:
-        return self._held().slots.layout[0].name
-
-    @property
-    def deliver(self) -> str:
-        """`'all'` if each consumer gets each message, `'one'` if each message goes to one consumer."""
-        return self._held().deliver
-
-    @property
-    def device(self) -> int:
-        """The ordinal of the device with the slots."""
-        return self._held().device.ordinal
+    slots = property(lambda self: self._held().ring.slots, doc='How many messages can be on their way.')
+    byte_length = property(lambda self: self._held().slots.byte_length, doc='The size of a slot in bytes.')
+    shape = property(lambda self: self._held().slots.layout[1])
+    dtype = property(lambda self: self._held().slots.layout[0].name)
+    deliver = property(lambda self: self._held().deliver, doc="'all' if each consumer gets each message, 'one' if each goes to one consumer.")
+    device = property(lambda self: self._held().device.ordinal, doc='The ordinal of the device with the slots.')
 
     @property
     def busy_poll_us(self) -> int:
@@ -6108,15 +5968,8 @@ class Channel(_ChannelEnd):
         state.sleepers.busy_poll_us = duration
         super().__init__(state)
 
-    @property
-    def consumers(self) -> int:
-        """How many processes consume it now: those that it was sent to and that have not ended it."""
-        return len(self._held().seats)
-
-    @property
-    def published(self) -> int:
-        """How many messages were published."""
-        return self._held().published
+    consumers = property(lambda self: len(self._held().seats), doc='How many processes consume it: it was sent to them, and they have not ended it.')
+    published = property(lambda self: self._held().published, doc='How many messages were published.')
 
     def acquire(self, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
         """Waits for a free slot: one that all consumers have released. Slots are published in the order of acquiring.
@@ -6214,31 +6067,14 @@ class PinnedBuffer(_Closable):
     >>> frame = numpy.asarray(pinned).view('float32')
     """
 
-    @property
-    def _device(self) -> _Device:
-        return self._held().device
-
-    @property
-    def nbytes(self) -> int:
-        return self._held().byte_length
+    _device = property(lambda self: self._held().device)
+    nbytes = property(lambda self: self._held().byte_length)
+    buffer = property(lambda self: self._held().view, doc='The memory. It stays readable after `close()`, as long as a view of it lives.')
+    ptr = property(lambda self: self._held().address, doc='The host address of the first byte.')
+    device_ptr = property(lambda self: self._held().device_address, doc='The device address of the first byte: kernels reach the memory there.')
 
     def __len__(self) -> int:
         return self.nbytes
-
-    @property
-    def buffer(self) -> memoryview:
-        """The memory. It stays readable after `close()`, as long as a view of it lives."""
-        return self._held().view
-
-    @property
-    def ptr(self) -> int:
-        """The host address of the first byte."""
-        return self._held().address
-
-    @property
-    def device_ptr(self) -> int:
-        """The device address of the first byte: kernels reach the memory there."""
-        return self._held().device_address
 
     @property
     def __array_interface__(self) -> Dict[str, Any]:
