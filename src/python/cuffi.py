@@ -30,6 +30,7 @@ import array as _array
 import atexit
 import asyncio
 import collections
+import contextlib
 import copy
 import ctypes
 import datetime
@@ -45,7 +46,6 @@ import select
 import socket
 import stat
 import struct
-import sys
 import tempfile
 import threading
 import time
@@ -303,16 +303,26 @@ def _check(status: int, call: str, doing: str = '') -> None:
         raise CudaError(call, status, doing)
 
 
+def _call(name: str, *arguments: Any, doing: str = '') -> None:
+    """Calls a function of the driver. Raises CudaError."""
+    _check(getattr(_cuda(), name)(*arguments), name, doing)
+
+
+def _read(name: str, *arguments: Any, doing: str = '', kind: Any = _u64) -> int:
+    """Calls a function that stores a number where its first argument points to."""
+    found = kind()
+    _call(name, ctypes.byref(found), *arguments, doing=doing)
+    return found.value
+
+
 class _Device:
     """A GPU, and its primary context, which torch, cupy, numba and cuda.core use as well."""
 
     def __init__(self, ordinal: int) -> None:
-        cuda = _cuda()
-        number, name, uuid = _int(), ctypes.create_string_buffer(256), (ctypes.c_ubyte * 16)()
-        _check(cuda.cuDeviceGet(ctypes.byref(number), ordinal), 'cuDeviceGet')
-        _check(cuda.cuDeviceGetName(name, 256, number.value), 'cuDeviceGetName')
-        _check(cuda.cuDeviceGetUuid_v2(ctypes.byref(uuid), number.value), 'cuDeviceGetUuid_v2')
-        self.ordinal, self._number = ordinal, number.value
+        name, uuid = ctypes.create_string_buffer(256), (ctypes.c_ubyte * 16)()
+        self.ordinal, self._number = ordinal, _read('cuDeviceGet', ordinal, kind=_int)
+        _call('cuDeviceGetName', name, 256, self._number)
+        _call('cuDeviceGetUuid_v2', ctypes.byref(uuid), self._number)
         # A slice of a GPU (MIG) has its own UUID.
         self.uuid = (b'\x01' if b' MIG ' in name.value else b'\x00') + bytes(uuid)
         self._context = 0
@@ -321,14 +331,12 @@ class _Device:
     @property
     def context(self) -> int:
         if not self._context:
-            found = _u64()
-            _check(_cuda().cuDevicePrimaryCtxRetain(ctypes.byref(found), self._number), 'cuDevicePrimaryCtxRetain')
-            self._context = found.value
+            self._context = _read('cuDevicePrimaryCtxRetain', self._number)
         return self._context
 
     def __enter__(self) -> '_Device':
         """Makes its context the current one of this thread."""
-        _check(_cuda().cuCtxPushCurrent_v2(self.context), 'cuCtxPushCurrent_v2')
+        _call('cuCtxPushCurrent_v2', self.context)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -336,7 +344,7 @@ class _Device:
 
     def synchronize(self) -> None:
         with self:
-            _check(_cuda().cuCtxSynchronize(), 'cuCtxSynchronize')
+            _call('cuCtxSynchronize')
 
     def access(self, flags: int) -> _AccessDesc:
         return _AccessDesc(1, self._number, flags)
@@ -349,9 +357,7 @@ def _all_devices() -> List[_Device]:
     if not _devices:
         with _lock:
             if not _devices:
-                count = _int()
-                _check(_cuda().cuDeviceGetCount(ctypes.byref(count)), 'cuDeviceGetCount')
-                _devices.extend(_Device(ordinal) for ordinal in range(count.value))
+                _devices.extend(map(_Device, range(_read('cuDeviceGetCount', kind=_int))))
     return _devices
 
 
@@ -587,35 +593,28 @@ class _OwnMemory:
         self.device, self.id, self.generation = device, secrets.token_bytes(16), secrets.randbits(48)
         self.address = self.byte_length = 0
         self.fd = self.read_only_fd = -1
-        cuda = _cuda()
-        prop, handle = device.allocation_prop(), _u64()
+        prop, doing = device.allocation_prop(), f'allocating {byte_length} bytes'
         with device:
             if not device.granularity:
-                unit = _size()
-                status = cuda.cuMemGetAllocationGranularity(ctypes.byref(unit), ctypes.byref(prop), 1)
-                _check(status, 'cuMemGetAllocationGranularity')
-                device.granularity = unit.value
+                device.granularity = _read('cuMemGetAllocationGranularity', ctypes.byref(prop), 1, kind=_size)
             size = -(-byte_length // device.granularity) * device.granularity
-            doing = f'allocating {byte_length} bytes'
-            _check(cuda.cuMemCreate(ctypes.byref(handle), size, ctypes.byref(prop), 0), 'cuMemCreate', doing)
+            handle = _read('cuMemCreate', size, ctypes.byref(prop), 0, doing=doing)
             try:
-                self.fd = _export_physical(handle.value, doing)
+                self.fd = _export_physical(handle, doing)
                 if read_only:
-                    self.read_only_fd = _export_physical(handle.value, doing)
+                    self.read_only_fd = _export_physical(handle, doing)
                     # The mark of memory that is shared for reading only.
                     flags = fcntl.fcntl(self.read_only_fd, fcntl.F_GETFL)
                     fcntl.fcntl(self.read_only_fd, fcntl.F_SETFL, flags | os.O_APPEND)
                 self.address = _reserve(size)
                 self.byte_length = size
-                _check(cuda.cuMemMap(self.address, size, 0, handle.value, 0), 'cuMemMap', doing)
-                access = device.access(_READ_WRITE)
-                status = cuda.cuMemSetAccess(self.address, size, ctypes.byref(access), 1)
-                _check(status, 'cuMemSetAccess', doing)
+                _call('cuMemMap', self.address, size, 0, handle, 0, doing=doing)
+                _call('cuMemSetAccess', self.address, size, ctypes.byref(device.access(_READ_WRITE)), 1, doing=doing)
             except BaseException:
                 self._free()
                 raise
             finally:
-                cuda.cuMemRelease(handle.value)
+                _cuda().cuMemRelease(handle)
         with _lock:
             _own_memory[self.address] = self
 
@@ -651,18 +650,13 @@ _is_exiting = False
 
 
 def _export_physical(handle: int, doing: str) -> int:
-    fd = _int()
-    status = _cuda().cuMemExportToShareableHandle(ctypes.byref(fd), handle, _POSIX_FD, 0)
-    _check(status, 'cuMemExportToShareableHandle', doing)
-    os.set_inheritable(fd.value, False)
-    return fd.value
+    fd = _read('cuMemExportToShareableHandle', handle, _POSIX_FD, 0, doing=doing, kind=_int)
+    os.set_inheritable(fd, False)
+    return fd
 
 
 def _reserve(byte_length: int) -> int:
-    address = _u64()
-    status = _cuda().cuMemAddressReserve(ctypes.byref(address), byte_length, 0, 0, 0)
-    _check(status, 'cuMemAddressReserve', f'reserving {byte_length} bytes')
-    return address.value
+    return _read('cuMemAddressReserve', byte_length, 0, 0, 0, doing=f'reserving {byte_length} bytes')
 
 
 class _Mapping:
@@ -806,14 +800,13 @@ class GpuArray(_Context):
         own = self._stream
         if own is None or own == stream:
             return
-        cuda, event = _cuda(), _u64()
         with self._device:
-            _check(cuda.cuEventCreate(ctypes.byref(event), 2), 'cuEventCreate')
+            event = _read('cuEventCreate', 2)
             try:
-                _check(cuda.cuEventRecord(event.value, own), 'cuEventRecord')
-                _check(cuda.cuStreamWaitEvent(stream, event.value, 0), 'cuStreamWaitEvent')
+                _call('cuEventRecord', event, own)
+                _call('cuStreamWaitEvent', stream, event, 0)
             finally:
-                cuda.cuEventDestroy_v2(event.value)
+                _cuda().cuEventDestroy_v2(event)
 
     def copy_to_host(self) -> bytes:
         """Returns the bytes of all items, of a contiguous array. Waits for the work of the device."""
@@ -823,8 +816,8 @@ class GpuArray(_Context):
         memory = self._held()
         if self.nbytes:
             with memory.device:
-                _check(_cuda().cuCtxSynchronize(), 'cuCtxSynchronize')
-                _check(_cuda().cuMemcpyDtoH_v2(out, self._address, self.nbytes), 'cuMemcpyDtoH_v2')
+                _call('cuCtxSynchronize')
+                _call('cuMemcpyDtoH_v2', out, self._address, self.nbytes)
         return out.raw[: self.nbytes]
 
     def copy_from_host(self, data: Any) -> None:
@@ -839,9 +832,9 @@ class GpuArray(_Context):
             return
         memory = self._held()
         with memory.device:
-            _check(_cuda().cuMemcpyHtoD_v2(self._address, bytes(view), view.nbytes), 'cuMemcpyHtoD_v2')
+            _call('cuMemcpyHtoD_v2', self._address, bytes(view), view.nbytes)
             # A copy from pageable memory may return before it is done.
-            _check(_cuda().cuCtxSynchronize(), 'cuCtxSynchronize')
+            _call('cuCtxSynchronize')
 
     def _assert_contiguous(self) -> None:
         self._held()
@@ -925,11 +918,9 @@ class Event(_Context):
 
     def __init__(self, device: Optional[int] = None) -> None:
         where = _current_device() if device is None else _all_devices()[device]
-        event, cuda = _u64(), _cuda()
         with where:
             # Without timing, for other processes.
-            _check(cuda.cuEventCreate(ctypes.byref(event), 2 | 4), 'cuEventCreate')
-        self._own: Optional[_EventHandle] = _EventHandle(where, event.value)
+            self._own: Optional[_EventHandle] = _EventHandle(where, _read('cuEventCreate', 2 | 4))
 
     @classmethod
     def _of(cls, handle: _EventHandle) -> 'Event':
@@ -959,13 +950,13 @@ class Event(_Context):
         """Records the work that is queued in a stream, by default the legacy default stream."""
         event, handle = self._held(), _stream_handle(stream)
         with event.device:
-            _check(_cuda().cuEventRecord(event.value, handle), 'cuEventRecord')
+            _call('cuEventRecord', event.value, handle)
 
     def wait(self, stream: Any = _LEGACY_STREAM) -> None:
         """Makes later work of a stream wait for the last record."""
         event, handle = self._held(), _stream_handle(stream)
         with event.device:
-            _check(_cuda().cuStreamWaitEvent(handle, event.value, 0), 'cuStreamWaitEvent')
+            _call('cuStreamWaitEvent', handle, event.value, 0)
 
     def synchronize(self, timeout: Optional[float] = None) -> None:
         """Waits on the host for the last record. Raises TimeoutError."""
@@ -1849,7 +1840,7 @@ def _export_event(event: Event, peer: '_Connection') -> _Exported:
         return _Exported(fields, (), own, own.device, root=own)
     handle = _Handle64()
     with own.device:
-        _check(_cuda().cuIpcGetEventHandle(ctypes.byref(handle), own.value), 'cuIpcGetEventHandle')
+        _call('cuIpcGetEventHandle', ctypes.byref(handle), own.value)
     fields = bytes((_EVENT,)) + _self().exporter(own.device) + bytes(handle.reserved)
     return _Exported(fields, (), own, own.device, root=own)
 
@@ -1881,9 +1872,13 @@ def _map(key: Tuple[Any, ...], version: int, make: Callable[[], _Mapping]) -> _M
         return mapping
 
 
-def _open_error(exporter: bytes, call: str, status: int) -> IpcError:
-    pid = struct.unpack_from('<I', exporter, 33)[0]
-    return IpcError(f'memory of process {pid} could not be opened: {CudaError(call, status)}')
+@contextlib.contextmanager
+def _opening(exporter: bytes) -> Iterator[None]:
+    """Says whose memory could not be opened."""
+    try:
+        yield
+    except CudaError as error:
+        raise IpcError(f'memory of process {struct.unpack_from("<I", exporter, 33)[0]} could not be opened: {error}') from None
 
 
 def _check_exporter(fields: Union[_MemoryFields, _EventFields], allow_other_users: bool) -> None:
@@ -1913,42 +1908,31 @@ def _check_exporter(fields: Union[_MemoryFields, _EventFields], allow_other_user
 
 
 def _map_legacy(fields: _MemoryFields, device: _Device) -> _Mapping:
-    cuda, address, size = _cuda(), _u64(), _size()
-    handle = _Handle64((ctypes.c_ubyte * 64)(*(fields.handle or b'')))
-    with device:
-        status = cuda.cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, 1)
-        if status:
-            raise _open_error(fields.exporter, 'cuIpcOpenMemHandle_v2', status)
-        status = cuda.cuMemGetAddressRange_v2(None, ctypes.byref(size), address.value)
-        if status:
-            cuda.cuIpcCloseMemHandle(address.value)
-            raise _open_error(fields.exporter, 'cuMemGetAddressRange_v2', status)
-    base = address.value
-    return _Mapping(device, base, size.value, lambda: _check(cuda.cuIpcCloseMemHandle(base), 'cuIpcCloseMemHandle'))
+    size, handle = _size(), _Handle64((ctypes.c_ubyte * 64)(*(fields.handle or b'')))
+    with device, _opening(fields.exporter):
+        base = _read('cuIpcOpenMemHandle_v2', handle, 1)
+        try:
+            _call('cuMemGetAddressRange_v2', None, ctypes.byref(size), base)
+        except CudaError:
+            _cuda().cuIpcCloseMemHandle(base)
+            raise
+    return _Mapping(device, base, size.value, lambda: _call('cuIpcCloseMemHandle', base))
 
 
 def _map_virtual(fields: _MemoryFields, device: _Device, fds: Sequence[int], read_only: bool) -> _Mapping:
-    cuda, size = _cuda(), fields.base_byte_length
+    size, access = fields.base_byte_length, device.access(_READ if read_only else _READ_WRITE)
     with device:
-        base = _reserve(size)
-        end = base
+        base = end = _reserve(size)
         try:
             for fd, length in zip(fds, fields.pieces):
-                handle = _u64()
-                status = cuda.cuMemImportFromShareableHandle(ctypes.byref(handle), fd, _POSIX_FD)
-                if status:
-                    raise _open_error(fields.exporter, 'cuMemImportFromShareableHandle', status)
-                try:
-                    status = cuda.cuMemMap(end, length, 0, handle.value, 0)
-                finally:
-                    cuda.cuMemRelease(handle.value)
-                if status:
-                    raise _open_error(fields.exporter, 'cuMemMap', status)
-                access = device.access(_READ if read_only else _READ_WRITE)
-                end += length
-                status = cuda.cuMemSetAccess(end - length, length, ctypes.byref(access), 1)
-                if status:
-                    raise _open_error(fields.exporter, 'cuMemSetAccess', status)
+                with _opening(fields.exporter):
+                    handle = _read('cuMemImportFromShareableHandle', fd, _POSIX_FD)
+                    try:
+                        _call('cuMemMap', end, length, 0, handle, 0)
+                    finally:
+                        _cuda().cuMemRelease(handle)
+                    end += length
+                    _call('cuMemSetAccess', end - length, length, ctypes.byref(access), 1)
         except BaseException:
             _unmap_virtual(base, end - base, size)
             raise
@@ -1965,17 +1949,14 @@ class _ImportedPool:
     """A pool of another process. It lives as long as its memory here, and the connection."""
 
     def __init__(self, device: _Device, fd: int, exporter: bytes) -> None:
-        cuda, handle = _cuda(), _u64()
-        with device:
-            status = cuda.cuMemPoolImportFromShareableHandle(ctypes.byref(handle), fd, _POSIX_FD, 0)
-            if status:
-                raise _open_error(exporter, 'cuMemPoolImportFromShareableHandle', status)
-            self.device, self.handle, self.users = device, handle.value, 1
-            access = device.access(_READ_WRITE)
-            status = cuda.cuMemPoolSetAccess(self.handle, ctypes.byref(access), 1)
-            if status:
-                cuda.cuMemPoolDestroy(self.handle)
-                raise _open_error(exporter, 'cuMemPoolSetAccess', status)
+        self.device, self.users = device, 1
+        with device, _opening(exporter):
+            self.handle = _read('cuMemPoolImportFromShareableHandle', fd, _POSIX_FD, 0)
+            try:
+                _call('cuMemPoolSetAccess', self.handle, ctypes.byref(device.access(_READ_WRITE)), 1)
+            except CudaError:
+                _cuda().cuMemPoolDestroy(self.handle)
+                raise
 
     def release(self) -> None:
         with _lock:
@@ -1986,26 +1967,22 @@ class _ImportedPool:
 
 
 def _map_pool(fields: _MemoryFields, pool: _ImportedPool) -> _Mapping:
-    cuda, address, size = _cuda(), _u64(), _u64()
-    data = ctypes.create_string_buffer(fields.handle, 64)
-    with pool.device:
-        status = cuda.cuMemPoolImportPointer(ctypes.byref(address), pool.handle, data)
-        if status:
-            raise _open_error(fields.exporter, 'cuMemPoolImportPointer', status)
-        base = address.value
-        status = cuda.cuPointerGetAttribute(ctypes.byref(size), _ATTRIBUTE_RANGE_SIZE, base)
-        if status:
-            cuda.cuMemFree_v2(base)
-            raise _open_error(fields.exporter, 'cuPointerGetAttribute', status)
+    with pool.device, _opening(fields.exporter):
+        base = _read('cuMemPoolImportPointer', pool.handle, ctypes.create_string_buffer(fields.handle, 64))
+        try:
+            size = _read('cuPointerGetAttribute', _ATTRIBUTE_RANGE_SIZE, base)
+        except CudaError:
+            _cuda().cuMemFree_v2(base)
+            raise
     pool.users += 1
 
     def unmap() -> None:
         try:
-            _check(cuda.cuMemFree_v2(base), 'cuMemFree_v2')
+            _call('cuMemFree_v2', base)
         finally:
             pool.release()
 
-    return _Mapping(pool.device, base, size.value, unmap)
+    return _Mapping(pool.device, base, size, unmap)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -2105,13 +2082,10 @@ class _Page:
         """The address of a counter for the streams of a device, whose context is current."""
         base = self._addresses.get(device.ordinal)
         if base is None:
-            address = _u64()
             if not self._addresses:
                 # Portable, for all contexts, and mapped.
-                _check(_cuda().cuMemHostRegister_v2(self._host, self._byte_length, 3), 'cuMemHostRegister_v2')
-            status = _cuda().cuMemHostGetDevicePointer_v2(ctypes.byref(address), self._host, 0)
-            _check(status, 'cuMemHostGetDevicePointer_v2')
-            base = self._addresses[device.ordinal] = address.value
+                _call('cuMemHostRegister_v2', self._host, self._byte_length, 3)
+            base = self._addresses[device.ordinal] = _read('cuMemHostGetDevicePointer_v2', self._host, 0)
         return base + 8 * index
 
     def close(self) -> None:
@@ -2821,7 +2795,7 @@ class _Connection:
                 return []
             if self._is_socket_closed:
                 # Nobody could wait for points any more.
-                _check(cuda.cuCtxSynchronize(), 'cuCtxSynchronize')
+                _call('cuCtxSynchronize')
                 return []
             if self._page is None:
                 self._page_fd = _sealed_memory(_PAGE)
@@ -2829,12 +2803,12 @@ class _Connection:
             counter = self._counters.get((device.ordinal, stream))
             if counter is None:
                 if len(self._counters) == _COUNTERS:
-                    _check(cuda.cuCtxSynchronize(), 'cuCtxSynchronize')
+                    _call('cuCtxSynchronize')
                     return []
                 counter = self._counters[device.ordinal, stream] = [len(self._counters), 0]
             counter[1] += 1
             address = self._page.address(device, counter[0])
-            _check(cuda.cuStreamWriteValue64_v2(stream, address, counter[1], 0), 'cuStreamWriteValue64_v2')
+            _call('cuStreamWriteValue64_v2', stream, address, counter[1], 0)
             return [(counter[0], counter[1])]
 
     # ---- Order ----
@@ -2868,7 +2842,7 @@ class _Connection:
                     continue
                 self._awaited[index] = max(count, self._awaited.get(index, 0))
                 address = page.address(device, index)
-                _check(_cuda().cuStreamWaitValue64_v2(stream, address, count, _WAIT_GEQ), 'cuStreamWaitValue64_v2')
+                _call('cuStreamWaitValue64_v2', stream, address, count, _WAIT_GEQ)
         return True
 
     def _abandon_waits(self) -> int:
@@ -3048,13 +3022,9 @@ class _Connection:
 
     def _open_event(self, fields: _EventFields, device: _Device,
                     received: Optional[Tuple['_Connection', int, bytes]] = None) -> Event:  # fmt: skip
-        event, cuda = _u64(), _cuda()
         handle = _Handle64((ctypes.c_ubyte * 64)(*fields.handle))
-        with device:
-            status = cuda.cuIpcOpenEventHandle(ctypes.byref(event), handle)
-        if status:
-            raise _open_error(fields.exporter, 'cuIpcOpenEventHandle', status)
-        return Event._of(_EventHandle(device, event.value, received))
+        with device, _opening(fields.exporter):
+            return Event._of(_EventHandle(device, _read('cuIpcOpenEventHandle', handle), received))
 
     # ---- Giving back ----
 
@@ -5039,7 +5009,7 @@ class _Slots:
         self.byte_length, self.layout, self._read_only = byte_length, layout, read_only
         self._arrays: List[Optional[GpuArray]] = [None] * slots
 
-    def array(self, message: int, layout: Optional[_Layout], stream: Optional[int]) -> GpuArray:
+    def array(self, message: int, layout: Optional[_Layout], stream: Optional[_Stream]) -> GpuArray:
         slot = message % self._slots
         array = self._arrays[slot] if layout is None else None
         if array is None or array.closed:
@@ -5048,12 +5018,12 @@ class _Slots:
             array = GpuArray(self._memory, address, shape, dtype, _contiguous(shape, dtype.itemsize), self._read_only)
             if layout is None:
                 self._arrays[slot] = array
-        array._stream = stream
+        array._stream = None if stream is None else stream.handle
         return array
 
-    def buffer(self, message: int, stream: Optional[int]) -> GpuBuffer:
-        address, shape = self._memory.address + message % self._slots * self._stride, (self.byte_length,)
-        return GpuBuffer(self._memory, address, shape, _DTYPES['uint8'], (1,), self._read_only, stream)
+    def buffer(self, message: int, stream: Optional[_Stream]) -> GpuBuffer:
+        address, handle = self._memory.address + message % self._slots * self._stride, None if stream is None else stream.handle
+        return GpuBuffer(self._memory, address, (self.byte_length,), _DTYPES['uint8'], (1,), self._read_only, handle)
 
 
 class _ChannelState:
@@ -5085,7 +5055,7 @@ class _AheadStreams(_Streams):
             raise TypeError('streams can only wait for slots of a channel that was created with ahead=True')
         flags = ctypes.c_uint32()
         if handle > 2:
-            _check(_cuda().cuStreamGetFlags(handle, ctypes.byref(flags)), 'cuStreamGetFlags')
+            _call('cuStreamGetFlags', handle, ctypes.byref(flags))
         if not flags.value & 1:
             raise TypeError('the stream must be non-blocking: while another one waits, the legacy default stream stands still')
         return super().__missing__(handle)
@@ -5273,7 +5243,7 @@ class _Consumer(_ChannelState):
                     return None
             self._held.add(message)
             self._next += 1
-            return ConsumerSlot(self, message, None, None, False, stream.handle)
+            return ConsumerSlot(self, message, None, None, False, stream)
 
     def filled(self, message: int) -> Optional[bool]:
         """Whether a message was filled in the end; None as long as that is open."""
@@ -5353,7 +5323,7 @@ class ConsumerSlot:
     __slots__ = ('message', 'meta', 'redelivered', '_consumer', '_layout', '_stream', '_is_released')
 
     def __init__(self, consumer: _Consumer, message: int, layout: Optional[_Layout], meta: Any, redelivered: bool,
-                 stream: Optional[int]) -> None:  # fmt: skip
+                 stream: Optional[_Stream]) -> None:  # fmt: skip
         self._consumer, self._layout, self._stream, self._is_released = consumer, layout, stream, False
         # The number of the message, from 0; what was published with it; whether another consumer had it before,
         # and ended without releasing it.
@@ -5869,13 +5839,13 @@ class ProducerSlot:
     def array(self) -> GpuArray:
         """The memory as an array of the channel's shape and dtype. Raises CuffiError after it was published."""
         self._assert_usable()
-        return self._producer.slots.array(self.message, None, self._stream and self._stream.handle)
+        return self._producer.slots.array(self.message, None, self._stream)
 
     @property
     def buffer(self) -> GpuBuffer:
         """All bytes of the slot. Raises CuffiError after it was published."""
         self._assert_usable()
-        return self._producer.slots.buffer(self.message, self._stream and self._stream.handle)
+        return self._producer.slots.buffer(self.message, self._stream)
 
     def publish(self, stream: Any = None, meta: Any = None, shape: Any = None, dtype: Any = None) -> None:
         """Publishes the message: consumers get it when the work that is queued in a stream so far is done.
@@ -6027,7 +5997,6 @@ class _PinnedState:
     def __init__(self, fd: int, byte_length: int, device: _Device, on_released: Callable[[], None]) -> None:
         """Owns the descriptor, also if it raises."""
         self.fd, self.byte_length, self.device, self.on_released = fd, byte_length, device, on_released
-        self.device_address = 0
         size = _whole_pages(byte_length)
         try:
             self._map = mmap.mmap(fd, size)
@@ -6035,14 +6004,12 @@ class _PinnedState:
             self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
             with device:
                 # Portable, for all contexts, and mapped.
-                status = _cuda().cuMemHostRegister_v2(self.address, size, 3)
-                _check(status, 'cuMemHostRegister_v2', f'locking {byte_length} bytes')
-                address = _u64()
-                status = _cuda().cuMemHostGetDevicePointer_v2(ctypes.byref(address), self.address, 0)
-                if status:
+                _call('cuMemHostRegister_v2', self.address, size, 3, doing=f'locking {byte_length} bytes')
+                try:
+                    self.device_address = _read('cuMemHostGetDevicePointer_v2', self.address, 0)
+                except CudaError:
                     _cuda().cuMemHostUnregister(self.address)
-                _check(status, 'cuMemHostGetDevicePointer_v2')
-            self.device_address = address.value
+                    raise
         except BaseException:
             os.close(fd)
             raise
@@ -6114,9 +6081,9 @@ class PinnedBuffer(_Closable):
             return
         handle = _stream_handle(stream)
         with self._device as device:
-            _check(_cuda().cuMemcpyAsync(target, source, byte_length, handle), 'cuMemcpyAsync')
+            _call('cuMemcpyAsync', target, source, byte_length, handle)
             if stream is None:
-                _check(_cuda().cuCtxSynchronize(), 'cuCtxSynchronize')
+                _call('cuCtxSynchronize')
             del device
 
     def _export(self) -> '_Exported':
