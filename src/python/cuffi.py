@@ -51,7 +51,7 @@ import threading
 import time
 import traceback
 import weakref
-from typing import Any, AsyncIterator, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, AsyncIterator, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 __all__ = [
     'BigInt', 'Channel', 'ChannelConsumer', 'ClosedError', 'ConsumerSlot', 'CudaError', 'CuffiError', 'DriverNotFoundError', 'Event', 'GpuArray',
@@ -985,14 +985,38 @@ def empty(shape: Any, dtype: Any = 'float32', device: Optional[int] = None) -> G
     return GpuArray(memory, memory.address, lengths, kind, _contiguous(lengths, kind.itemsize), False)
 
 
-def _wait_until(is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
-    until = None if timeout is None else time.monotonic() + timeout
+class _Deadline:
+    """The end of a wait that has a limit in seconds, if any."""
+
+    def __init__(self, timeout: Optional[float]) -> None:
+        self._timeout, self._at = timeout, math.inf if timeout is None else time.monotonic() + timeout
+
+    def left(self, what: str) -> float:
+        """How many seconds are left. Raises TimeoutError if none are."""
+        left = self._at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f'waiting for {what} took more than {self._timeout} s')
+        return left
+
+
+def _pauses(is_done: Callable[[], bool], deadline: _Deadline, what: str) -> Iterator[float]:
+    """How long to sleep each time until it is done. Raises TimeoutError."""
     pause = 0.0
     while not is_done():
-        if until is not None and time.monotonic() >= until:
-            raise TimeoutError(f'waiting for {what} took more than {timeout} s')
-        time.sleep(pause)
+        deadline.left(what)
+        yield pause
         pause = min(pause + 0.00002, 0.001)
+
+
+def _wait_until(is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+    for pause in _pauses(is_done, _Deadline(timeout), what):
+        time.sleep(pause)
+
+
+async def _await_until(is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+    """As `_wait_until`, for asyncio."""
+    for pause in _pauses(is_done, _Deadline(timeout), what):
+        await asyncio.sleep(pause)
 
 
 # ---- This process, as others see it -----------------------------------------------------------------------
@@ -2263,11 +2287,9 @@ class _Connection:
 
     # ---- Reading ----
 
-    def wait(self, is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+    def wait(self, is_done: Callable[[], bool], deadline: _Deadline, what: str) -> None:
         """Waits in this thread, and reads meanwhile. Raises TimeoutError."""
-        until = None if timeout is None else time.monotonic() + timeout
-        begun = time.monotonic()
-        cond = self._cond
+        begun, cond = time.monotonic(), self._cond
         with cond:
             self._waiting += 1
         try:
@@ -2275,13 +2297,11 @@ class _Connection:
                 with cond:
                     if is_done():
                         return
-                    left = None if until is None else until - time.monotonic()
-                    if left is not None and left <= 0:
-                        raise TimeoutError(f'waiting for {what} took more than {timeout} s')
+                    left = deadline.left(what)
                     if self._is_read or self._is_socket_closed:
                         if self._is_read_by_own_thread:
                             self._kick()
-                        cond.wait(0.05 if left is None else min(left, 0.05))
+                        cond.wait(min(left, 0.05))
                         continue
                     self._is_read = True
                 try:
@@ -2317,7 +2337,7 @@ class _Connection:
                     continue
                 self._is_read = self._is_read_by_own_thread = True
             try:
-                self._step(None)
+                self._step(math.inf)
             except Exception as error:  # What another process sends must not end this thread without a word.
                 self.fail(IpcError(f'the connection to {self.name} was closed: {error}'))
             finally:
@@ -2334,7 +2354,7 @@ class _Connection:
                 self._is_kicked = True
                 os.write(self._wake_write, b'\0')
 
-    def _step(self, timeout: Optional[float]) -> None:
+    def _step(self, timeout: float) -> None:
         """Waits for one thing to happen, and handles it. Only the thread that reads calls this."""
         if self._held and (self._is_gone or (self._peer_page and self._peer_page.is_reached(self._held))):
             with self._cond:
@@ -2348,9 +2368,8 @@ class _Connection:
             with self._cond:
                 self._send_releases()
         if self._gone_until is not None:
-            left = max(0.0, self._gone_until - time.monotonic())
-            timeout = left if timeout is None else min(left, timeout)
-        milliseconds = None if timeout is None else max(0, math.ceil(timeout * 1000))
+            timeout = max(0.0, min(timeout, self._gone_until - time.monotonic()))
+        milliseconds = None if timeout == math.inf else math.ceil(timeout * 1000)
         if self._held or self._behind_streams:
             time.sleep(0.0001)
             milliseconds = 0
@@ -2520,14 +2539,7 @@ class _Connection:
         if self.end is not None:
             self.discard(arrived)
         elif kind == _VALUE:
-            while self._value_slots:
-                slot = self._value_slots.popleft()
-                if not slot.is_done:
-                    slot.settle(arrived)
-                    return
-            self._values.append(arrived)
-            self._queued_bytes += arrived.size + 4096 * len(arrived.objects)
-            self._queued_fds += arrived.fd_count
+            self.offer(arrived)
         elif kind == _REQUEST:
             self._on_request(arrived)
         elif kind in (_RESPONSE, _FAILURE):
@@ -2556,17 +2568,22 @@ class _Connection:
         if len(self._requests) >= _MAX_REQUESTS or self._request_bytes > _MAX_REQUEST_BYTES:
             raise IpcError('too many requests wait to be served', 'limit-exceeded')
         self._unanswered.add(arrived.request)
-        self.queue_request(arrived)
+        self.offer(arrived)
 
-    def queue_request(self, arrived: _Arrived, is_first: bool = False) -> None:
-        """Gives a request to whoever waits for one, or queues it."""
-        while self._request_slots:
-            slot = self._request_slots.popleft()
+    def offer(self, arrived: _Arrived, is_first: bool = False) -> None:
+        """Gives a value or request to somebody who waits for one, or queues it: `is_first` if it was taken already."""
+        is_value = arrived.kind == _VALUE
+        slots, queued = (self._value_slots, self._values) if is_value else (self._request_slots, self._requests)
+        while slots:
+            slot = slots.popleft()
             if not slot.is_done:
                 slot.settle(arrived)
                 return
         if not self._is_closed_here:
-            self._requests.insert(0 if is_first else len(self._requests), arrived)
+            queued.insert(0 if is_first else len(queued), arrived)
+            if is_value:
+                self._queued_bytes += arrived.size + 4096 * len(arrived.objects)
+                self._queued_fds += arrived.fd_count
         self._cond.notify_all()
 
     def _apply_control(self, reader: _Reader, fds: List[int], is_alone: bool) -> _Points:
@@ -2857,12 +2874,12 @@ class _Connection:
 
     # ---- Opening ----
 
-    def open(self, arrived: _Arrived, stream: Any, until: Optional[float] = None) -> Any:
+    def open(self, arrived: _Arrived, stream: Any, deadline: _Deadline) -> Any:
         """Returns the value with its GPU objects, when the sender's work on them is done or `stream` waits for it."""
         self.begin_open(arrived, stream)
         if arrived.points or arrived.events:
-            timeout = None if until is None else until - time.monotonic()
-            _wait_until(lambda: self.is_ready(arrived), timeout, "the sender's work")
+            for pause in _pauses(lambda: self.is_ready(arrived), deadline, "the sender's work"):
+                time.sleep(pause)
         return arrived.take()
 
     def is_ready(self, arrived: _Arrived) -> bool:
@@ -3403,7 +3420,7 @@ class Peer(_Context):
         connection, slot = self._connection, _Slot()
         connection.send(connection.prepare(value, stream), slot=slot)
         if not slot.is_done:
-            connection.wait(lambda: slot.is_done or connection._is_socket_closed, timeout, 'room to send')
+            connection.wait(lambda: slot.is_done or connection._is_socket_closed, _Deadline(timeout), 'room to send')
         slot.take()
 
     def receive(self, stream: Any = None, timeout: Optional[float] = None) -> Any:
@@ -3411,17 +3428,13 @@ class Peer(_Context):
 
         What was not returned in time is returned by the next call.
         """
-        connection = self._connection
-        if stream is not None:
-            _stream_handle(stream)
-        until = None if timeout is None else time.monotonic() + timeout
+        _stream_handle(stream)
+        connection, deadline = self._connection, _Deadline(timeout)
         taken: List[_Arrived] = []
-        connection.wait(lambda: self._take_value(taken), timeout, 'a value')
-        return self._open(taken.pop(), stream, until)
-
-    def _open(self, arrived: _Arrived, stream: Any, until: Optional[float]) -> Any:
+        connection.wait(lambda: self._take_value(taken), deadline, 'a value')
+        arrived = taken.pop()
         try:
-            return self._connection.open(arrived, stream, until)
+            return connection.open(arrived, stream, deadline)
         except TimeoutError:
             self._put_back(arrived)
             raise
@@ -3444,19 +3457,8 @@ class Peer(_Context):
 
     def _put_back(self, arrived: _Arrived) -> None:
         """The next call gets what this one has not returned."""
-        connection = self._connection
-        with connection._cond:
-            if connection._is_closed_here:
-                return
-            while connection._value_slots:
-                slot = connection._value_slots.popleft()
-                if not slot.is_done:
-                    slot.settle(arrived)
-                    return
-            connection._values.appendleft(arrived)
-            connection._queued_bytes += arrived.size + 4096 * len(arrived.objects)
-            connection._queued_fds += arrived.fd_count
-            connection._cond.notify_all()
+        with self._connection._cond:
+            self._connection.offer(arrived, is_first=True)
 
     def __iter__(self) -> Iterator[Any]:
         """The values, until the other end closes the connection. Raises PeerGoneError, IpcError."""
@@ -3474,15 +3476,14 @@ class Peer(_Context):
 
     def request(self, value: Any, stream: Any = None, timeout: Optional[float] = None) -> Any:
         """Returns what the other end's handler answers. Raises RemoteError for what it throws."""
-        connection, slot = self._connection, _Slot()
-        until = None if timeout is None else time.monotonic() + timeout
+        connection, slot, deadline = self._connection, _Slot(), _Deadline(timeout)
         number = self._ask(connection.prepare(value, stream), slot)
         try:
-            connection.wait(lambda: slot.is_done, timeout, 'an answer')
+            connection.wait(lambda: slot.is_done, deadline, 'an answer')
         except BaseException:
             self._give_up(number, slot)
             raise
-        return self._answer(slot.take(), connection.open(slot.take(), stream, until))
+        return self._answer(slot.take(), connection.open(slot.take(), stream, deadline))
 
     def _ask(self, prepared: Tuple[bytearray, List[_Exported], _Points], slot: _Slot) -> int:
         connection = self._connection
@@ -3517,23 +3518,16 @@ class Peer(_Context):
 
         What it raises is raised at the other end. Raises PeerGoneError, IpcError.
         """
-        connection = self._connection
+        connection, forever = self._connection, _Deadline(None)
         taken: List[_Arrived] = []
         while True:
-            connection.wait(lambda: self._take_request(taken), None, 'a request')
+            connection.wait(lambda: self._take_request(taken), forever, 'a request')
             if not taken:
                 break
             arrived = taken.pop()
             if self._begin_answer(arrived):
-                try:
-                    result, kind = handler(connection.open(arrived, stream)), _RESPONSE
-                except BaseException as error:
-                    result, kind = error, _FAILURE
-                    if not isinstance(error, Exception):
-                        self._reply(arrived.request, _given_up(), kind, None)
-                        raise
-                self._reply(arrived.request, result, kind, stream)
-                del result
+                with self._answering(arrived.request, stream) as answer:
+                    answer.append(handler(connection.open(arrived, stream, forever)))
         if not isinstance(connection.end, ClosedError):
             raise _again(connection.end)
 
@@ -3554,6 +3548,20 @@ class Peer(_Context):
             connection.discard(arrived)
         self._reply(arrived.request, _given_up(), _FAILURE, None)
         return False
+
+    @contextlib.contextmanager
+    def _answering(self, number: int, stream: Any) -> Iterator[List[Any]]:
+        """Replies with what is put into the list, or with what is raised."""
+        answer: List[Any] = []
+        try:
+            yield answer
+        except Exception as error:
+            self._reply(number, error, _FAILURE, stream)
+        except BaseException:
+            self._reply(number, _given_up(), _FAILURE, None)
+            raise
+        else:
+            self._reply(number, answer.pop(), _RESPONSE, stream)
 
     def _reply(self, number: int, result: Any, kind: int, stream: Any) -> None:
         connection = self._connection
@@ -3596,26 +3604,35 @@ class Peer(_Context):
             self._connection._kick()
         await slot.future  # type: ignore[misc]
 
-    async def areceive(self, stream: Any = None) -> Any:
-        """As `receive`. What arrived for a canceled call is returned by the next one."""
+    async def _next(self, take: Callable[[List[_Arrived]], bool], slots: Deque[_Slot]) -> Any:
+        """What `take` finds, or is given to a slot: a value, a request, or the end. What comes for a canceled call is put back."""
         connection, slot = self._connection, _Slot(is_async=True)
         taken: List[_Arrived] = []
         with connection._cond:
-            if self._take_value(taken):
-                slot.settle(taken.pop())
+            if take(taken):
+                slot.settle(taken.pop() if taken else connection.end)
             else:
-                connection._value_slots.append(slot)
+                slots.append(slot)
         try:
             await self._until(slot)
-            if isinstance(slot.result, _Arrived):
-                return await self._aopen(slot.result, stream)
-            slot.take()
-        except asyncio.CancelledError:
+        except BaseException:
             with connection._cond:
                 if isinstance(slot.result, _Arrived):
-                    self._put_back(slot.result)
-                elif slot in connection._value_slots:
-                    connection._value_slots.remove(slot)
+                    connection.offer(slot.result, is_first=True)
+                elif slot in slots:
+                    slots.remove(slot)
+            raise
+        return slot.result
+
+    async def areceive(self, stream: Any = None) -> Any:
+        """As `receive`. What arrived for a canceled call is returned by the next one."""
+        found = await self._next(self._take_value, self._connection._value_slots)
+        if not isinstance(found, _Arrived):
+            raise _again(found)
+        try:
+            return await self._aopen(found, stream)
+        except asyncio.CancelledError:
+            self._put_back(found)
             raise
 
     async def _aopen(self, arrived: _Arrived, stream: Any) -> Any:
@@ -3651,41 +3668,15 @@ class Peer(_Context):
     async def aserve(self, handler: Callable[[Any], Any], stream: Any = None) -> None:
         """As `serve`, with a handler that may be a coroutine. Answers one request after the other."""
         connection = self._connection
-        taken: List[_Arrived] = []
         while True:
-            slot = _Slot(is_async=True)
-            with connection._cond:
-                if not self._take_request(taken):
-                    connection._request_slots.append(slot)
-                elif taken:
-                    slot.settle(taken.pop())
-                else:
-                    break
-            try:
-                await self._until(slot)
-            except BaseException:
-                with connection._cond:
-                    if isinstance(slot.result, _Arrived):
-                        connection.queue_request(slot.result, is_first=True)
-                    elif slot in connection._request_slots:
-                        connection._request_slots.remove(slot)
-                raise
-            if not isinstance(slot.result, _Arrived):
+            arrived = await self._next(self._take_request, connection._request_slots)
+            if not isinstance(arrived, _Arrived):
                 break
-            arrived = slot.result
-            slot.result = None
             if self._begin_answer(arrived):
-                try:
-                    result, kind = handler(await self._aopen(arrived, stream)), _RESPONSE
-                    if asyncio.iscoroutine(result):
-                        result = await result
-                except BaseException as error:
-                    result, kind = error, _FAILURE
-                    if not isinstance(error, Exception):
-                        self._reply(arrived.request, _given_up(), kind, None)
-                        raise
-                self._reply(arrived.request, result, kind, stream)
-                del result
+                with self._answering(arrived.request, stream) as answer:
+                    result = handler(await self._aopen(arrived, stream))
+                    answer.append(await result if asyncio.iscoroutine(result) else result)
+                    del result
         if not isinstance(connection.end, ClosedError):
             raise _again(connection.end)
 
@@ -4318,16 +4309,6 @@ def _check_count(value: Any, least: int, name: str) -> None:
         raise ValueError(f'{name} must be from {least} to {_SAFE}, not {value}')
 
 
-async def _await_until(is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
-    """As `_wait_until`, for asyncio."""
-    until, pause = None if timeout is None else time.monotonic() + timeout, 0.0
-    while not is_done():
-        if until is not None and time.monotonic() >= until:
-            raise TimeoutError(f'waiting for {what} took more than {timeout} s')
-        await asyncio.sleep(pause)
-        pause = min(pause + 0.00002, 0.001)
-
-
 # ---- Timelines --------------------------------------------------------------------------------------------
 
 _VALUE_WORD, _LAST_WORD, _PID_WORD, _NAMESPACE_WORD = range(4)
@@ -4823,101 +4804,84 @@ class _Sleepers:
     def __init__(self, set_asleep: Callable[[bool], None]) -> None:
         self.busy_poll_us = 0
         self._set_asleep = set_asleep
-        self._cond = threading.Condition(threading.Lock())
-        self._count = self._wakes = 0
-        self._futures: Dict['asyncio.Future[None]', asyncio.AbstractEventLoop] = {}
+        self._lock = threading.Lock()
+        self._asleep: Set[Callable[[], Any]] = set()
+
+    def _polls(self, poll: Callable[[], Any], timeout: Optional[float], what: str, wake: Callable[[], Any]) -> Generator[float, None, Any]:
+        """Polls until there is something, and returns that. Yields for how long to sleep, unless `wake` is called."""
+        deadline, eager_until = _Deadline(timeout), time.monotonic() + max(self.busy_poll_us / 1e6, _EAGER_S)
+        try:
+            while True:
+                # What comes before the other end can see that this one sleeps wakes up nobody: so it polls once more.
+                is_eager = time.monotonic() < eager_until
+                if not is_eager:
+                    self._fall_asleep(wake)
+                found = poll()
+                if found is not None:
+                    return found
+                left = deadline.left(what)
+                yield 0 if is_eager else min(left, _SWEEP_S)
+        finally:
+            with self._lock:
+                if wake in self._asleep:
+                    self._asleep.remove(wake)
+                    if not self._asleep:
+                        self._set_asleep(False)
+
+    def _fall_asleep(self, wake: Callable[[], Any]) -> None:
+        with self._lock:
+            if wake not in self._asleep:
+                self._asleep.add(wake)
+                self._set_asleep(True)
 
     def wait(self, poll: Callable[[], Any], timeout: Optional[float], what: str) -> Any:
         """Returns what `poll` does, when that is not None. Raises TimeoutError, and what `poll` raises."""
         found = poll()
         if found is not None:
             return found
-        now = time.monotonic()
-        until = math.inf if timeout is None else now + timeout
-        eager_until = now + max(self.busy_poll_us / 1e6, _EAGER_S)
-        while now < eager_until:
-            time.sleep(0)
-            found = poll()
-            if found is not None:
-                return found
-            now = time.monotonic()
-            if now >= until:
-                raise TimeoutError(f'waiting for {what} took more than {timeout} s')
-        self._begin()
+        event = threading.Event()
+        polls = self._polls(poll, timeout, what, event.set)
         try:
             while True:
-                wakes = self._wakes
-                # What came before the other end could see that this one sleeps wakes up nobody.
-                found = poll()
-                if found is not None:
-                    return found
-                left = until - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError(f'waiting for {what} took more than {timeout} s')
-                with self._cond:
-                    if self._wakes == wakes:
-                        self._cond.wait(min(left, _SWEEP_S))
+                pause = next(polls)
+                if pause:
+                    event.wait(pause)
+                    event.clear()
+                else:
+                    time.sleep(0)
+        except StopIteration as end:
+            return end.value
         finally:
-            self._end()
+            polls.close()
 
     async def await_(self, poll: Callable[[], Any], timeout: Optional[float], what: str) -> Any:
         """As `wait`, for asyncio."""
-        found = poll()
-        if found is not None:
-            return found
-        now = time.monotonic()
-        until = math.inf if timeout is None else now + timeout
-        eager_until = now + max(self.busy_poll_us / 1e6, _EAGER_S)
-        loop = asyncio.get_running_loop()
-        is_asleep = False
+        event, loop = asyncio.Event(), asyncio.get_running_loop()
+        polls = self._polls(poll, timeout, what, lambda: loop.is_closed() or loop.call_soon_threadsafe(event.set))
         try:
             while True:
-                future: 'asyncio.Future[None]' = loop.create_future()
-                if time.monotonic() >= eager_until:
-                    with self._cond:
-                        self._futures[future] = loop
-                    if not is_asleep:
-                        is_asleep = True
-                        self._begin()
-                try:
-                    found = poll()
-                    if found is not None:
-                        return found
-                    left = until - time.monotonic()
-                    if left <= 0:
-                        raise TimeoutError(f'waiting for {what} took more than {timeout} s')
-                    if is_asleep:
-                        await asyncio.wait((future,), timeout=min(left, _SWEEP_S))
-                    else:
-                        await asyncio.sleep(0)
-                finally:
-                    with self._cond:
-                        self._futures.pop(future, None)
+                pause = next(polls)
+                if pause:
+                    # `wait_for` might lose a cancellation.
+                    woken = asyncio.ensure_future(event.wait())
+                    try:
+                        await asyncio.wait((woken,), timeout=pause)
+                    finally:
+                        woken.cancel()
+                        event.clear()
+                else:
+                    await asyncio.sleep(0)
+        except StopIteration as end:
+            return end.value
         finally:
-            if is_asleep:
-                self._end()
+            polls.close()
 
     def wake(self) -> None:
         """Polls all waits again."""
-        with self._cond:
-            self._wakes += 1
-            self._cond.notify_all()
-            futures, self._futures = self._futures, {}
-        for future, loop in futures.items():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(lambda done=future: done.done() or done.set_result(None))
-
-    def _begin(self) -> None:
-        with self._cond:
-            self._count += 1
-            if self._count == 1:
-                self._set_asleep(True)
-
-    def _end(self) -> None:
-        with self._cond:
-            self._count -= 1
-            if self._count == 0:
-                self._set_asleep(False)
+        with self._lock:
+            asleep = list(self._asleep)
+        for wake in asleep:
+            wake()
 
 
 class _Stores:
