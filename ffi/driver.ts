@@ -4,7 +4,6 @@
  */
 import { createRequire } from 'node:module';
 import { extname } from 'node:path';
-import { isMainThread } from 'node:worker_threads';
 import { arena } from './arena.ts';
 import { emulatedKernels } from './emulated-kernels.ts';
 import { type Driver, type FunctionName, functionNames, type Row, rows } from './functions.ts';
@@ -15,6 +14,7 @@ import {
   openLibrary,
 } from './library.ts';
 import { CUresult } from './results.ts';
+import { isMainThread } from './thread.ts';
 import { type CallRecord, type CallSink, printCall, traced } from './trace.ts';
 import type { Arguments, CType } from './types.ts';
 
@@ -110,7 +110,7 @@ function openSource(chosen: string | Driver): DriverSource {
     throw new LibraryNotFoundError([{ path: library.path, reason: 'it has no cuInit' }], purpose);
   const bind = (name: string, { params }: BoundRow): NativeFunction =>
     library.bind(name, params) ?? tooOld;
-  if (isMainThread) return { name: library.path, resolve: bind };
+  if (isMainThread()) return { name: library.path, resolve: bind };
   // As in libc.ts: koffi aborts if a worker is terminated while it declares a function.
   const bound = new Map<string, NativeFunction>(
     functionNames.map((name) => [name, bind(name, rows[name])]),

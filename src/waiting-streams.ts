@@ -3,9 +3,9 @@
  * blocks the callers of some functions, in whichever thread.
  */
 
-import { threadId } from 'node:worker_threads';
 import { libc } from '../ffi/linux/libc.ts';
 import { addressOf } from '../ffi/native.ts';
+import { threadId } from '../ffi/thread.ts';
 import type { Address, CUcontext, CUstream } from '../ffi/types.ts';
 import { CuffiError } from './errors.ts';
 import { mayHaveOtherUsers, withWaitsTable } from './worker-counts.ts';
@@ -105,7 +105,7 @@ export function showWait(
     let at = RECORD_LENGTH;
     while (at < end && table[at] !== 0) at += RECORD_LENGTH;
     if (at >= MAX_WAITS * RECORD_LENGTH) return 0;
-    table[at + THREAD] = threadId;
+    table[at + THREAD] = threadId();
     table[at + STREAM] = stream;
     table[at + ADDRESS] = address;
     table[at + HIGH] = Math.floor(value / 2 ** 32);
@@ -135,7 +135,7 @@ export function countOtherWaitingStreams(context: WaitingContext): number {
     const streams = new Set<string>();
     const end = table[END_OFFSET] as number;
     for (let at = RECORD_LENGTH; at < end; at += RECORD_LENGTH) {
-      if (table[at] !== handle || table[at + THREAD] === threadId) continue;
+      if (table[at] !== handle || table[at + THREAD] === threadId()) continue;
       if (isSatisfied(table, at)) continue;
       streams.add(`${table[at + THREAD]} ${table[at + STREAM]}`);
     }

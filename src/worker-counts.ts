@@ -5,10 +5,10 @@
  * process exits, because its work may still be running.
  */
 import { closeSync, openSync, readdirSync, readlinkSync, readSync } from 'node:fs';
-import { isMainThread } from 'node:worker_threads';
 import { waitForLock, withFileLock } from '../ffi/linux/file-lock.ts';
 import { createMemfd, libcSymbol, mapShared } from '../ffi/linux/libc.ts';
 import { viewMemory } from '../ffi/native.ts';
+import { isMainThread } from '../ffi/thread.ts';
 import type { Address } from '../ffi/types.ts';
 import { sha256 } from './crypto.ts';
 import { IpcError } from './errors.ts';
@@ -202,12 +202,12 @@ export const withWaitsTable = <T>(use: (table: Float64Array) => T): T =>
 
 /** Whether other threads of this process may use the tables, as far as this thread has opened them. */
 export const mayHaveOtherUsers = (): boolean =>
-  sharedTables !== undefined && (!isMainThread || Atomics.load(sharedTables.words, WORKERS) > 0);
+  sharedTables !== undefined && (!isMainThread() || Atomics.load(sharedTables.words, WORKERS) > 0);
 
 function withLock<T>(use: (counts: SharedTables) => T): T {
   sharedTables ??= openTables();
   const { fd, words } = sharedTables;
-  if (isMainThread) {
+  if (isMainThread()) {
     // Before the first worker starts, a flag that it waits for is enough: the main thread is never
     // terminated alone.
     Atomics.store(words, BUSY, 1);
@@ -241,7 +241,7 @@ function openTables(): SharedTables {
       const fd = findOrCreateMemfd();
       const memory = mapOnce(fd);
       const words = new Int32Array(memory, 0, LOCK_WORDS);
-      if (!isMainThread) registerWorker(words);
+      if (!isMainThread()) registerWorker(words);
       const tableAt = (n: number): Float64Array =>
         new Float64Array(memory, n * COUNTS_BYTE_LENGTH, MAX_RECORDS * RECORD_LENGTH);
       const [countsTable, exportsTable, waitsTable] = [tableAt(0), tableAt(1), tableAt(2)];

@@ -1,5 +1,5 @@
 /** Functions of libc that Node lacks: mappings, memfds, processes by descriptor, semaphores. */
-import { isMainThread } from 'node:worker_threads';
+
 import { koffi } from '../koffi.ts';
 import { type Library, type NativeFunction, openLibrary } from '../library.ts';
 import {
@@ -9,6 +9,7 @@ import {
   viewMemory,
   withAddress,
 } from '../native.ts';
+import { isMainThread } from '../thread.ts';
 import { type Address, type CType, int, pointer, size_t, uint } from '../types.ts';
 
 const long: CType<number> = { c: 'long', ffi: 'int64', byteLength: 8 };
@@ -75,7 +76,7 @@ function openLibc(): Library {
   library = openLibrary(['libc.so.6', 'libc.so', 'libc.musl-x86_64.so.1']);
   // koffi aborts the process if a worker thread is terminated while it declares a function. So a
   // worker declares all of them at its start.
-  if (!isMainThread) for (const name of names) bindFunction(name);
+  if (!isMainThread()) for (const name of names) bindFunction(name);
   return library;
 }
 

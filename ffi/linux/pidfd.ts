@@ -1,6 +1,7 @@
 /** Processes by descriptor: unlike a pid, it never comes to mean another process. */
-import { isMainThread } from 'node:worker_threads';
+
 import { allocatePermanent, viewMemory, withAddress } from '../native.ts';
+import { isMainThread } from '../thread.ts';
 import type { Address } from '../types.ts';
 import { closeFd, errno, libc, openPidfd, SystemError } from './libc.ts';
 import { isProcessAlive, processStartTime, processStartTimeOrThrow } from './process.ts';
@@ -81,7 +82,7 @@ export function isProcessAliveCached(pid: number, startTime: number): boolean {
 /** A descriptor of the process with that start time, if one can be opened. */
 function openMatchingPidfd(pid: number, startTime: number): number | undefined {
   // Nobody would close it if a worker were terminated.
-  if (!isMainThread) return undefined;
+  if (!isMainThread()) return undefined;
   let pidfd: number | undefined;
   try {
     pidfd = pidfdOf(pid);

@@ -4,9 +4,10 @@
  * and the loop watches that one. So opening or changing a watch needs no new descriptor after the
  * first.
  */
-import { isMainThread } from 'node:worker_threads';
+
 import { koffi } from '../koffi.ts';
 import { addressOf } from '../native.ts';
+import { isMainThread } from '../thread.ts';
 import { checkFd, closeFd, isShortage, libc, SystemError, succeeded } from './libc.ts';
 
 /** What to watch a descriptor for. */
@@ -144,7 +145,7 @@ class Watch implements FdWatch {
     this.fd = fd;
     this.#events = { ...events };
     this.#onReady = onReady;
-    const open = isMainThread ? openLibuvSource : openEpollSource;
+    const open = isMainThread() ? openLibuvSource : openEpollSource;
     this.#source = open(fd, maskOf(events), this.recordReadiness);
     libc.fcntl(fd, F_SETFL, libc.fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
     watches.set(fd, this);

@@ -4,8 +4,8 @@
  * bit of its own. The eventfd adds these numbers up, so one read tells which files were flushed.
  */
 
-import { isMainThread } from 'node:worker_threads';
 import { allocatePermanent, viewMemory } from '../native.ts';
+import { isMainThread } from '../thread.ts';
 import type { Address } from '../types.ts';
 import { closeFd, libc, libcSymbol, SystemError, succeeded } from './libc.ts';
 import { runtimeWithoutWatches, watchFd } from './poll.ts';
@@ -84,7 +84,7 @@ class WakeFiles {
       closeFd(fd);
       throw error;
     }
-    if (!isMainThread) process.on('exit', () => this.#closeUnlessPending());
+    if (!isMainThread()) process.on('exit', () => this.#closeUnlessPending());
   }
 
   take(onFlush: () => void): File | undefined {

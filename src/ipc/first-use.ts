@@ -1,6 +1,7 @@
 /** Notes that this process shares something, so that `cuffi ls` and `cuffi doctor --with` find it. */
-import { isMainThread } from 'node:worker_threads';
+
 import { runtimeWithoutWatches } from '../../ffi/linux/poll.ts';
+import { isMainThread } from '../../ffi/thread.ts';
 
 let isNoted = false;
 
@@ -15,7 +16,7 @@ const DELAY_MS = 10;
 export function noteFirstUse(): void {
   if (isNoted) return;
   isNoted = true;
-  if (process.env['CUFFI_INSPECT'] === '0' || !isMainThread) return;
+  if (process.env['CUFFI_INSPECT'] === '0' || !isMainThread()) return;
   if (runtimeWithoutWatches() !== undefined) return;
   setTimeout(() => {
     import('./inspect/inspect-server.ts').then(

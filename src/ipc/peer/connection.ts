@@ -1,7 +1,7 @@
-import { isMainThread } from 'node:worker_threads';
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
+import { isMainThread } from '../../../ffi/thread.ts';
 import { ClosedError, CuffiError, IpcError, type PeerGoneError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
@@ -526,7 +526,7 @@ export class Connection implements FramedSocketHandler {
     const reason = new ClosedError('this Peer is closed');
     if (isOrderly && !this.#session.timeline.isAwaitedByPeer) this.#on('closed here', reason);
     // The kernel closes the socket with the process, but not with a worker thread.
-    if (!isMainThread) this.#on('failed', reason);
+    if (!isMainThread()) this.#on('failed', reason);
   }
 
   /** As {@link FramedSocketHandler}. */

@@ -2,9 +2,9 @@ import { type ChildProcess, type SpawnOptions, spawn } from 'node:child_process'
 import { existsSync, fstatSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { isMainThread } from 'node:worker_threads';
 import { closeFd, setCloseOnExec } from '../../../ffi/linux/libc.ts';
 import { peerCredentials, socketPair } from '../../../ffi/linux/socket.ts';
+import { isMainThread } from '../../../ffi/thread.ts';
 import { IpcError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { assertInternal, checkOptions, checkStrings, formatValue } from '../../validate.ts';
@@ -249,7 +249,7 @@ export function parentPeer<Receives = unknown, Sends = Anything>(
 }
 
 function connectToParent(): Peer {
-  if (!isMainThread)
+  if (!isMainThread())
     throw new IpcError(
       "parentPeer() is the main thread's: a worker thread has no connection",
       undefined,

@@ -1,9 +1,9 @@
 import { closeSync, openSync } from 'node:fs';
-import { isMainThread } from 'node:worker_threads';
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, createPipe, duplicateFd, isPipe, SystemError } from '../../../ffi/linux/libc.ts';
 import { createSealedMemfd, isSealedMemfd } from '../../../ffi/linux/memfd.ts';
 import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
+import { isMainThread } from '../../../ffi/thread.ts';
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
@@ -218,7 +218,7 @@ export class WriteEnd {
 
   /** @param fd owned from now on */
   constructor(fd: number) {
-    if (isMainThread) {
+    if (isMainThread()) {
       this.fd = fd;
       this.#close = () => closeFd(fd);
       return;

@@ -1,0 +1,96 @@
+/**
+ * Bundles the JavaScript of dist. What an import costs is measured by the bench case `startup.import`.
+ *
+ * - The bundler makes a file of the modules that the same entries reach. So every entry is made to
+ *   reach whole layers: an import reads one file for each layer, and not a dozen.
+ * - Modules of Node are not imported but taken from the process, which defines the same names: an
+ *   import reads every property, and those of node:fs load Node's streams.
+ * - Classes get the names that they have in the source. The bundler writes a class that refers to
+ *   itself as `var Stream = class _Stream`, and users would see `_Stream` in logs and stacks. Its
+ *   option `keepNames` would also wrap every closure in a call, and some closures are on hot paths.
+ */
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join, relative } from 'node:path';
+import { build } from 'esbuild';
+
+const isModule = (path) => path.endsWith('.ts') && !/(\.d|\bindex)\.ts$/.test(path);
+
+/** The modules of a folder that are not of one of the excluded folders. */
+const layer = (folder, ...excluded) =>
+  readdirSync(folder, { recursive: true })
+    .map((name) => join(folder, name))
+    .filter((path) => isModule(path) && !excluded.some((other) => path.startsWith(`${other}/`)))
+    .sort();
+
+const ffi = layer('ffi', 'ffi/emulator');
+const core = layer('src', 'src/ipc', 'src/cli', 'src/python');
+const ipc = layer('src/ipc', 'src/ipc/inspect');
+
+/** The layers that each entry reaches. The last entry is loaded by `import()`. */
+const entries = {
+  'ffi/index.ts': ffi,
+  'ffi/emulator/index.ts': ffi,
+  'src/index.ts': [...ffi, ...core],
+  'src/ipc/index.ts': [...ffi, ...core, ...ipc],
+  'src/cli/main.ts': [...ffi, ...core, ...ipc],
+  'src/cli/roundtrip-child.ts': [...ffi, ...core, ...ipc],
+  'src/cli/doctor-child.ts': [...ffi, ...core, ...ipc],
+  'src/ipc/inspect/inspect-server.ts': [...ffi, ...core, ...ipc],
+};
+
+const layers = {
+  name: 'layers',
+  setup({ onLoad }) {
+    onLoad({ filter: /\.ts$/ }, ({ path }) => {
+      const reached = entries[relative('.', path)];
+      if (!reached) return undefined;
+      const imports = reached.map(
+        (module) => `import ${JSON.stringify(join(process.cwd(), module))};`,
+      );
+      // In one line at the end: the lines of the source keep their numbers.
+      return { contents: `${readFileSync(path, 'utf8')}${imports.join('')}`, loader: 'ts' };
+    });
+  },
+};
+
+await build({
+  entryPoints: Object.keys(entries).slice(0, -1),
+  bundle: true,
+  splitting: true,
+  format: 'esm',
+  platform: 'node',
+  target: 'node20.19',
+  packages: 'external',
+  outbase: '.',
+  outdir: 'dist',
+  chunkNames: 'ffi/chunk-[hash]',
+  sourcemap: true,
+  sourcesContent: false,
+  logLevel: 'warning',
+  // The modules have no side effects: their imports above count for the layers only.
+  logOverride: { 'ignored-bare-import': 'silent' },
+  plugins: [layers],
+});
+
+for (const name of readdirSync('dist', { recursive: true })) {
+  if (!name.endsWith('.js')) continue;
+  const path = `dist/${name}`;
+  writeFileSync(path, withClassNames(withoutImportsOfNode(readFileSync(path, 'utf8')), path));
+}
+
+function withoutImportsOfNode(text) {
+  return text.replaceAll(
+    /^import (\{[^}]*\}|\w+) from ("node:[\w/]+");$/gm,
+    (_, names, module) =>
+      `const ${names.replaceAll(' as ', ': ')} = process.getBuiltinModule(${module});`,
+  );
+}
+
+function withClassNames(text, path) {
+  for (const [, outer, inner] of text.matchAll(/\bvar (\w+) = class _(\w+)\b/g)) {
+    if (outer !== inner) throw new Error(`${path}: two classes are called ${inner}`);
+    // All uses of the inner name are inside the class, where it and the outer name are the same.
+    text = text.replaceAll(new RegExp(`\\b_${inner}\\b`, 'g'), inner);
+  }
+  return text;
+}
