@@ -8,25 +8,65 @@ import { encodeStruct, type StructName, type StructValues, structs } from './str
 import type { Address } from './types.ts';
 
 const BYTE_LENGTH = 65_536;
-const base = allocatePermanent(BYTE_LENGTH);
-const buffer = viewMemory(base, BYTE_LENGTH);
-const bytes = new Uint8Array(buffer);
-const u32 = new Uint32Array(buffer);
-const i32 = new Int32Array(buffer);
-const f32 = new Float32Array(buffer);
-const view = new DataView(buffer);
-const text = Buffer.from(buffer);
+const BLOCK_OFFSET = 4096;
 
-/** Four slots of eight bytes for out-values, and a block of 4 KiB for structs and strings. */
-export const OUT0: Address = base;
-export const OUT1 = (base + 8) as Address;
-export const OUT2 = (base + 16) as Address;
-export const OUT3 = (base + 24) as Address;
-export const BLOCK = (base + 4096) as Address;
+/**
+ * Four slots of eight bytes for out-values, and a block of 4 KiB for structs and strings. Undefined
+ * until {@link openArena}, which precedes every driver call.
+ */
+export let OUT0: Address;
+export let OUT1: Address;
+export let OUT2: Address;
+export let OUT3: Address;
+export let BLOCK: Address;
 export const BLOCK_BYTE_LENGTH = 4096;
 
+let base: Address;
+let buffer: ArrayBuffer;
+let bytes: Uint8Array;
+let u32: Uint32Array;
+let i32: Int32Array;
+let f32: Float32Array;
+let view: DataView;
+let text: Buffer;
+
+/**
+ * Allocates the arena, unless it is open. Not done at the import, because it loads koffi. The driver
+ * does it before the arguments of its first call are evaluated.
+ *
+ * @returns the address of the block
+ */
+export function openArena(): Address {
+  if (BLOCK !== undefined) return BLOCK;
+  base = allocatePermanent(BYTE_LENGTH);
+  buffer = viewMemory(base, BYTE_LENGTH);
+  bytes = new Uint8Array(buffer);
+  u32 = new Uint32Array(buffer);
+  i32 = new Int32Array(buffer);
+  f32 = new Float32Array(buffer);
+  view = new DataView(buffer);
+  text = Buffer.from(buffer);
+  OUT0 = base;
+  OUT1 = (base + 8) as Address;
+  OUT2 = (base + 16) as Address;
+  OUT3 = (base + 24) as Address;
+  BLOCK = (base + BLOCK_OFFSET) as Address;
+  return BLOCK;
+}
+
 /** The whole arena. The emulated driver writes out-values through the same buffer. */
-export const arena = { address: base, byteLength: BYTE_LENGTH, buffer } as const;
+export const arena = {
+  byteLength: BYTE_LENGTH,
+  blockOffset: BLOCK_OFFSET,
+  get address(): Address {
+    openArena();
+    return base;
+  },
+  get buffer(): ArrayBuffer {
+    openArena();
+    return buffer;
+  },
+} as const;
 
 const MAX_HIGH = 0x20_0000;
 const wordIndex = (address: Address): number => (address - base) >>> 2;
@@ -89,19 +129,19 @@ export const readString = (address: Address, maxByteLength: number): string => {
 };
 
 /** Writes a 32-bit value for the driver to read. Returns its address. */
-export const writeInt32 = (value: number, address: Address = BLOCK): Address => {
+export const writeInt32 = (value: number, address: Address = openArena()): Address => {
   i32[wordIndex(address)] = value;
   return address;
 };
 
 /** Like {@link writeInt32}, with 64 bits. */
-export const writeUint64 = (value: number | bigint, address: Address = BLOCK): Address => {
+export const writeUint64 = (value: number | bigint, address: Address = openArena()): Address => {
   view.setBigUint64(address - base, BigInt.asUintN(64, BigInt(value)), true);
   return address;
 };
 
 /** Writes bytes for the driver to read. Returns their address. */
-export const writeBytes = (values: Uint8Array, address: Address = BLOCK): Address => {
+export const writeBytes = (values: Uint8Array, address: Address = openArena()): Address => {
   bytes.set(values, address - base);
   return address;
 };
@@ -110,7 +150,7 @@ export const writeBytes = (values: Uint8Array, address: Address = BLOCK): Addres
 export const writeStruct = <S extends StructName>(
   name: S,
   values: StructValues<S>,
-  address: Address = BLOCK,
+  address: Address = openArena(),
 ): Address => {
   encodeStruct(name, values, view, address - base);
   return address;

@@ -12,6 +12,6 @@ import type { Address } from './types.ts';
  * @param call must not throw: that kills the process
  */
 export function permanentCallback(call: (argument: Address) => void): Address {
-  const type = koffi.proto('void cuffi_callback(uint64 argument)');
-  return Number(koffi.register(call, koffi.pointer(type))) as Address;
+  const type = koffi().proto('void cuffi_callback(uint64 argument)');
+  return Number(koffi().register(call, koffi().pointer(type))) as Address;
 }

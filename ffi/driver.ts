@@ -4,7 +4,7 @@
  */
 import { createRequire } from 'node:module';
 import { extname } from 'node:path';
-import { arena } from './arena.ts';
+import { arena, openArena } from './arena.ts';
 import { emulatedKernels } from './emulated-kernels.ts';
 import { type Driver, type FunctionName, functionNames, type Row, rows } from './functions.ts';
 import {
@@ -96,6 +96,7 @@ function currentSource(): DriverSource {
 }
 
 function openSource(chosen: string | Driver): DriverSource {
+  openArena();
   if (typeof chosen !== 'string')
     return { name: 'test', resolve: (name) => functionOf(chosen, name) ?? tooOld };
   if (chosen === 'emulated') return openEmulated();

@@ -42,7 +42,7 @@ export class LibraryNotFoundError extends Error {
 let handle64: TypeObject | undefined;
 const koffiType = (ffi: FfiType): string | TypeObject => {
   if (ffi !== 'handle64') return ffi;
-  handle64 ??= koffi.struct({ reserved: koffi.array('uint8', 64) });
+  handle64 ??= koffi().struct({ reserved: koffi().array('uint8', 64) });
   return handle64;
 };
 
@@ -59,7 +59,7 @@ function configure(): void {
   if (isConfigured) return;
   isConfigured = true;
   try {
-    koffi.config({
+    koffi().config({
       sync_stack_size: 16 << 20,
       async_stack_size: DEEP_STACK,
       resident_async_pools: 32,
@@ -80,7 +80,7 @@ export function openLibrary(candidates: readonly string[], purpose?: LibraryPurp
   const attempts: { path: string; reason: string }[] = [];
   for (const path of candidates) {
     try {
-      return describe(path, koffi.load(path));
+      return describe(path, koffi().load(path));
     } catch (error) {
       const reason = error instanceof Error ? error.message : String(error);
       attempts.push({ path, reason: reason.replace(/^Failed to load shared library: /, '') });
@@ -106,7 +106,7 @@ function describe(path: string, library: LibraryHandle): Library {
     },
     symbol(name) {
       try {
-        return Number(koffi.address(library.symbol(name, 'void')));
+        return Number(koffi().address(library.symbol(name, 'void')));
       } catch {
         return undefined;
       }
@@ -129,4 +129,4 @@ export const callOffThread = (
   });
 
 /** Whether {@link callOffThread} has stacks that are deep enough for a compiler. */
-export const hasDeepStacks = (): boolean => (koffi.config().async_stack_size ?? 0) >= DEEP_STACK;
+export const hasDeepStacks = (): boolean => (koffi().config().async_stack_size ?? 0) >= DEEP_STACK;

@@ -14,7 +14,7 @@ export const MAX_VIEW_BYTE_LENGTH: number = Math.min(constants.MAX_LENGTH, 2 ** 
  * `view` until the last use of its address (see {@link withAddress}).
  */
 export const addressOf = (view: ArrayBufferView): Address =>
-  view.byteLength === 0 ? (0 as Address) : (Number(koffi.address(view)) as Address);
+  view.byteLength === 0 ? (0 as Address) : (Number(koffi().address(view)) as Address);
 
 let keepalive: ArrayBufferView | undefined;
 
@@ -43,7 +43,7 @@ export function viewMemory(address: Address, byteLength: number): ArrayBuffer {
     throw new RangeError(
       `cannot view ${byteLength} bytes: a view has 1 to ${MAX_VIEW_BYTE_LENGTH}; use several for more`,
     );
-  return koffi.view(BigInt(address), byteLength);
+  return koffi().view(BigInt(address), byteLength);
 }
 
 /** Allocates native memory for the life of the process. */
@@ -53,12 +53,12 @@ export const allocatePermanent = (byteLength: number): Address => allocateNative
 export function allocateNative(byteLength: number): Address {
   if (!Number.isSafeInteger(byteLength) || byteLength < 1 || byteLength > 2 ** 31 - 1)
     throw new RangeError(`cannot allocate ${byteLength} bytes of native memory`);
-  return Number(koffi.alloc('uint8', byteLength)) as Address;
+  return Number(koffi().alloc('uint8', byteLength)) as Address;
 }
 
 /** Frees memory of {@link allocateNative}. Views of it must not be used afterwards. */
-export const freeNative = (address: Address): void => koffi.free(BigInt(address));
+export const freeNative = (address: Address): void => koffi().free(BigInt(address));
 
 /** The zero-terminated UTF-8 string at `address`, which must be valid. '' for address 0. */
 export const stringAt = (address: Address): string =>
-  address === 0 ? '' : koffi.decode.string(BigInt(address));
+  address === 0 ? '' : koffi().decode.string(BigInt(address));

@@ -1,5 +1,6 @@
 /** The C interface of libnvrtc, NVIDIA's run-time compiler for CUDA C++. Calls return a status. */
 import { dirname, join } from 'node:path';
+import { openArena } from './arena.ts';
 import {
   type Library,
   LibraryNotFoundError,
@@ -80,6 +81,7 @@ export function openNvrtc(candidates: readonly string[]): NvrtcLibrary {
       [{ path: library.path, reason: 'it has no nvrtcCompileProgram' }],
       PURPOSE,
     );
+  openArena();
   const nvrtc = {} as Nvrtc;
   for (const name of Object.keys(nvrtcRows) as NvrtcFunction[]) {
     Object.defineProperty(nvrtc, name, {

@@ -110,9 +110,13 @@ export function libcSymbol(name: string): Address {
 }
 
 /** The error number of this thread's last libc call. */
-export const errno = (): number => koffi.errno();
+export const errno = (): number => koffi().errno();
 
-const errorNames = new Map(Object.entries(koffi.os.errno).map(([name, value]) => [value, name]));
+let errorNames: Map<number, string> | undefined;
+function nameOfError(number: number): string {
+  errorNames ??= new Map(Object.entries(koffi().os.errno).map(([name, value]) => [value, name]));
+  return errorNames.get(number) ?? `ERRNO_${number}`;
+}
 
 /** A libc call that failed; `code` is the error's name, as in Node's own system errors. */
 export class SystemError extends Error {
@@ -121,7 +125,7 @@ export class SystemError extends Error {
   readonly syscall: string;
 
   constructor(syscall: string, number: number, detail?: string) {
-    const code = errorNames.get(number) ?? `ERRNO_${number}`;
+    const code = nameOfError(number);
     super(`${syscall}: ${code}${detail ? ` (${detail})` : ''}`);
     this.name = 'SystemError';
     this.errno = number;
@@ -310,7 +314,7 @@ export const openPidfd = (pid: number): number =>
 
 // struct iovec local, struct iovec remote
 const iovecs = new BigUint64Array(4);
-const iovecsAddress = addressOf(iovecs);
+let iovecsAddress: Address | undefined;
 
 function transferMemory(
   call: 'process_vm_readv' | 'process_vm_writev',
@@ -319,6 +323,7 @@ function transferMemory(
   remote: Address,
   byteLength: number,
 ): number {
+  iovecsAddress ??= addressOf(iovecs);
   iovecs[0] = BigInt(local);
   iovecs[1] = BigInt(byteLength);
   iovecs[2] = BigInt(remote);

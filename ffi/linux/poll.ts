@@ -8,6 +8,7 @@
 import { koffi } from '../koffi.ts';
 import { addressOf } from '../native.ts';
 import { isMainThread } from '../thread.ts';
+import type { Address } from '../types.ts';
 import { checkFd, closeFd, isShortage, libc, SystemError, succeeded } from './libc.ts';
 
 /** What to watch a descriptor for. */
@@ -227,13 +228,14 @@ const maskOf = ({ readable, writable, disconnect }: WatchedEvents): number =>
 const [EVENT_WORDS, FD_WORD] = process.arch === 'x64' ? ([3, 1] as const) : ([4, 2] as const);
 const MAX_EVENTS = 1024;
 const eventWords = new Int32Array(MAX_EVENTS * EVENT_WORDS);
-const eventAddress = addressOf(eventWords);
+let eventAddress: Address | undefined;
 const oneEvent = new Int32Array(EVENT_WORDS);
-const oneEventAddress = addressOf(oneEvent);
+let oneEventAddress: Address | undefined;
 
 const createEpoll = (): number => succeeded(libc.epoll_create1(EPOLL_CLOEXEC), 'epoll_create1');
 
 function epollCtl(epoll: number, operation: number, fd: number, mask: number): number {
+  oneEventAddress ??= addressOf(oneEvent);
   oneEvent[0] = mask;
   oneEvent[FD_WORD] = fd;
   return libc.epoll_ctl(epoll, operation, fd, oneEventAddress);
@@ -280,7 +282,7 @@ function checkPollable(fd: number): void {
 
 /** The callback as koffi calls it. koffi's declarations leave out the status. */
 type PollCallback = (status: number, ready: Omit<Readiness, 'error'>) => void;
-type DeclaredPollCallback = Parameters<typeof koffi.node.poll>[1];
+type DeclaredPollCallback = Parameters<ReturnType<typeof koffi>['node']['poll']>[1];
 
 /**
  * Watches through koffi's libuv handle: the fastest way, for the main thread only. koffi aborts the
@@ -299,7 +301,7 @@ function openLibuvSource(fd: number, mask: number, found: (bits: number) => void
             (ready.disconnect ? EPOLLRDHUP : 0),
     );
   const callback = fired as unknown as DeclaredPollCallback;
-  const handle = koffi.node.poll(fd, eventsOf(mask), callback);
+  const handle = koffi().node.poll(fd, eventsOf(mask), callback);
   if (watches.size === 0) process.on('exit', closeAllWatches);
   const change = (to: number): void => {
     if (to === NO_EVENTS) handle.stop();
@@ -348,6 +350,7 @@ let referencedWatches = 0;
 /** Delivers readiness to the watches. Events beyond the buffer are reported in the next turn. */
 function dispatchReady(): void {
   if (!loopHandle) return;
+  eventAddress ??= addressOf(eventWords);
   const count = libc.epoll_wait(loopHandle.epoll, eventAddress, MAX_EVENTS, 0);
   for (let at = 0; at < count * EVENT_WORDS; at += EVENT_WORDS)
     watches.get(eventWords[at + FD_WORD] as number)?.recordReadiness(eventWords[at] as number);

@@ -203,7 +203,7 @@ export async function copyAsync(copy: HostCopy, wait: Wait): Promise<void> {
 export const MAX_SMALL_COPY_BYTE_LENGTH = 256;
 
 /** The offset in {@link arena} of the bytes that {@link copySmallToArena} copied. */
-export const SMALL_COPY_ARENA_OFFSET: number = BLOCK - arena.address;
+export const SMALL_COPY_ARENA_OFFSET: number = arena.blockOffset;
 
 /**
  * Copies bytes to the arena, after the work queued in the legacy default stream. Blocks until done.
