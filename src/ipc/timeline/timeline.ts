@@ -1,8 +1,11 @@
-import { closeFd } from '../../../ffi/linux/libc.ts';
+import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
+import { pidfdOf } from '../../../ffi/linux/pidfd.ts';
+import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
 import { Context } from '../../context.ts';
 import { beginWait, type WaitOptions } from '../../deadline.ts';
 import { Device } from '../../device.ts';
 import { CudaError, CuffiError, IpcError, NotSupportedError, PeerGoneError } from '../../errors.ts';
+import type { Fence } from '../../fence.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import type { Details } from '../../inspect.ts';
 import { InternalEvent } from '../../internal-event.ts';
@@ -139,7 +142,8 @@ export class Timeline extends ShareableResource {
 
   /**
    * Returns the right to signal, to send to another process once. The timeline that arrives there
-   * signals, and this one no longer does. Values that are queued here still come first.
+   * signals, and this one no longer does. Values that are queued here still come first; if this
+   * process ends before their work is done, they count as signaled.
    *
    * @throws CuffiError if this process does not signal, ClosedError
    * @example
@@ -221,6 +225,8 @@ class TimelineState {
   /** The stream of the last value; undefined if another process signaled it. */
   #lastStream: StreamWaits | undefined;
   #hostSignals: HostSignal[] = [];
+  /** Watches the process that handed over, while it may still signal what it has queued. */
+  #predecessor: { readonly watch: FdWatch; readonly pidfd: number } | undefined;
   readonly #resets = new ResetWatch((context) => this.#onReset(context));
   /** The awaited values of streams here that may not be reached yet. */
   #awaited: number[] = [];
@@ -233,6 +239,7 @@ class TimelineState {
     if (!handover) return;
     this.#writeEnd = handover.writeEnd;
     this.#last = handover.last;
+    if (!counter.isReached(handover.last)) this.#watchPredecessor(counter.writerPid);
     counter.becomeWriter();
   }
 
@@ -347,6 +354,7 @@ class TimelineState {
       // The others learn of the end after the last value.
       writeEnd?.close();
       this.#resets.stop();
+      this.#stopWatchingPredecessor();
       this.counter.close();
       this.#onReleased?.();
     };
@@ -354,11 +362,23 @@ class TimelineState {
       end();
       return;
     }
+    let work: Fence | undefined;
     pollInBackground(() => {
-      if (!this.#isLastSignaled) return false;
+      if (!this.#isLastSignaled) {
+        // Another process may have stored another value over the last one, so the work is asked too.
+        work ??= this.#lastStream?.context.workTracker.fence();
+        if (this.#hostSignals.length > 0 || !(work?.isDone() ?? this.#isDisturbed)) return false;
+        this.counter.advanceTo(this.#last);
+      }
+      work?.dispose();
       releaseOrWarn(end);
       return true;
     });
+  }
+
+  /** Whether another process has stored what only the signaler may store. */
+  get #isDisturbed(): boolean {
+    return this.counter.isEnded || this.counter.value === INVALID;
   }
 
   /** Whether nothing is left to signal. */
@@ -408,7 +428,7 @@ class TimelineState {
       const progress = first.event.progress;
       if (progress === 'pending') return false;
       if (progress === 'done') {
-        if (!this.counter.isReached(first.previous)) return false;
+        if (!this.counter.isReached(first.previous) && !this.#isDisturbed) return false;
         this.counter.advanceTo(first.value);
       }
       first.event[Symbol.dispose]();
@@ -420,6 +440,41 @@ class TimelineState {
   /** Stores the last value, which nothing will write after a reset of its context. */
   #onReset(context: Context): void {
     if (this.#lastStream?.context === context) this.counter.advanceTo(this.#last);
+  }
+
+  /**
+   * Stores the last value of the process that handed over, which nothing will write once that process
+   * has ended. Without a pid, as from another pid namespace, its end is not noticed.
+   */
+  #watchPredecessor(pid: number): void {
+    if (pid === 0 || pid === process.pid) return;
+    const last = this.#last;
+    let pidfd: number | undefined;
+    try {
+      pidfd = pidfdOf(pid);
+      if (pidfd === undefined) {
+        this.counter.advanceTo(last);
+        return;
+      }
+      const watch = watchFd(pidfd, { readable: true }, () => {
+        this.#stopWatchingPredecessor();
+        this.counter.advanceTo(last);
+      });
+      watch.unref();
+      this.#predecessor = { watch, pidfd };
+    } catch (error) {
+      if (pidfd !== undefined) closeFd(pidfd);
+      // /proc hides the process, or descriptors ran out.
+      if (!(error instanceof SystemError)) throw error;
+    }
+  }
+
+  #stopWatchingPredecessor(): void {
+    const predecessor = this.#predecessor;
+    this.#predecessor = undefined;
+    if (!predecessor) return;
+    predecessor.watch.close();
+    closeFd(predecessor.pidfd);
   }
 
   #watchSignaler(): void {

@@ -1,8 +1,17 @@
 /** A timeline in one process: its objects are sent over a connection with two ends here. */
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { statSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
-import { createPipe, duplicateFd, isOpenFd, libc } from '../../../../../ffi/linux/libc.ts';
+import {
+  createPipe,
+  duplicateFd,
+  isOpenFd,
+  libc,
+  mapShared,
+} from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import {
@@ -464,6 +473,66 @@ describe('a timeline from a hostile process', () => {
     words[0] = ENDED;
     assert.throws(() => waiting.value, { name: 'PeerGoneError', pid: 0, message: /after value 0/ });
     unmap();
+  });
+
+  test('that stores another value keeps no descriptor and no mapping of a closed signaler', async () => {
+    emulate();
+    let before: readonly [mappings: number, descriptors: number] | undefined;
+    // The first round opens what stays open for good.
+    for (const word of [1n, 2n ** 63n, ENDED, 0n]) {
+      const timeline = Timeline.create();
+      const { words, unmap } = wordsOf(timeline);
+      using stream = Stream.create({ nonBlocking: true });
+      using latch = new Latch();
+      latch.hold(stream);
+      timeline.signal(1, { stream });
+      timeline.close();
+      latch.open();
+      while (words[0] !== 1n) stream.done;
+      words[0] = word;
+      unmap();
+      await settled();
+      await Context.primary().flush();
+      const now = [processState().mappings, openDescriptors()] as const;
+      before ??= now;
+      assert.deepEqual(now, before, `${word}`);
+    }
+  });
+
+  test('that ends with values in its queues keeps nothing of the signaler that it handed over', async () => {
+    emulate();
+    const child = spawn('sleep', ['1000'], { stdio: 'ignore' });
+    await once(child, 'spawn');
+    const fds = openDescriptors();
+    const before = processState().mappings;
+    const [readEnd, writeEnd] = createPipe();
+    const memory = sealed();
+    const mapping = mapShared(memory, 4096);
+    new BigUint64Array(mapping.view()).set([
+      0n,
+      0n,
+      BigInt(child.pid as number),
+      BigInt(statSync('/proc/self/ns/pid').ino),
+    ]);
+    mapping.unmap();
+    using timeline = importFromPeer(
+      { kind: 'signaler', last: 4 },
+      [memory, readEnd, writeEnd],
+      emptySharingSession(),
+    ) as Timeline;
+    using waiting = await sent(timeline);
+    using stream = Stream.create({ nonBlocking: true });
+    timeline.signal(5, { stream });
+    for (let turn = 0; turn < 20; turn += 1) await nextLoopIteration();
+    assert.deepEqual([stream.done, waiting.value], [false, 0]);
+    timeline.close();
+    child.kill('SIGKILL');
+    await waiting.reached(5);
+    await stream.synchronize();
+    waiting.close();
+    await Context.primary().flush();
+    await until(() => openDescriptors() === fds);
+    assert.equal(processState().mappings, before);
   });
 
   test('that writes to the pipe counts as ended, and wakes nobody again', async () => {
