@@ -285,7 +285,7 @@ describe('the packed package', { skip: unavailable }, () => {
     assert.equal(node('nodriver.mjs', bindings, [], more), 'LibraryNotFoundError\n');
   });
 
-  test('loads neither zod nor the emulated driver nor slow modules of Node before they are used', () => {
+  test('loads neither koffi, zod, the emulated driver nor slow modules of Node before they are used', () => {
     const { builtins, atImport, afterUse } = JSON.parse(
       node('scripts.mjs', loadedScripts, [], { CUFFI_DRIVER: 'emulated' }),
     ) as Record<'builtins' | 'atImport' | 'afterUse', string[]>;
@@ -295,13 +295,27 @@ describe('the packed package', { skip: unavailable }, () => {
     assert.ok(seen(atImport, '/cuffi/dist/src/index.js'));
     assert.ok(!seen(atImport, '/zod/'), 'zod');
     assert.ok(!seen(atImport, '/emulator/'), 'the emulated driver');
-    assert.ok(!seen(atImport, '/koffi/index.js'), 'koffi as several ES modules');
+    assert.ok(!seen(atImport, '/koffi/'), 'koffi');
     assert.ok(builtins.includes('fs'));
-    for (const name of ['crypto', 'dgram', 'child_process'])
+    for (const name of ['crypto', 'dgram', 'child_process', 'worker_threads', 'stream'])
       assert.ok(!builtins.includes(name), `node:${name}`);
-    // That both are seen once they are used shows that the list is complete.
+    // That they are seen once they are used shows that the list is complete.
+    assert.ok(seen(afterUse, '/koffi/index.cjs'));
+    assert.ok(!seen(afterUse, '/koffi/index.js'), 'koffi as several ES modules');
     assert.ok(seen(afterUse, '/zod/'));
     assert.ok(seen(afterUse, '/cuffi/dist/ffi/emulator/'));
+  });
+
+  test('reads few files for an import of cuffi', () => {
+    const { atImport } = JSON.parse(node('scripts.mjs', loadedScripts)) as { atImport: string[] };
+    const files = atImport.filter((url) => url.includes('/cuffi/dist/'));
+    assert.ok(files.length <= 3, files.join('\n'));
+  });
+
+  test('writes values for the driver before any call of it', () => {
+    const text = `import { readInt32, writeInt32 } from 'cuffi/ffi';
+console.log(readInt32(writeInt32(7)));`;
+    assert.equal(node('arena.mjs', text), '7\n');
   });
 
   test('runs in Node what runs in other runtimes', () => {

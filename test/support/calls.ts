@@ -5,6 +5,7 @@ import {
   OUT0,
   OUT1,
   OUT2,
+  openArena,
   readBytes,
   readUint64,
   writeBytes,
@@ -18,6 +19,7 @@ import { Program } from './program.ts';
 
 /** Where an out-value goes. */
 export type OutSlot = 'OUT0' | 'OUT1' | 'OUT2' | 'BLOCK';
+openArena();
 const slots: Readonly<Record<OutSlot, Address>> = { OUT0, OUT1, OUT2, BLOCK };
 
 /** The 64 bytes of a handle, passed by value. */
