@@ -26,7 +26,7 @@ import { caseOf, resultsOf } from './results.ts';
 const MAIN = programFile(new URL('../main.ts', import.meta.url));
 const DEADLINE_MS = 60_000;
 const env = { ...process.env, CUFFI_DRIVER: 'emulated' };
-/** Its passes are TypeScript and inherit the loader, which a compiled program does not load itself. */
+/** Its passes have the names of TypeScript and inherit the loader, which knows what was compiled. */
 const LOADER = new URL('../../test/support/tsx-if-needed.mjs', import.meta.url).href;
 const node = (...args: string[]): string[] => ['--import', LOADER, MAIN.path, ...args];
 

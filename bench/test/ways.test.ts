@@ -9,8 +9,9 @@ import { openWays } from '../ways/way.ts';
 
 // More than a block of the pattern, and not a whole number of blocks.
 const BYTE_LENGTH = (1 << 20) + 4096;
-// The children run from source, however this process runs.
-if (!process.execArgv.includes('tsx')) process.execArgv.push('--import', 'tsx');
+// The children have the names of TypeScript, however this process runs.
+const LOADER = new URL('../../test/support/tsx-if-needed.mjs', import.meta.url).href;
+if (!process.execArgv.includes('tsx')) process.execArgv.push('--import', LOADER);
 
 describe('openWays', () => {
   test('each way hands over a whole buffer, then words; the receiver reports wrong bytes', async () => {

@@ -120,6 +120,9 @@ const programs = (): string[] => [
     .filter((file) => file.endsWith('.ts'))
     .map((file) => join('docs/examples', file)),
   'bench/main.ts',
+  ...readdirSync('bench/programs')
+    .filter((file) => file.endsWith('.ts'))
+    .map((file) => join('bench/programs', file)),
 ];
 
 /**
