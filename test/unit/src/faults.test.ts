@@ -434,6 +434,17 @@ function statusesOf(name: FunctionName, at: number, hasHeldWork: boolean): reado
   return iterations(0, 1) === 1 ? plausible : some;
 }
 
+const FEW = 3;
+
+/** Whether a call is one of those that fail: all in the soak, else the first and last few of a name. */
+function isTried(calls: readonly FunctionName[], at: number): boolean {
+  const name = calls[at];
+  const count = (part: readonly FunctionName[]): number =>
+    part.filter((each) => each === name).length;
+  const rank = Math.min(count(calls.slice(0, at)), count(calls.slice(at + 1)));
+  return rank < iterations(FEW, calls.length);
+}
+
 const withoutEvents = (open: ReadonlySet<string>): string[] =>
   [...open].filter((entry) => !entry.startsWith('cuEventCreate')).sort();
 
@@ -531,7 +542,7 @@ describe('calls of which one fails', () => {
       assert.ok(calls.length > 0 || what === 'exporting an event');
       for (const [at, name] of calls.entries()) {
         // A context that cannot be left is beyond repair, and happens to no program.
-        if (name === 'cuCtxPopCurrent_v2') continue;
+        if (name === 'cuCtxPopCurrent_v2' || !isTried(calls, at)) continue;
         for (const status of statusesOf(name, at, what.endsWith('behind held work')))
           await failAt(operation, calls, at, status);
       }
