@@ -1,74 +1,6 @@
 #!/usr/bin/env node
-/** The `cuffi` command: its table of commands. */
-import { didYouMean } from '../validate.ts';
-import { CannotRunError, type Command, refuseArguments, UsageError } from './command.ts';
-import { devicesCommand } from './devices-command.ts';
-import { doctorCommand } from './doctor-command.ts';
-import { explainCommand } from './explain-command.ts';
-import { lsCommand } from './ls-command.ts';
-import { pythonCommand } from './python-command.ts';
-import { roundtripCommand } from './roundtrip-command.ts';
-import { packageVersion } from './version.ts';
-
-const commands: Readonly<Record<string, Command>> = {
-  roundtrip: roundtripCommand,
-  doctor: doctorCommand,
-  devices: devicesCommand,
-  ls: lsCommand,
-  explain: explainCommand,
-  python: pythonCommand,
-  help: {
-    summary: 'prints this, or the usage of a command: cuffi help roundtrip',
-    usage: 'usage: cuffi help [command]',
-    run: help,
-  },
-  version: {
-    summary: 'prints the version of cuffi, as does --version',
-    usage: 'usage: cuffi version',
-    run(argv) {
-      refuseArguments('version', argv);
-      console.log(packageVersion());
-      return true;
-    },
-  },
-};
-
-/** All commands, a line each. */
-function overview(): string {
-  const lines = Object.entries(commands).map(
-    ([name, { summary }]) => `  ${name.padEnd(12)}${summary}`,
-  );
-  return ['usage: cuffi COMMAND [options]', '', ...lines].join('\n');
-}
-
-/** What is printed with a usage error. */
-let usage = overview();
-
-/** @throws UsageError if there is no such command */
-function commandNamed(name: string): Command {
-  const found = Object.hasOwn(commands, name) ? commands[name] : undefined;
-  if (found) return found;
-  throw new UsageError(`there is no command '${name}'${didYouMean(name, Object.keys(commands))}`);
-}
-
-function help(argv: readonly string[]): boolean {
-  const [name, ...others] = argv;
-  refuseArguments('help', others);
-  console.log(name === undefined ? overview() : commandNamed(name).usage);
-  return true;
-}
-
-/** Runs a command line and returns whether it succeeded. @throws UsageError */
-async function run(argv: readonly string[]): Promise<boolean> {
-  const [name, ...rest] = argv;
-  if (name === undefined) throw new UsageError('no command given');
-  if (name === '--help' || name === '-h') return help(rest);
-  if (name === '--version') return (commands['version'] as Command).run(rest);
-  const command = commandNamed(name);
-  if (name !== 'help') usage = command.usage;
-  if (rest.includes('--help')) return help([name]);
-  return command.run(rest);
-}
+/** The `cuffi` command as a program: its output and its exit code. */
+import { runCommandLine } from './commands.ts';
 
 /** 128 plus the number of SIGPIPE, which Node ignores: the exit code for a closed pipe. */
 const READER_GONE = 141;
@@ -82,19 +14,8 @@ process.stdout.on('error', (error: NodeJS.ErrnoException) => {
 // Nobody reads errors any longer; the exit code remains.
 process.stderr.on('error', () => {});
 
-// Set to 0 only at the end: an event loop that runs empty before has failed.
+// Set only at the end: an event loop that runs empty before has failed.
 process.exitCode = 1;
-run(process.argv.slice(2)).then(
-  (ok) => {
-    if (ok) process.exitCode = 0;
-  },
-  (error: unknown) => {
-    if (error instanceof UsageError) {
-      console.error(`cuffi: ${error.message}\n\n${usage}`);
-      process.exitCode = 2;
-      return;
-    }
-    console.error(`cuffi: ${error instanceof Error ? error.message : String(error)}`);
-    process.exitCode = error instanceof CannotRunError ? 2 : 1;
-  },
-);
+void runCommandLine(process.argv.slice(2)).then((code) => {
+  process.exitCode = code;
+});

@@ -33,69 +33,10 @@ describe('cuffi command', () => {
     assert.match(stderr, /^cuffi: --elements must be .+\n\nusage: cuffi roundtrip/s);
   });
 
-  test('help prints the commands, or the usage of one, and does nothing else', () => {
-    for (const args of ['--help', 'help']) {
-      const { code, stdout, stderr } = cuffi(args);
-      assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
-      assert.match(
-        stdout,
-        /^usage: cuffi COMMAND \[options\]\n\n {2}roundtrip +shares .+\n( {2}\w+ +\w.+\n)* {2}help +prints/,
-      );
-    }
-    for (const args of ['help roundtrip', 'roundtrip --elements=0 --help']) {
-      const { code, stdout, stderr } = cuffi(args);
-      assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
-      assert.match(stdout, /^usage: cuffi roundtrip \[options\]\n/);
-    }
-  });
-
   test('version prints that of package.json', () => {
     const file = new URL('../../../../package.json', import.meta.url);
     const { version } = JSON.parse(readFileSync(file, 'utf8')) as { version: string };
     assert.deepEqual(cuffi('--version'), { code: 0, stdout: `${version}\n`, stderr: '' });
-  });
-
-  test('an unknown command is refused with the nearest one, and the list', () => {
-    const wrong: readonly (readonly [args: string, said: RegExp])[] = [
-      ['', /^cuffi: no command given\n\nusage: cuffi COMMAND/],
-      [
-        'roundtip',
-        /^cuffi: there is no command 'roundtip' \(did you mean 'roundtrip'\?\)\n\nusage/,
-      ],
-      [
-        'help verson',
-        /^cuffi: there is no command 'verson' \(did you mean 'version'\?\)\n\nusage: cuffi COMMAND/,
-      ],
-      ['constructor', /^cuffi: there is no command 'constructor'\n/],
-      ['version 2', /^cuffi: version takes no '2'\n\nusage: cuffi version/],
-    ];
-    for (const [args, said] of wrong) {
-      const { code, stdout, stderr } = cuffi(args);
-      assert.deepEqual({ code, stdout }, { code: 2, stdout: '' }, args);
-      assert.match(stderr, said);
-    }
-  });
-
-  test('python prints the path of the companion, or copies it', () => {
-    const printed = cuffi('python');
-    assert.deepEqual({ code: printed.code, stderr: printed.stderr }, { code: 0, stderr: '' });
-    const companion = readFileSync(printed.stdout.trim(), 'utf8');
-    assert.match(companion, /^"""cuffi for Python/);
-    const folder = mkdtempSync(join(tmpdir(), 'cuffi-python-'));
-    try {
-      const target = join(folder, 'cuffi.py');
-      const copied = cuffi(`python --copy ${folder}`);
-      assert.deepEqual(copied, { code: 0, stdout: `${target}\n`, stderr: '' });
-      assert.equal(readFileSync(target, 'utf8'), companion);
-    } finally {
-      rmSync(folder, { recursive: true });
-    }
-    const failed = cuffi('python --copy /nowhere');
-    assert.deepEqual({ code: failed.code, stdout: failed.stdout }, { code: 1, stdout: '' });
-    assert.match(failed.stderr, /^cuffi: \/nowhere\/cuffi\.py cannot be written: ENOENT/);
-    const { code, stderr } = cuffi('python --cpoy x');
-    assert.equal(code, 2);
-    assert.match(stderr, /^cuffi: Unknown option '--cpoy'.*\n\nusage: cuffi python/s);
   });
 
   test('doctor tries every kind of sharing, and says what it tried with', () => {
@@ -195,23 +136,6 @@ describe('cuffi command', () => {
       assert.equal(cuffi('ls --json', env).stdout, '{"processes":[]}\n');
     } finally {
       rmSync(runtime, { recursive: true });
-    }
-  });
-
-  test('an unknown option is refused with the nearest one', () => {
-    for (const [args, said] of [
-      [
-        'ls --jsson',
-        /^cuffi: Unknown option '--jsson' \(did you mean '--json'\?\)\n\nusage: cuffi ls/,
-      ],
-      ['doctor --device x', /^cuffi: --device must be an integer from 0 to 1023, not "x"\n/],
-      ['devices 1', /^cuffi: devices takes no '1'\n\nusage: cuffi devices/],
-      ['explain', /^cuffi: explain needs a descriptor\n\nusage: cuffi explain/],
-      ['explain {', /^cuffi: the argument is not a descriptor: /],
-    ] as const) {
-      const { code, stdout, stderr } = cuffi(args);
-      assert.deepEqual({ code, stdout }, { code: 2, stdout: '' }, args);
-      assert.match(stderr, said);
     }
   });
 

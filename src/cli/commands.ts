@@ -1,0 +1,83 @@
+/** The table of the commands of `cuffi`, and how a command line is run. */
+import { didYouMean } from '../validate.ts';
+import { CannotRunError, type Command, refuseArguments, UsageError } from './command.ts';
+import { devicesCommand } from './devices-command.ts';
+import { doctorCommand } from './doctor-command.ts';
+import { explainCommand } from './explain-command.ts';
+import { lsCommand } from './ls-command.ts';
+import { pythonCommand } from './python-command.ts';
+import { roundtripCommand } from './roundtrip-command.ts';
+import { packageVersion } from './version.ts';
+
+const commands: Readonly<Record<string, Command>> = {
+  roundtrip: roundtripCommand,
+  doctor: doctorCommand,
+  devices: devicesCommand,
+  ls: lsCommand,
+  explain: explainCommand,
+  python: pythonCommand,
+  help: {
+    summary: 'prints this, or the usage of a command: cuffi help roundtrip',
+    usage: 'usage: cuffi help [command]',
+    run: help,
+  },
+  version: {
+    summary: 'prints the version of cuffi, as does --version',
+    usage: 'usage: cuffi version',
+    run(argv) {
+      refuseArguments('version', argv);
+      console.log(packageVersion());
+      return true;
+    },
+  },
+};
+
+/** Runs a command line, and prints what prevents it. Returns the exit code. */
+export async function runCommandLine(argv: readonly string[]): Promise<number> {
+  usage = overview();
+  try {
+    return (await run(argv)) ? 0 : 1;
+  } catch (error) {
+    const message = error instanceof Error ? error.message : String(error);
+    const isUsage = error instanceof UsageError;
+    console.error(isUsage ? `cuffi: ${message}\n\n${usage}` : `cuffi: ${message}`);
+    return isUsage || error instanceof CannotRunError ? 2 : 1;
+  }
+}
+
+/** All commands, a line each. */
+function overview(): string {
+  const lines = Object.entries(commands).map(
+    ([name, { summary }]) => `  ${name.padEnd(12)}${summary}`,
+  );
+  return ['usage: cuffi COMMAND [options]', '', ...lines].join('\n');
+}
+
+/** What is printed with a usage error. */
+let usage = '';
+
+/** @throws UsageError if there is no such command */
+function commandNamed(name: string): Command {
+  const found = Object.hasOwn(commands, name) ? commands[name] : undefined;
+  if (found) return found;
+  throw new UsageError(`there is no command '${name}'${didYouMean(name, Object.keys(commands))}`);
+}
+
+function help(argv: readonly string[]): boolean {
+  const [name, ...others] = argv;
+  refuseArguments('help', others);
+  console.log(name === undefined ? overview() : commandNamed(name).usage);
+  return true;
+}
+
+/** Returns whether it succeeded. @throws UsageError */
+async function run(argv: readonly string[]): Promise<boolean> {
+  const [name, ...rest] = argv;
+  if (name === undefined) throw new UsageError('no command given');
+  if (name === '--help' || name === '-h') return help(rest);
+  if (name === '--version') return (commands['version'] as Command).run(rest);
+  const command = commandNamed(name);
+  if (name !== 'help') usage = command.usage;
+  if (rest.includes('--help')) return help([name]);
+  return command.run(rest);
+}

@@ -1,0 +1,102 @@
+import assert from 'node:assert/strict';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, mock, test } from 'node:test';
+import { runCommandLine } from '../../../../src/cli/commands.ts';
+import type { Outcome } from '../emulate.ts';
+
+/** Runs a command line in this process. */
+async function cuffi(args: string): Promise<Outcome> {
+  const [out, error] = (['log', 'error'] as const).map((name) =>
+    mock.method(console, name, () => {}),
+  ) as [Printer, Printer];
+  try {
+    const code = await runCommandLine(args.split(' ').filter(Boolean));
+    return { code, stdout: printed(out), stderr: printed(error) };
+  } finally {
+    mock.restoreAll();
+  }
+}
+
+type Printer = { readonly mock: { readonly calls: readonly { readonly arguments: unknown[] }[] } };
+const printed = ({ mock: { calls } }: Printer): string =>
+  calls.map(({ arguments: said }) => `${said.join(' ')}\n`).join('');
+
+describe('runCommandLine', () => {
+  test('help prints the commands, or the usage of one, and does nothing else', async () => {
+    for (const args of ['--help', 'help']) {
+      const { code, stdout, stderr } = await cuffi(args);
+      assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
+      assert.match(
+        stdout,
+        /^usage: cuffi COMMAND \[options\]\n\n {2}roundtrip +shares .+\n( {2}\w+ +\w.+\n)* {2}help +prints/,
+      );
+    }
+    for (const args of ['help roundtrip', 'roundtrip --elements=0 --help']) {
+      const { code, stdout, stderr } = await cuffi(args);
+      assert.deepEqual({ code, stderr }, { code: 0, stderr: '' });
+      assert.match(stdout, /^usage: cuffi roundtrip \[options\]\n/);
+    }
+  });
+
+  test('an unknown command is refused with the nearest one, and the list', async () => {
+    const wrong: readonly (readonly [args: string, said: RegExp])[] = [
+      ['', /^cuffi: no command given\n\nusage: cuffi COMMAND/],
+      [
+        'roundtip',
+        /^cuffi: there is no command 'roundtip' \(did you mean 'roundtrip'\?\)\n\nusage/,
+      ],
+      [
+        'help verson',
+        /^cuffi: there is no command 'verson' \(did you mean 'version'\?\)\n\nusage: cuffi COMMAND/,
+      ],
+      ['constructor', /^cuffi: there is no command 'constructor'\n/],
+      ['version 2', /^cuffi: version takes no '2'\n\nusage: cuffi version/],
+    ];
+    for (const [args, said] of wrong) {
+      const { code, stdout, stderr } = await cuffi(args);
+      assert.deepEqual({ code, stdout }, { code: 2, stdout: '' }, args);
+      assert.match(stderr, said);
+    }
+  });
+
+  test('python prints the path of the companion, or copies it', async () => {
+    const printed = await cuffi('python');
+    assert.deepEqual({ code: printed.code, stderr: printed.stderr }, { code: 0, stderr: '' });
+    const companion = readFileSync(printed.stdout.trim(), 'utf8');
+    assert.match(companion, /^"""cuffi for Python/);
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-python-'));
+    try {
+      const target = join(folder, 'cuffi.py');
+      const copied = await cuffi(`python --copy ${folder}`);
+      assert.deepEqual(copied, { code: 0, stdout: `${target}\n`, stderr: '' });
+      assert.equal(readFileSync(target, 'utf8'), companion);
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+    const failed = await cuffi('python --copy /nowhere');
+    assert.deepEqual({ code: failed.code, stdout: failed.stdout }, { code: 1, stdout: '' });
+    assert.match(failed.stderr, /^cuffi: \/nowhere\/cuffi\.py cannot be written: ENOENT/);
+    const { code, stderr } = await cuffi('python --cpoy x');
+    assert.equal(code, 2);
+    assert.match(stderr, /^cuffi: Unknown option '--cpoy'.*\n\nusage: cuffi python/s);
+  });
+
+  test('an unknown option is refused with the nearest one', async () => {
+    for (const [args, said] of [
+      [
+        'ls --jsson',
+        /^cuffi: Unknown option '--jsson' \(did you mean '--json'\?\)\n\nusage: cuffi ls/,
+      ],
+      ['doctor --device x', /^cuffi: --device must be an integer from 0 to 1023, not "x"\n/],
+      ['devices 1', /^cuffi: devices takes no '1'\n\nusage: cuffi devices/],
+      ['explain', /^cuffi: explain needs a descriptor\n\nusage: cuffi explain/],
+      ['explain {', /^cuffi: the argument is not a descriptor: /],
+    ] as const) {
+      const { code, stdout, stderr } = await cuffi(args);
+      assert.deepEqual({ code, stdout }, { code: 2, stdout: '' }, args);
+      assert.match(stderr, said);
+    }
+  });
+});
