@@ -66,7 +66,7 @@ const before = [0, 1, 2];
 describe('a peer that is killed', () => {
   for (const relation of relations)
     test(`is heard of by a process that ${relation}, in whatever it waits`, deadline, async () => {
-      for (let n = 0; n < iterations(3, 100); n++) {
+      for (let n = 0; n < iterations(2, 100); n++) {
         const way = ways[(n + relations.indexOf(relation)) % ways.length] as Way;
         const isBusy = Math.floor(n / ways.length) % 2 === 1;
         const { name, signal, values } = await heard({ relation, way, isBusy });
