@@ -147,6 +147,8 @@ export async function compile(
     target: 'node20.19',
     packages: 'external',
     outExtension: { '.js': '.mjs' },
+    sourcemap: true,
+    sourcesContent: false,
     logLevel: 'warning',
     plugins: [keepPlaces],
   };
@@ -155,8 +157,6 @@ export async function compile(
       ...options,
       entryPoints: [...files],
       splitting: true,
-      sourcemap: true,
-      sourcesContent: false,
     }),
     // One file each: a program is started so often that reading forty files would take much of the time.
     build({ ...options, entryPoints: programs() }),

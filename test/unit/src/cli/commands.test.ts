@@ -2,15 +2,14 @@ import assert from 'node:assert/strict';
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { describe, mock, test } from 'node:test';
+import { describe, type Mock, mock, test } from 'node:test';
 import { runCommandLine } from '../../../../src/cli/commands.ts';
 import type { Outcome } from '../emulate.ts';
 
 /** Runs a command line in this process. */
 async function cuffi(args: string): Promise<Outcome> {
-  const [out, error] = (['log', 'error'] as const).map((name) =>
-    mock.method(console, name, () => {}),
-  ) as [Printer, Printer];
+  const out = mock.method(console, 'log', (..._: unknown[]) => {});
+  const error = mock.method(console, 'error', (..._: unknown[]) => {});
   try {
     const code = await runCommandLine(args.split(' ').filter(Boolean));
     return { code, stdout: printed(out), stderr: printed(error) };
@@ -19,8 +18,7 @@ async function cuffi(args: string): Promise<Outcome> {
   }
 }
 
-type Printer = { readonly mock: { readonly calls: readonly { readonly arguments: unknown[] }[] } };
-const printed = ({ mock: { calls } }: Printer): string =>
+const printed = ({ mock: { calls } }: Mock<(...said: unknown[]) => void>): string =>
   calls.map(({ arguments: said }) => `${said.join(' ')}\n`).join('');
 
 describe('runCommandLine', () => {
