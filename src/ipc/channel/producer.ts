@@ -429,7 +429,8 @@ export class Producer {
     const first = Math.max(0, this.#published - ring.slots);
     for (let message = first; message < this.#published; message += 1)
       if (!ring.isFilled(message)) return context.isLost;
-    if (this.deliver === 'all') return true;
+    // A closed channel gets no more consumers: without one, nobody reads what is left.
+    if (this.deliver === 'all' || this.#seats.size === 0) return true;
     this.#grantPending();
     for (const seat of this.#seats) this.#finish(seat);
     return this.#isDrained;

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { selectDriver } from '../../../../../ffi/driver.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
-import { Device, Stream } from '../../../../../src/index.ts';
+import { Context, Device, Stream } from '../../../../../src/index.ts';
 import {
   Channel,
   type ChannelConsumer,
@@ -504,6 +504,25 @@ describe('the end of a Channel', () => {
     first.close();
     const again = await take(second);
     assert.deepEqual([again.message, again.redelivered], [0, true]);
+  });
+
+  test('to one: without consumers, a closed channel keeps no descriptor and no mapping', async () => {
+    emulate();
+    let before: Omit<ReturnType<typeof processState>, 'free'> | undefined;
+    // The first round opens what stays open for good. In the last one the consumer ends later.
+    for (const hasConsumer of [true, false, true]) {
+      const channel = Channel.create({ ...small, deliver: 'one' });
+      const consumer = hasConsumer ? await sent(channel) : undefined;
+      await produce(channel);
+      await produce(channel);
+      channel.close();
+      consumer?.close();
+      await Context.primary().flush();
+      await settled();
+      const { descriptors, mappings } = processState();
+      before ??= { descriptors, mappings };
+      assert.deepEqual({ descriptors, mappings }, before, `consumer: ${hasConsumer}`);
+    }
   });
 
   test('a lost context ends it at both ends', async () => {
