@@ -618,6 +618,12 @@ class _OwnMemory:
         with _lock:
             _own_memory[self.address] = self
 
+    def fields(self, offset: int, length: int, read_only: bool, array: Optional['_Described']) -> bytes:
+        """The fields of a range of it, for other processes."""
+        what = self.id + struct.pack('<IBq', 0, 1, self.byte_length)
+        extent = (self.byte_length, offset, length, read_only, 0, self.generation)
+        return _write_memory(_VIRTUAL, _self().exporter(self.device), what, extent, array)
+
     def _free(self) -> None:
         self._close_fds()
         if self.address:
@@ -1148,7 +1154,7 @@ class _Reader:
     def size(self, least: int = 0, most: int = _SAFE, form: str = '<q') -> int:
         value = struct.unpack_from(form, self.data, self.skip(struct.calcsize(form)))[0]
         if not least <= value <= most:
-            raise IpcError(f'{value} is not from {least} to {most}', 'invalid-descriptor')
+            raise IpcError(f'{value} is not from {least} to {most}')
         return value
 
     def string(self) -> str:
@@ -1551,7 +1557,7 @@ class _MemoryFields:
             self.handle, self.name, self.first_piece = None, reader.take(16), reader.size(0, 2**32 - 1, '<I')
             self.pieces = tuple(reader.size(1) for _ in range(reader.byte()))
             if not 1 <= len(self.pieces) <= _MAX_FDS:
-                raise IpcError(f'virtual memory has {len(self.pieces)} pieces', 'invalid-descriptor')
+                raise IpcError(f'virtual memory has {len(self.pieces)} pieces')
         is_pool = kind == _POOL and self.handle is None
         least = 0 if is_pool else 1
         self.base_byte_length = reader.size(0 if kind == _POOL else 1)
@@ -1562,26 +1568,23 @@ class _MemoryFields:
         self.layout = _read_layout(reader)
         self.ready: Optional[_EventFields] = _EventFields(reader) if reader.flag() else None
         if self.byte_offset + self.byte_length > self.base_byte_length:
-            raise IpcError(
-                f'a descriptor names bytes {self.byte_offset} to {self.byte_offset + self.byte_length} of an '
-                f'allocation that has {self.base_byte_length}', 'invalid-descriptor')  # fmt: skip
+            raise IpcError(f'it names bytes {self.byte_offset} to {self.byte_offset + self.byte_length} of {self.base_byte_length}')
         if is_pool and (self.base_byte_length or self.layout or self.ready):
-            raise IpcError('a pool itself has no size', 'invalid-descriptor')
+            raise IpcError('a pool itself has no size')
         if kind == _VIRTUAL and sum(self.pieces) != self.base_byte_length:
-            raise IpcError('the pieces do not add up to the memory', 'invalid-descriptor')
+            raise IpcError('the pieces do not add up to the memory')
         if self.layout:
             dtype, shape, strides = self.layout
             low, high = _extents(shape, strides, dtype.itemsize)
             if 0 in shape or high - low > self.byte_length:
-                raise IpcError(
-                    f'the items take {high - low} bytes of a range that has {self.byte_length}', 'invalid-descriptor')  # fmt: skip
+                raise IpcError(f'the items take {high - low} bytes of a range that has {self.byte_length}')
 
 
 def _read_exporter(reader: _Reader) -> bytes:
     exporter = reader.take(_EXPORTER_LENGTH)
     pid, start_time, namespace = struct.unpack_from('<Iqq', exporter, 33)
     if exporter[0] > 1 or pid < 1 or not 0 <= start_time <= _SAFE or not 0 <= namespace <= _SAFE:
-        raise IpcError('a descriptor names no process', 'invalid-descriptor')
+        raise IpcError('a descriptor names no process')
     return exporter
 
 
@@ -1593,12 +1596,12 @@ def _read_layout(reader: _Reader) -> Optional[Tuple[_Dtype, Tuple[int, ...], Tup
     try:
         dtype = _dtype(name)
     except TypeError:
-        raise IpcError(f'an array has the unknown dtype {name[:20]!r}', 'invalid-descriptor') from None
+        raise IpcError(f'an array has the unknown dtype {name[:20]!r}') from None
     if dtype.name != name:
-        raise IpcError(f'a dtype is called {dtype.name}, not {name[:20]!r}', 'invalid-descriptor')
+        raise IpcError(f'a dtype is called {dtype.name}, not {name[:20]!r}')
     ndim = reader.byte()
     if ndim > 64:
-        raise IpcError(f'an array has {ndim} axes', 'invalid-descriptor')
+        raise IpcError(f'an array has {ndim} axes')
     shape = tuple(reader.size() for _ in range(ndim))
     strides = tuple(reader.size(-_SAFE) for _ in range(ndim))
     return dtype, shape, strides
@@ -1624,13 +1627,13 @@ def _decode_fields(data: bytes) -> _AnyFields:
     try:
         kind = reader.byte()
         if kind > _CHANNEL:
-            raise IpcError(f'{kind} is no kind of descriptor', 'invalid-descriptor')
+            raise IpcError(f'{kind} is no kind of descriptor')
         fields = _HOST_FIELDS[kind](kind, reader) if kind in _HOST_FIELDS else (
             _EventFields(reader) if kind == _EVENT else _MemoryFields(kind, reader))
+        if reader.at != reader.end:
+            raise IpcError('bytes follow its end')
     except IpcError as error:
         raise IpcError(f'received an invalid descriptor: {error}', 'invalid-descriptor') from None
-    if reader.at != reader.end:
-        raise IpcError('received an invalid descriptor: bytes follow its end', 'invalid-descriptor')
     return fields
 
 
@@ -1769,9 +1772,7 @@ def _export(value: Any, peer: '_Connection') -> _Exported:
         base, size = _address_range(begin)
         memory = _own_memory.get(base) or _received_at(base, begin, length)
     if isinstance(memory, _OwnMemory):
-        what = memory.id + struct.pack('<IBq', 0, 1, memory.byte_length)
-        extent = (memory.byte_length, begin - memory.address, length, False, 0, memory.generation)
-        fields = _write_memory(_VIRTUAL, _self().exporter(memory.device), what, extent, described)
+        fields = memory.fields(begin - memory.address, length, False, described)
         return _Exported(fields, (memory.fd,), (described.owner, memory), memory.device, begin, root=memory)
     if isinstance(memory, _ReceivedMemory):
         return _send_back(memory, begin, length, described, peer)
@@ -2094,7 +2095,7 @@ class _Page:
 
     def __init__(self, fd: int, byte_length: int = _PAGE) -> None:
         self._map, self._byte_length, self.word_count = mmap.mmap(fd, byte_length), byte_length, byte_length // 8
-        self._host = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.host = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.words: Any = memoryview(self._map).cast('Q')
         self._addresses: Dict[int, int] = {}
 
@@ -2108,8 +2109,12 @@ class _Page:
         if base is None:
             if not self._addresses:
                 # Portable, for all contexts, and mapped.
-                _call('cuMemHostRegister_v2', self._host, self._byte_length, 3)
-            base = self._addresses[device.ordinal] = _read('cuMemHostGetDevicePointer_v2', self._host, 0)
+                _call('cuMemHostRegister_v2', self.host, self._byte_length, 3, doing=f'locking {self._byte_length} bytes')
+            try:
+                base = self._addresses[device.ordinal] = _read('cuMemHostGetDevicePointer_v2', self.host, 0)
+            finally:
+                if not self._addresses:
+                    _cuda().cuMemHostUnregister(self.host)
         return base + 8 * index
 
     def close(self) -> None:
@@ -2119,7 +2124,7 @@ class _Page:
             _all_devices()[ordinal].synchronize()
         if addresses:
             with _all_devices()[next(iter(addresses))]:
-                _cuda().cuMemHostUnregister(self._host)
+                _cuda().cuMemHostUnregister(self.host)
         self.words = _NO_WORDS
         try:
             self._map.close()
@@ -4155,6 +4160,15 @@ class _Words(_Page):
     def reached(self, index: int, count: int) -> bool:
         return count <= self.words[index] <= _END_OF_WAITS or self.is_over
 
+    def writer(self, pid_index: int) -> int:
+        """The pid that is stored in a word, behind which its pid namespace is; 0 if it is of another one, or none."""
+        pid = self.read(pid_index) if self.read(pid_index + 1) == _self().namespace else 0
+        return int(pid) if 0 < pid < 1 << 32 else 0
+
+    def sign(self, pid_index: int) -> None:
+        self.write(pid_index + 1, _self().namespace)
+        self.write(pid_index, _self().pid)
+
     def end_waits(self, begin: int, end: int) -> None:
         self.is_over = True
         for index in range(begin, end):
@@ -4217,7 +4231,6 @@ class _Stream:
                 return True
             waits.popleft()
         return False
-
 
 
 _streams: 'weakref.WeakValueDictionary[Tuple[int, int], _Stream]' = weakref.WeakValueDictionary()
@@ -4311,7 +4324,8 @@ def _check_count(value: Any, least: int, name: str) -> None:
 
 # ---- Timelines --------------------------------------------------------------------------------------------
 
-_VALUE_WORD, _LAST_WORD, _PID_WORD, _NAMESPACE_WORD = range(4)
+# Behind the pid stands its pid namespace.
+_VALUE_WORD, _LAST_WORD, _PID_WORD = range(3)
 
 
 class _TimelineState:
@@ -4337,8 +4351,7 @@ class _TimelineState:
             raise error if isinstance(error, IpcError) else IpcError(f'a timeline cannot be mapped: {error}') from None
         _lifelines.add(self)
         if write_end >= 0:
-            self.words.write(_NAMESPACE_WORD, _self().namespace)
-            self.words.write(_PID_WORD, _self().pid)
+            self.words.sign(_PID_WORD)
         else:
             self.watch()
 
@@ -4389,12 +4402,10 @@ class _TimelineState:
         return False
 
     def gone(self, value: int = 0) -> PeerGoneError:
-        is_here = self.words.read(_NAMESPACE_WORD) == _self().namespace
-        pid = self.words.read(_PID_WORD) if is_here else 0
-        who = f'process {pid}' if 0 < pid < 1 << 32 else 'the process that signals this timeline'
+        pid = self.words.writer(_PID_WORD)
+        who = f'process {pid}' if pid else 'the process that signals this timeline'
         unreached = f': value {value} will not be reached' if value else ''
-        return PeerGoneError(f'{who} has ended or closed the timeline after value {self.read()}{unreached}',
-                             int(pid) if 0 < pid < 1 << 32 else 0)  # fmt: skip
+        return PeerGoneError(f'{who} has ended or closed the timeline after value {self.read()}{unreached}', pid)
 
     def signal(self, value: int, stream: _Stream) -> None:
         with self.lock:
@@ -4627,7 +4638,7 @@ def _taken(fds: List[int], count: int, what: str) -> List[int]:
 
 _MAX_SLOTS, _RECORD_LENGTH, _MAX_META = 1024, 1600, 1024
 # Words of a ring. Then follow, for each slot, how far it is filled, and the same at the end.
-_PUBLISHED, _CLOSED_AT, _PRODUCER_SLEEPS, _PRODUCER_PID, _PRODUCER_NAMESPACE, _FILLED = 0, 1, 2, 3, 4, 8
+_PUBLISHED, _CLOSED_AT, _PRODUCER_SLEEPS, _PRODUCER_PID, _FILLED = 0, 1, 2, 3, 8
 # Words of a seat. Then follow, for each slot, what the consumer has released, and two words of a grant.
 _ASLEEP, _WANTED, _START, _GRANTED, _FINISHED, _RELEASED = 0, 1, 4, 5, 6, 8
 _SLOT_ALIGNMENT = 256
@@ -5175,11 +5186,9 @@ class _Consumer(_ChannelState):
         return ConsumerSlot(self, message, layout, meta, redelivered, None)
 
     def _gone(self) -> PeerGoneError:
-        is_here = self.ring.read(_PRODUCER_NAMESPACE) == _self().namespace
-        pid = self.ring.read(_PRODUCER_PID) if is_here else 0
-        who = f'process {pid}, the producer of this channel,' if 0 < pid < 1 << 32 else 'the producer of this channel'
-        return PeerGoneError(f'{who} has ended without closing it: messages that were not complete are lost',
-                             int(pid) if 0 < pid < 1 << 32 else 0)  # fmt: skip
+        pid = self.ring.writer(_PRODUCER_PID)
+        who = f'process {pid}, the producer of this channel,' if pid else 'the producer of this channel'
+        return PeerGoneError(f'{who} has ended without closing it: messages that were not complete are lost', pid)
 
     # ---- Ahead ----
 
@@ -5293,22 +5302,16 @@ class ConsumerSlot:
         # and ended without releasing it.
         self.message, self.meta, self.redelivered = message, meta, redelivered
 
-    def _assert_usable(self) -> None:
+    def _views(self) -> _Slots:
         if self._is_released:
             raise CuffiError('this slot was released already')
         self._consumer.assert_open()
+        return self._consumer.slots
 
-    @property
-    def array(self) -> GpuArray:
-        """The memory as an array, in the layout of the message. Raises CuffiError after `release`."""
-        self._assert_usable()
-        return self._consumer.slots.array(self.message, self._layout, self._stream)
-
-    @property
-    def buffer(self) -> GpuBuffer:
-        """All bytes of the slot. Raises CuffiError after `release`."""
-        self._assert_usable()
-        return self._consumer.slots.buffer(self.message, self._stream)
+    array = property(lambda self: self._views().array(self.message, self._layout, self._stream),
+                     doc='The memory as an array, in the layout of the message. Raises CuffiError after `release`.')  # fmt: skip
+    buffer = property(lambda self: self._views().buffer(self.message, self._stream),
+                      doc='All bytes of the slot. Raises CuffiError after `release`.')  # fmt: skip
 
     def filled(self, timeout: Optional[float] = None) -> bool:
         """Waits until the work that fills the slot is done: at once, unless it came from `ahead`.
@@ -5422,15 +5425,15 @@ class _ChannelFields:
         self.bits = reader.size(0, 2**32 - 1, '<I')
         self.memory = memory = _MemoryFields(_VIRTUAL, reader)
         if layout is None:
-            raise IpcError('a channel has no layout', 'invalid-descriptor')
+            raise IpcError('a channel has no layout')
         if self.slots > _MAX_SLOTS:
-            raise IpcError(f'a channel has {self.slots} slots, of at most {_MAX_SLOTS}', 'invalid-descriptor')
+            raise IpcError(f'a channel has {self.slots} slots, of at most {_MAX_SLOTS}')
         if self.slots * self.stride > memory.byte_length or self.byte_length > self.stride or memory.byte_offset:
-            raise IpcError('the slots of a channel lie outside of its memory', 'invalid-descriptor')
+            raise IpcError('the slots of a channel lie outside of its memory')
         try:
             self.layout = _check_layout(layout[1], layout[0], self.byte_length)
         except ValueError as error:
-            raise IpcError(f'the layout of a channel does not fit: {error}', 'invalid-descriptor') from None
+            raise IpcError(f'the layout of a channel does not fit: {error}') from None
 
     def open(self, connection: _Connection, fds: List[int], lease: int) -> ChannelConsumer:
         if len(fds) <= 4:
@@ -5538,8 +5541,7 @@ class _Producer(_ChannelState):
         is_always_asleep = deliver == 'one'
         self.sleepers = _Sleepers(lambda is_asleep: ring.write(_PRODUCER_SLEEPS, is_asleep or is_always_asleep))
         ring.write(_PRODUCER_SLEEPS, is_always_asleep)
-        ring.write(_PRODUCER_NAMESPACE, _self().namespace)
-        ring.write(_PRODUCER_PID, _self().pid)
+        ring.sign(_PRODUCER_PID)
 
     def assert_open(self) -> None:
         if self._failure:
@@ -5799,17 +5801,14 @@ class ProducerSlot:
         if producer.is_closed or producer._failure:
             producer.assert_open()
 
-    @property
-    def array(self) -> GpuArray:
-        """The memory as an array of the channel's shape and dtype. Raises CuffiError after it was published."""
+    def _views(self) -> _Slots:
         self._assert_usable()
-        return self._producer.slots.array(self.message, None, self._stream)
+        return self._producer.slots
 
-    @property
-    def buffer(self) -> GpuBuffer:
-        """All bytes of the slot. Raises CuffiError after it was published."""
-        self._assert_usable()
-        return self._producer.slots.buffer(self.message, self._stream)
+    array = property(lambda self: self._views().array(self.message, None, self._stream),
+                     doc="The memory as an array of the channel's shape and dtype. Raises CuffiError after it was published.")  # fmt: skip
+    buffer = property(lambda self: self._views().buffer(self.message, self._stream),
+                      doc='All bytes of the slot. Raises CuffiError after it was published.')  # fmt: skip
 
     def publish(self, stream: Any = None, meta: Any = None, shape: Any = None, dtype: Any = None) -> None:
         """Publishes the message: consumers get it when the work that is queued in a stream so far is done.
@@ -5939,9 +5938,7 @@ class Channel(_ChannelEnd):
     def _export(self) -> '_Exported':
         state: _Producer = self._held()
         memory, (dtype, shape), read_only = state.memory, state.slots.layout, state.memory.read_only_fd >= 0
-        what = memory.id + struct.pack('<IBq', 0, 1, memory.byte_length)
-        extent = (memory.byte_length, 0, state.total, read_only, 0, memory.generation)
-        virtual = _write_memory(_VIRTUAL, _self().exporter(memory.device), what, extent, None)
+        virtual = memory.fields(0, state.total, read_only, None)
         name, strides = dtype.name.encode(), _contiguous(shape, dtype.itemsize)
         bits = (_TO_ONE if state.deliver == 'one' else 0) | (_IS_AHEAD if state.is_ahead else 0)
         fields = (
@@ -5961,27 +5958,18 @@ class _PinnedState:
     def __init__(self, fd: int, byte_length: int, device: _Device, on_released: Callable[[], None]) -> None:
         """Owns the descriptor, also if it raises."""
         self.fd, self.byte_length, self.device, self.on_released = fd, byte_length, device, on_released
-        size = _whole_pages(byte_length)
         try:
-            self._map = mmap.mmap(fd, size)
-            self.view = memoryview(self._map)[:byte_length]
-            self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+            self._page = _Page(fd, _whole_pages(byte_length))
+            self.view, self.address = self._page.words.cast('B')[:byte_length], self._page.host
             with device:
-                # Portable, for all contexts, and mapped.
-                _call('cuMemHostRegister_v2', self.address, size, 3, doing=f'locking {byte_length} bytes')
-                try:
-                    self.device_address = _read('cuMemHostGetDevicePointer_v2', self.address, 0)
-                except CudaError:
-                    _cuda().cuMemHostUnregister(self.address)
-                    raise
+                self.device_address = self._page.address(device, 0)
         except BaseException:
             os.close(fd)
             raise
 
     def close(self) -> None:
         def release() -> None:
-            with self.device:
-                _cuda().cuMemHostUnregister(self.address)
+            _close_page(self._page)
             os.close(self.fd)
             self.on_released()
 
