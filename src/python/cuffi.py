@@ -668,22 +668,22 @@ def _reserve(byte_length: int) -> int:
 class _Mapping:
     """Memory of another process that is mapped here, once for all who received it."""
 
-    def __init__(self, device: _Device, base: int, byte_length: int, unmap: Callable[[], None]) -> None:
-        self.device, self.base, self.byte_length = device, base, byte_length
-        self._unmap = unmap
+    def __init__(self, device: _Device, base: int, byte_length: int, unmap: Callable[[], None], is_read_only: bool = False) -> None:
+        self.device, self.base, self.byte_length, self._unmap, self.is_read_only = device, base, byte_length, unmap, is_read_only
         self.users = self.version = 0
-        self.is_read_only = False
-        self.on_unused: Callable[[], None] = lambda: None
+        self.key: Tuple[Any, ...] = ()
+        # Of virtual memory: kept, so that the same memory is found when it comes again.
+        self.fds: List[int] = []
 
     def release(self) -> None:
         """Ends one use. The last one unmaps it. The work that used it must be done."""
         with _lock:
             self.users -= 1
-            if self.users:
-                return
-            self.on_unused()
-            with self.device:
-                self._unmap()
+            if self.users == 0:
+                del _mappings[self.key], _mapped_at[self.base]
+                _close_fds(self.fds)
+                with self.device:
+                    self._unmap()
 
 
 class _ReceivedMemory:
@@ -1649,16 +1649,14 @@ def _write_memory(kind: int, exporter: bytes, what: bytes, extent: _Range, array
     out = bytearray((kind,))
     out += exporter + what
     out += struct.pack('<qqqBqq', size, offset, length, read_only, buffer_id, generation)
-    if array is None or array.is_buffer:
-        out.append(0)
-    else:
-        name = array.dtype.name.encode('latin-1')
-        out.append(len(name))
-        out += name
-        out.append(len(array.shape))
-        out += struct.pack(f'<{2 * len(array.shape)}q', *array.shape, *array.strides)
+    out += b'\0' if array is None or array.is_buffer else _layout_bytes(array.dtype, array.shape, array.strides)
     out.append(0)
     return bytes(out)
+
+
+def _layout_bytes(dtype: _Dtype, shape: Sequence[int], strides: Sequence[int]) -> bytes:
+    name = dtype.name.encode('latin-1')
+    return bytes((len(name),)) + name + struct.pack(f'<B{2 * len(shape)}q', len(shape), *shape, *strides)
 
 
 # ---- What is sent -----------------------------------------------------------------------------------------
@@ -1877,22 +1875,24 @@ _mappings: Dict[Tuple[Any, ...], _Mapping] = {}
 _mapped_at: Dict[int, _Mapping] = {}
 
 
-def _map(key: Tuple[Any, ...], version: int, make: Callable[[], _Mapping]) -> _Mapping:
-    """Adds a user to a mapping, or makes it."""
+def _map(key: Tuple[Any, ...], version: int, make: Callable[[], _Mapping], fds: Sequence[int] = ()) -> _Mapping:
+    """Adds a user to a mapping, or makes it, with duplicates of its descriptors."""
     with _lock:
         mapping = _mappings.get(key)
-        if mapping is not None and mapping.version != version:
-            raise IpcError('an earlier allocation with the same handle is still open here: close its arrays first')
         if mapping is None:
-            mapping = make()
-            mapping.version = version
-            _mappings[key], _mapped_at[mapping.base] = mapping, mapping
-
-            def forget(found: _Mapping = mapping) -> None:
-                _mappings.pop(key, None)
-                _mapped_at.pop(found.base, None)
-
-            mapping.on_unused = forget
+            kept: List[int] = []
+            try:
+                kept.extend(map(os.dup, fds))
+                mapping = make()
+            except BaseException as error:
+                _close_fds(kept)
+                if isinstance(error, OSError):
+                    raise IpcError(f'memory of another process cannot be opened: {error.strerror}') from None
+                raise
+            mapping.key, mapping.version, mapping.fds = key, version, kept
+            _mappings[key] = _mapped_at[mapping.base] = mapping
+        elif mapping.version != version:
+            raise IpcError('an earlier allocation with the same handle is still open here: close its arrays first')
         mapping.users += 1
         return mapping
 
@@ -1961,7 +1961,7 @@ def _map_virtual(fields: _MemoryFields, device: _Device, fds: Sequence[int], rea
         except BaseException:
             _unmap_virtual(base, end - base, size)
             raise
-    return _Mapping(device, base, size, lambda: _unmap_virtual(base, size, size))
+    return _Mapping(device, base, size, lambda: _unmap_virtual(base, size, size), read_only)
 
 
 def _unmap_virtual(base: int, mapped: int, size: int) -> None:
@@ -2043,16 +2043,12 @@ def _is_same_file(a: int, b: int) -> bool:
     return _SYS_KCMP >= 0 and _libc.syscall(_SYS_KCMP, os.getpid(), os.getpid(), 0, a, b) == 0
 
 
-# Descriptors of mapped virtual memory are kept, so that the same memory is found when it comes again.
-_virtual_fds: Dict[Tuple[Any, ...], Tuple[int, ...]] = {}
-
-
 def _virtual_key(fields: _MemoryFields, device: _Device, fds: Sequence[int], read_only: bool) -> Tuple[Any, ...]:
     """The name of a mapping. What the sender calls the memory proves nothing: the files are compared."""
     for at in range(1 << 20):
         key = (_VIRTUAL, device.ordinal, fields.name, fields.first_piece, fields.pieces, read_only, at)
-        known = _virtual_fds.get(key)
-        if key not in _mappings or (known and all(map(_is_same_file, known, fds))):
+        known = _mappings.get(key)
+        if known is None or all(map(_is_same_file, known.fds, fds)):
             return key
     raise IpcError('too many mappings of one name', 'limit-exceeded')
 
@@ -2978,27 +2974,7 @@ class _Connection:
             read_only = fields.read_only or any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND for fd in fds)
             with _lock:
                 key = _virtual_key(fields, device, fds, read_only)
-                if key in _mappings:
-                    return _map(key, 0, lambda: _mappings[key])
-                kept: List[int] = []
-                try:
-                    kept.extend(map(os.dup, fds))
-                    mapping = _map(key, 0, lambda: _map_virtual(self._checked(fields), device, fds, read_only))
-                except BaseException as error:
-                    _close_fds(kept)
-                    if isinstance(error, OSError):
-                        raise IpcError(f'memory of {self.name} cannot be opened: {error.strerror}') from None
-                    raise
-                mapping.is_read_only = read_only
-                _virtual_fds[key] = tuple(kept)
-                forget = mapping.on_unused
-
-                def close() -> None:
-                    forget()
-                    _close_fds(_virtual_fds.pop(key))
-
-                mapping.on_unused = close
-                return mapping
+                return _map(key, 0, lambda: _map_virtual(self._checked(fields), device, fds, read_only), fds)
         with _lock:
             pool = self._pools.get(fields.name)
             if pool is None:
@@ -5939,12 +5915,9 @@ class Channel(_ChannelEnd):
         state: _Producer = self._held()
         memory, (dtype, shape), read_only = state.memory, state.slots.layout, state.memory.read_only_fd >= 0
         virtual = memory.fields(0, state.total, read_only, None)
-        name, strides = dtype.name.encode(), _contiguous(shape, dtype.itemsize)
         bits = (_TO_ONE if state.deliver == 'one' else 0) | (_IS_AHEAD if state.is_ahead else 0)
-        fields = (
-            struct.pack('<BIqqB', _CHANNEL, state.ring.slots, state.slots._stride, state.slots.byte_length, len(name))
-            + name + struct.pack(f'<B{2 * len(shape)}qI', len(shape), *shape, *strides, bits) + virtual[1:]
-        )  # fmt: skip
+        fields = struct.pack('<BIqq', _CHANNEL, state.ring.slots, state.slots._stride, state.slots.byte_length)
+        fields += _layout_bytes(dtype, shape, _contiguous(shape, dtype.itemsize)) + struct.pack('<I', bits) + virtual[1:]
         fds = (memory.read_only_fd if read_only else memory.fd,)
         return _Exported(fields, fds, state.kept, None, owned=state.add_seat(), root=state)
 
