@@ -2811,19 +2811,16 @@ class _Connection:
         with self._cond, device:
             if stream != _LEGACY_STREAM and cuda.cuStreamQuery(stream) == 0:
                 return []
-            if self._is_socket_closed:
-                # Nobody could wait for points any more.
+            key = (device.ordinal, stream)
+            has_counter = key in self._counters or len(self._counters) < _COUNTERS
+            if self._is_socket_closed or not has_counter:
+                # Nobody could wait for points any more, or none is left for this stream.
                 _call('cuCtxSynchronize')
                 return []
             if self._page is None:
                 self._page_fd = _sealed_memory(_PAGE)
                 self._page = _Page(self._page_fd)
-            counter = self._counters.get((device.ordinal, stream))
-            if counter is None:
-                if len(self._counters) == _COUNTERS:
-                    _call('cuCtxSynchronize')
-                    return []
-                counter = self._counters[device.ordinal, stream] = [len(self._counters), 0]
+            counter = self._counters.setdefault(key, [len(self._counters), 0])
             counter[1] += 1
             address = self._page.address(device, counter[0])
             _call('cuStreamWriteValue64_v2', stream, address, counter[1], 0)
@@ -3046,13 +3043,6 @@ class _Connection:
                     self._close_if_unused()
                 elif self._is_read or len(self._releases) >= _MAX_LIST:
                     self._kick()
-
-    def release_soon(self, lease: int) -> None:
-        """As `_release`, from a thread that does not read."""
-        self._release(lease)
-        with self._cond:
-            if self._is_read and not self._is_socket_closed:
-                self._kick()
 
     def give_back_later(self, lease: int, mapping: Optional[_Mapping], stream: Optional[int]) -> None:
         """As `give_back`, from anywhere: objects may be collected in the middle of any work."""
@@ -4596,7 +4586,7 @@ class _TimelineFields:
 
     def open(self, connection: _Connection, fds: List[int], lease: int) -> Timeline:
         memory, lifeline, *write_ends = _taken(fds, self.count, 'a timeline')
-        release = lambda: connection.release_soon(lease)  # noqa: E731
+        release = lambda: connection._release(lease)  # noqa: E731
         state = _TimelineState(memory, lifeline, (write_ends or [-1])[0], self.last, release,
                                lambda: connection._is_socket_closed)  # fmt: skip
         return Timeline._opened(state)
@@ -5421,7 +5411,7 @@ class _ChannelFields:
         mapping = connection._map(memory, device, fds[4:])
         assert mapping is not None
         # The lease is given back with the memory.
-        slot_memory = _SlotMemory(mapping, lambda: connection.release_soon(lease))
+        slot_memory = _SlotMemory(mapping, lambda: connection._release(lease))
         try:
             read_only = memory.read_only or mapping.is_read_only
             slots = _Slots(slot_memory, self.slots, self.stride, self.byte_length, self.layout, read_only)
@@ -6061,7 +6051,7 @@ class _PinnedFields:
             _close_fds([fd])
             raise IpcError(f'page-locked memory of another process is not {size} bytes that are allocated and sealed')
         try:
-            return PinnedBuffer(_PinnedState(fd, self.byte_length, device, lambda: connection.release_soon(lease)))
+            return PinnedBuffer(_PinnedState(fd, self.byte_length, device, lambda: connection._release(lease)))
         except (OSError, ValueError) as error:
             raise IpcError(f'page-locked memory of another process cannot be mapped: {error}') from None
 
