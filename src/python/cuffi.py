@@ -2103,6 +2103,8 @@ class _Page:
         """The address of a counter for the streams of a device, whose context is current."""
         base = self._addresses.get(device.ordinal)
         if base is None:
+            if self.words is _NO_WORDS:
+                raise ClosedError('the memory that processes share is closed')
             if not self._addresses:
                 # Portable, for all contexts, and mapped.
                 _call('cuMemHostRegister_v2', self.host, self._byte_length, 3, doing=f'locking {self._byte_length} bytes')
@@ -2114,6 +2116,7 @@ class _Page:
         return base + 8 * index
 
     def close(self) -> None:
+        self.words = _NO_WORDS
         addresses, self._addresses = self._addresses, {}
         for ordinal in addresses:
             # Streams may still write these words, or wait for them.
@@ -2121,7 +2124,6 @@ class _Page:
         if addresses:
             with _all_devices()[next(iter(addresses))]:
                 _cuda().cuMemHostUnregister(self.host)
-        self.words = _NO_WORDS
         try:
             self._map.close()
         except BufferError:
@@ -4125,6 +4127,10 @@ class _Words(_Page):
 
     def reached(self, index: int, count: int) -> bool:
         return count <= self.words[index] <= _END_OF_WAITS or self.is_over
+
+    def close(self) -> None:
+        self.arguments.clear()
+        super().close()
 
     def writer(self, pid_index: int) -> int:
         """The pid that is stored in a word, behind which its pid namespace is; 0 if it is of another one, or none."""
