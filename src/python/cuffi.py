@@ -744,15 +744,46 @@ class GpuArray(_Context):
         # What a consumer of the __cuda_array_interface__ keeps by keeping this object.
         self._exposed: Optional[_Memory] = None
 
-    shape = property(lambda self: self._shape)
-    dtype = property(lambda self: self._dtype.name, doc="NumPy's name, such as float32. bfloat16 is `bfloat16`, raw bytes are `V12`.")
-    itemsize = property(lambda self: self._dtype.itemsize)
-    strides = property(lambda self: self._strides, doc='In bytes.')
-    size = property(lambda self: math.prod(self._shape), doc='The number of items.')
-    nbytes = property(lambda self: self.size * self.itemsize, doc='The bytes of all items.')
-    read_only = property(lambda self: self._read_only)
-    device = property(lambda self: self._device.ordinal, doc='The ordinal of the device.')
-    closed = property(lambda self: self._memory is None)
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name, such as float32. bfloat16 is `bfloat16`, raw bytes are `V12`."""
+        return self._dtype.name
+
+    @property
+    def itemsize(self) -> int:
+        return self._dtype.itemsize
+
+    @property
+    def strides(self) -> Tuple[int, ...]:
+        """In bytes."""
+        return self._strides
+
+    @property
+    def size(self) -> int:
+        """The number of items."""
+        return math.prod(self._shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all items."""
+        return self.size * self.itemsize
+
+    @property
+    def read_only(self) -> bool:
+        return self._read_only
+
+    @property
+    def device(self) -> int:
+        """The ordinal of the device."""
+        return self._device.ordinal
+
+    @property
+    def closed(self) -> bool:
+        return self._memory is None
 
     @property
     def ptr(self) -> int:
@@ -939,8 +970,14 @@ class Event(_Context):
             raise ClosedError('this Event is closed')
         return self._own
 
-    _device = property(lambda self: self._held().device)
-    handle = property(lambda self: self._held().value, doc="The driver's handle. Raises ClosedError.")
+    @property
+    def _device(self) -> _Device:
+        return self._held().device
+
+    @property
+    def handle(self) -> int:
+        """The driver's handle. Raises ClosedError."""
+        return self._held().value
 
     @property
     def done(self) -> bool:
@@ -3375,13 +3412,37 @@ class Peer(_Context):
             self._connection._is_dropped = True
             self._connection._kick()
 
-    pid = property(lambda self: self._connection.pid, doc='Of the other process; 0 if it is in another pid namespace.')
-    uid = property(lambda self: self._connection.uid)
-    gid = property(lambda self: self._connection.gid)
-    end = property(lambda self: self._connection.end, doc='Why the connection has ended; None while it is open.')
-    closed = property(lambda self: self.end is not None)
-    lent = property(lambda self: len(self._connection._exports), doc='How many arrays, buffers and events the other end holds of this one.')
-    held = property(lambda self: len(self._connection._imports), doc='How many arrays, buffers and events this end holds of the other.')
+    @property
+    def pid(self) -> int:
+        """Of the other process; 0 if it is in another pid namespace."""
+        return self._connection.pid
+
+    @property
+    def uid(self) -> int:
+        return self._connection.uid
+
+    @property
+    def gid(self) -> int:
+        return self._connection.gid
+
+    @property
+    def end(self) -> Optional[Exception]:
+        """Why the connection has ended; None while it is open."""
+        return self._connection.end
+
+    @property
+    def closed(self) -> bool:
+        return self.end is not None
+
+    @property
+    def lent(self) -> int:
+        """How many arrays, buffers and events the other end holds of this one."""
+        return len(self._connection._exports)
+
+    @property
+    def held(self) -> int:
+        """How many arrays, buffers and events this end holds of the other."""
+        return len(self._connection._imports)
 
     # ---- Values ----
 
@@ -5013,12 +5074,33 @@ class _ChannelEnd(_Closable):
 
     _state: Any
 
-    slots = property(lambda self: self._held().ring.slots, doc='How many messages can be on their way.')
-    byte_length = property(lambda self: self._held().slots.byte_length, doc='The size of a slot in bytes.')
-    shape = property(lambda self: self._held().slots.layout[1])
-    dtype = property(lambda self: self._held().slots.layout[0].name)
-    deliver = property(lambda self: self._held().deliver, doc="'all' if each consumer gets each message, 'one' if each goes to one consumer.")
-    device = property(lambda self: self._held().device.ordinal, doc='The ordinal of the device with the slots.')
+    @property
+    def slots(self) -> int:
+        """How many messages can be on their way."""
+        return self._held().ring.slots
+
+    @property
+    def byte_length(self) -> int:
+        """The size of a slot in bytes."""
+        return self._held().slots.byte_length
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        return self._held().slots.layout[1]
+
+    @property
+    def dtype(self) -> str:
+        return self._held().slots.layout[0].name
+
+    @property
+    def deliver(self) -> str:
+        """'all' if each consumer gets each message, 'one' if each goes to one consumer."""
+        return self._held().deliver
+
+    @property
+    def device(self) -> int:
+        """The ordinal of the device with the slots."""
+        return self._held().device.ordinal
 
     @property
     def busy_poll_us(self) -> int:
@@ -5280,10 +5362,15 @@ class ConsumerSlot:
         self._consumer.assert_open()
         return self._consumer.slots
 
-    array = property(lambda self: self._views().array(self.message, self._layout, self._stream),
-                     doc='The memory as an array, in the layout of the message. Raises CuffiError after `release`.')  # fmt: skip
-    buffer = property(lambda self: self._views().buffer(self.message, self._stream),
-                      doc='All bytes of the slot. Raises CuffiError after `release`.')  # fmt: skip
+    @property
+    def array(self) -> GpuArray:
+        """The memory as an array, in the layout of the message. Raises CuffiError after `release`."""
+        return self._views().array(self.message, self._layout, self._stream)
+
+    @property
+    def buffer(self) -> GpuBuffer:
+        """All bytes of the slot. Raises CuffiError after `release`."""
+        return self._views().buffer(self.message, self._stream)
 
     def filled(self, timeout: Optional[float] = None) -> bool:
         """Waits until the work that fills the slot is done: at once, unless it came from `ahead`.
@@ -5777,10 +5864,15 @@ class ProducerSlot:
         self._assert_usable()
         return self._producer.slots
 
-    array = property(lambda self: self._views().array(self.message, None, self._stream),
-                     doc="The memory as an array of the channel's shape and dtype. Raises CuffiError after it was published.")  # fmt: skip
-    buffer = property(lambda self: self._views().buffer(self.message, self._stream),
-                      doc='All bytes of the slot. Raises CuffiError after it was published.')  # fmt: skip
+    @property
+    def array(self) -> GpuArray:
+        """The memory as an array of the channel's shape and dtype. Raises CuffiError after it was published."""
+        return self._views().array(self.message, None, self._stream)
+
+    @property
+    def buffer(self) -> GpuBuffer:
+        """All bytes of the slot. Raises CuffiError after it was published."""
+        return self._views().buffer(self.message, self._stream)
 
     def publish(self, stream: Any = None, meta: Any = None, shape: Any = None, dtype: Any = None) -> None:
         """Publishes the message: consumers get it when the work that is queued in a stream so far is done.
@@ -5873,8 +5965,15 @@ class Channel(_ChannelEnd):
         state.sleepers.busy_poll_us = duration
         super().__init__(state)
 
-    consumers = property(lambda self: len(self._held().seats), doc='How many processes consume it: it was sent to them, and they have not ended it.')
-    published = property(lambda self: self._held().published, doc='How many messages were published.')
+    @property
+    def consumers(self) -> int:
+        """How many processes consume it: it was sent to them, and they have not ended it."""
+        return len(self._held().seats)
+
+    @property
+    def published(self) -> int:
+        """How many messages were published."""
+        return self._held().published
 
     def acquire(self, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
         """Waits for a free slot: one that all consumers have released. Slots are published in the order of acquiring.
@@ -5955,11 +6054,28 @@ class PinnedBuffer(_Closable):
     >>> frame = numpy.asarray(pinned).view('float32')
     """
 
-    _device = property(lambda self: self._held().device)
-    nbytes = property(lambda self: self._held().byte_length)
-    buffer = property(lambda self: self._held().view, doc='The memory. It stays readable after `close()`, as long as a view of it lives.')
-    ptr = property(lambda self: self._held().address, doc='The host address of the first byte.')
-    device_ptr = property(lambda self: self._held().device_address, doc='The device address of the first byte: kernels reach the memory there.')
+    @property
+    def _device(self) -> _Device:
+        return self._held().device
+
+    @property
+    def nbytes(self) -> int:
+        return self._held().byte_length
+
+    @property
+    def buffer(self) -> memoryview:
+        """The memory. It stays readable after `close()`, as long as a view of it lives."""
+        return self._held().view
+
+    @property
+    def ptr(self) -> int:
+        """The host address of the first byte."""
+        return self._held().address
+
+    @property
+    def device_ptr(self) -> int:
+        """The device address of the first byte: kernels reach the memory there."""
+        return self._held().device_address
 
     def __len__(self) -> int:
         return self.nbytes
