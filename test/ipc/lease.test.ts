@@ -626,7 +626,7 @@ describe('leases', () => {
   test('all that comes is passed on, however much is waiting', deadline, async () => {
     const [between, last] = [start(), start()];
     const name = `@cuffi-relay-${process.pid}`;
-    const count = iterations(200, 5000);
+    const count = iterations(100, 5000);
     using buffer = DeviceBuffer.allocate(4096);
     await ask(last, { do: 'sink', value: name, count });
     await between.send({ do: 'relay', value: name, count } satisfies Step);
@@ -734,7 +734,7 @@ describe('leases', () => {
     const child = start();
     using buffer = DeviceBuffer.allocate(4096);
     const round = () => ask(child, { do: 'copy', buffer });
-    const rounds = iterations(200, 100_000);
+    const rounds = iterations(100, 100_000);
     for (let n = 0; n < 100; n++) await round();
     const states = async () =>
       [await settled(), await ask<ProcessState>(child, { do: 'state' })] as const;

@@ -434,7 +434,7 @@ function statusesOf(name: FunctionName, at: number, hasHeldWork: boolean): reado
   return iterations(0, 1) === 1 ? plausible : some;
 }
 
-const FEW = 3;
+const FEW = 2;
 
 /** Whether a call is one of those that fail: all in the soak, else the first and last few of a name. */
 function isTried(calls: readonly FunctionName[], at: number): boolean {
