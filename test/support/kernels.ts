@@ -111,7 +111,10 @@ const keepPlaces: Plugin = {
   },
 };
 
-/** What tests start in processes of their own. */
+/** Loads its drawing libraries, which take half a second, only where it draws. */
+const BENCH = 'bench/main.ts';
+
+/** What else tests start in processes of their own. */
 const programs = (): string[] => [
   ...readdirSync('test', { recursive: true, encoding: 'utf8' })
     .filter((file) => /(^|\/)fixtures\/[^/]+\.ts$|^support\/driver-process\.ts$/.test(file))
@@ -119,20 +122,20 @@ const programs = (): string[] => [
   ...readdirSync('docs/examples')
     .filter((file) => file.endsWith('.ts'))
     .map((file) => join('docs/examples', file)),
-  'bench/main.ts',
   ...readdirSync('bench/programs')
     .filter((file) => file.endsWith('.ts'))
     .map((file) => join('bench/programs', file)),
 ];
 
 /**
- * Compiles test files, and the programs of tests, at once, which is quicker than each of them
- * compiling what it imports.
+ * Compiles test files, and the programs of tests unless they are compiled already, at once, which is
+ * quicker than each of them compiling what it imports.
  *
  * @returns the folder, which the caller removes, and the compiled file of each
  */
 export async function compile(
   files: readonly string[],
+  withPrograms: boolean,
 ): Promise<{ readonly folder: string; readonly compiled: readonly string[] }> {
   mkdirSync(OUT, { recursive: true });
   const folder = mkdtempSync(join(OUT, 'test-'));
@@ -158,8 +161,13 @@ export async function compile(
       entryPoints: [...files],
       splitting: true,
     }),
-    // One file each: a program is started so often that reading forty files would take much of the time.
-    build({ ...options, entryPoints: programs() }),
+    ...(withPrograms
+      ? [
+          // One file each, and a short one: a program is started so often that reading would take much of the time.
+          build({ ...options, entryPoints: programs(), minifyWhitespace: true }),
+          build({ ...options, entryPoints: [BENCH], splitting: true }),
+        ]
+      : []),
   ]);
   return { folder, compiled: files.map((file) => join(folder, file.replace(/\.ts$/, '.mjs'))) };
 }

@@ -13,10 +13,11 @@
  * with it, as is what a file leaves behind (in-group.sh). `--compare` fails where tests
  * have vanished, or other tests were skipped than test/expected.json says; `--record` writes it.
  */
+import { spawnSync } from 'node:child_process';
 import { setMaxListeners } from 'node:events';
 import { existsSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
-import { join, relative, resolve } from 'node:path';
+import { delimiter, dirname, join, relative, resolve } from 'node:path';
 import { run } from 'node:test';
 import { spec } from 'node:test/reporters';
 import { fileURLToPath } from 'node:url';
@@ -67,19 +68,20 @@ const stop = new AbortController();
 setMaxListeners(0, stop.signal);
 for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => stop.abort());
 
-const { folder, compiled } = await compile(files);
+const { folder, compiled } = await compile(files, !process.env[COMPILED]);
 /** What each process runs: a test file, or the files of a group. */
 const filesOf = new Map(
   files.map((file, at): [string, readonly string[]] => [compiled[at] as string, [file]]),
 );
 if (words.length === 0 && driver === 'emulated' && !isSoak) shareProcesses();
-process.env[COMPILED] = resolve(folder);
+process.env[COMPILED] ||= resolve(folder);
 // Tests count descriptors: the socket for cuffi ls would be opened in between. Its own tests open it.
 process.env['CUFFI_INSPECT'] ??= '0';
 process.env['CUFFI_TEST_NODE'] = process.execPath;
 // Where Python finds the emulated driver.
 process.env['PYTHONPATH'] = fileURLToPath(new URL('../ipc/fixtures', import.meta.url));
 process.env['PYTHONDONTWRITEBYTECODE'] = '1';
+findPython();
 process.env['CUFFI_TEST_SECONDS'] = String(seconds);
 // What node's runner starts each file with: it has no option for that, and its own time limit is
 // one of files in some versions, and of tests in others.
@@ -169,6 +171,14 @@ function shareProcesses(): void {
     writeFileSync(path, imports.join(''));
     filesOf.set(path, sources);
   }
+}
+
+/** Makes `python3` the program itself: where versions are switched, it is a script that starts others first. */
+function findPython(): void {
+  const { stdout } = spawnSync('python3', ['-c', 'import sys; print(sys.executable)'], {
+    encoding: 'utf8',
+  });
+  if (stdout) process.env['PATH'] = [dirname(stdout.trim()), process.env['PATH']].join(delimiter);
 }
 
 function testFiles(folder: string): string[] {

@@ -8,7 +8,6 @@ import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { differences, expectedFrom, type Report, type Skip } from '../support/expected.ts';
 import { until } from '../support/iterations.ts';
-import { COMPILED } from '../support/program.ts';
 
 /** Whether a process runs; one that has ended may still be waited for by its parent. */
 function isRunning(pid: number): boolean {
@@ -58,7 +57,7 @@ class Planted implements Disposable {
 
 /** Starts the runner. */
 function start(folder: string, ...args: string[]): ChildProcess {
-  const { NODE_TEST_CONTEXT: _, [COMPILED]: __, ...env } = process.env;
+  const { NODE_TEST_CONTEXT: _, ...env } = process.env;
   return spawn(process.execPath, [...runner, 'test/support/run.ts', `--in=${folder}`, ...args], {
     cwd: root,
     env: { ...env, CUFFI_DRIVER: 'emulated' },
