@@ -86,7 +86,7 @@ export class AddressSpace {
 /** The value of each byte of new memory: callers must not rely on zeros. */
 const UNINITIALIZED_BYTE = 0xa5;
 /** The bytes to fill at each end of a large allocation: touching all pages would be slow. */
-const MAX_FILLED_BYTES = 4 * 2 ** 20;
+const MAX_FILLED_BYTES = 64 * 2 ** 10;
 
 /** The parts of an allocation that are filled. */
 const filledParts = (

@@ -82,6 +82,8 @@ process.env['CUFFI_TEST_NODE'] = process.execPath;
 process.env['PYTHONPATH'] = fileURLToPath(new URL('../ipc/fixtures', import.meta.url));
 process.env['PYTHONDONTWRITEBYTECODE'] = '1';
 findPython();
+// Node reads such certificates at each start, which takes longer than all the rest of it. No test needs them.
+delete process.env['NODE_EXTRA_CA_CERTS'];
 process.env['CUFFI_TEST_SECONDS'] = String(seconds);
 // What node's runner starts each file with: it has no option for that, and its own time limit is
 // one of files in some versions, and of tests in others.
