@@ -1,7 +1,7 @@
 /** Sent memory stays alive exactly as long as a process uses it, whichever process dies first. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { afterEach, describe, test } from 'node:test';
+import { after, afterEach, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { isDeepStrictEqual } from 'node:util';
 import { recordCalls } from '../../ffi/driver.ts';
@@ -62,6 +62,7 @@ async function kill(child: ChildPeer): Promise<void> {
   await child.ended;
   child.close();
   children.delete(child);
+  if (shared.includes(child)) shared.splice(shared.indexOf(child), 1);
 }
 
 async function ask<T>(child: ChildPeer, step: Step): Promise<T> {
@@ -85,6 +86,29 @@ async function steady(): Promise<ProcessState> {
 }
 
 const comesBackTo = (before: ProcessState, what?: string) => isBack(before, what, settled);
+
+/**
+ * Lends children to a test that does not end them. They are started and warmed up at the first use, which
+ * takes most of the time of such a test, and give back all they have after each test.
+ */
+async function borrow(count = 1): Promise<readonly [ChildPeer, ChildPeer, ChildPeer]> {
+  const begun = shared.length;
+  while (shared.length < count) shared.push(spawnPeer(program));
+  for (const child of shared.slice(begun)) await warmUp(child);
+  // The releases of what the warm-up had arrive a moment later.
+  if (shared.length > begun) await leases.drain({ timeoutMs: 20_000 });
+  return shared.slice(0, count) as never;
+}
+const shared: ChildPeer[] = [];
+
+/** Whether a shared child has given back what it had, and is as it was when it was lent. */
+async function isCleared(child: ChildPeer): Promise<boolean> {
+  try {
+    return (await ask(child, { do: 'clear' })) === 'cleared';
+  } catch {
+    return false;
+  }
+}
 
 /** Once with work that runs on both sides: what a connection needs for that it keeps. */
 async function warmUp(child: ChildPeer): Promise<void> {
@@ -117,6 +141,20 @@ function allocate(kind: Kind): { readonly buffer: DeviceBuffer; close(): void } 
 /** Whether a driver of hardware has refused to reset a context that was lost. */
 const isRefusal = (answer: string): boolean =>
   onHardware && /^CudaError: cuDevicePrimaryCtxRe(lease|set)_v2 failed: /.test(answer);
+
+/** Once all that happens when the owner of memory of every kind is killed while the memory is in use. */
+async function useAndKill(): Promise<void> {
+  const child = start();
+  using stream = Stream.create({ nonBlocking: true });
+  await ask(child, { do: 'hold' });
+  const buffers: DeviceBuffer[] = [];
+  for (const kind of kinds) buffers.push(await made(child, kind, stream));
+  for (const buffer of buffers) buffer.fill(3, { stream });
+  await kill(child);
+  await stream.synchronize();
+  for (const buffer of buffers) buffer.close();
+  isProcessAliveCached(child.pid, 0);
+}
 
 /** Uses memory whose owner is then killed; returns what to do after that. */
 const beforeOwnerEnds: Readonly<
@@ -164,13 +202,18 @@ const beforeOwnerEnds: Readonly<
 describe('leases', () => {
   afterEach(async () => {
     for (const child of children) await kill(child);
+    for (const child of [...shared]) if (!(await isCleared(child))) await kill(child);
+    await leases.drain({ timeoutMs: 20_000 });
+  });
+  after(async () => {
+    for (const child of [...shared]) await kill(child);
   });
 
   test(
     'returned() resolves when each receiver has closed an object and its work on it is done',
     deadline,
     async () => {
-      const [first, second] = [start(), start()];
+      const [first, second] = await borrow(2);
       using buffer = DeviceBuffer.allocate(1 << 20);
       buffer.fill(5);
       const isReturned = (): Promise<boolean> =>
@@ -182,7 +225,6 @@ describe('leases', () => {
           },
         );
       await leases.returned(buffer);
-      await warmUp(first);
       for (const child of [first, second]) await ask(child, { do: 'keep', buffer });
       await assert.rejects(leases.returned(buffer, { timeoutMs: 5 }), {
         name: 'TimeoutError',
@@ -221,8 +263,7 @@ describe('leases', () => {
   });
 
   test('memory that is closed here stays until its receiver has closed it', deadline, async () => {
-    const child = start();
-    await warmUp(child);
+    const [child] = await borrow();
     // The first of each kind makes what a driver keeps for the next.
     for (const [nth, kind] of [...kinds, ...kinds].entries()) {
       const before = await settled();
@@ -264,7 +305,7 @@ describe('leases', () => {
     let next = 0;
     let longest = 0;
     // The first child makes what stays: threads and descriptors of the runtime.
-    await kill(start());
+    await borrow();
     const before = await steady();
     for (const [what, todo] of steps)
       for (let time = 0; time < times; time++) {
@@ -314,8 +355,7 @@ describe('leases', () => {
     'a receiver that resets its context gives back what it had, and goes on',
     deadline,
     async () => {
-      const child = start();
-      await warmUp(child);
+      const [child] = await borrow();
       for (const kind of kinds) {
         const { buffer, close } = allocate(kind);
         buffer.fill(6);
@@ -416,7 +456,7 @@ describe('leases', () => {
         isProcessAliveCached(child.pid, 0);
       };
       // What is made once a process is there after the first of a kind.
-      for (const kind of kinds) await run('in use', kind);
+      await useAndKill();
       const before = await steady();
       let next = 0;
       for (const step of Object.keys(beforeOwnerEnds))
@@ -474,8 +514,7 @@ describe('leases', () => {
   );
 
   test('what is revoked throws where it is used, and comes back', deadline, async () => {
-    const child = start();
-    await warmUp(child);
+    const [child] = await borrow();
     using buffer = DeviceBuffer.allocate(4096);
     const before = await steady();
     await ask(child, { do: 'keep', buffer });
@@ -499,7 +538,7 @@ describe('leases', () => {
     'close refuses for arrays and for virtual memory, too, what others have',
     deadline,
     async () => {
-      const child = start();
+      const [child] = await borrow();
       using array = toDeviceSync(new Float32Array(16));
       const memory = VirtualMemory.supported()
         ? VirtualMemory.reserve(4096, { shareable: true })
@@ -525,7 +564,7 @@ describe('leases', () => {
     'a descriptor is confirmed by its maker, and one of memory that was freed is refused',
     deadline,
     async () => {
-      const child = start();
+      const [child] = await borrow();
       // A block of small allocations stays while it has one.
       using neighbour = DeviceBuffer.allocate(4096);
       const first = DeviceBuffer.allocate(4096);
@@ -597,7 +636,7 @@ describe('leases', () => {
     'what is revoked is revoked from those to whom it was passed on, too',
     deadline,
     async () => {
-      const [between, last] = [start(), start()];
+      const [between, last] = await borrow(2);
       for (const [at, kind] of kinds.entries()) {
         const name = `@cuffi-revoke-${process.pid}-${at}`;
         const { buffer, close } = allocate(kind);
@@ -624,7 +663,7 @@ describe('leases', () => {
   );
 
   test('all that comes is passed on, however much is waiting', deadline, async () => {
-    const [between, last] = [start(), start()];
+    const [between, last] = await borrow(2);
     const name = `@cuffi-relay-${process.pid}`;
     const count = iterations(100, 5000);
     using buffer = DeviceBuffer.allocate(4096);
@@ -636,7 +675,8 @@ describe('leases', () => {
   });
 
   test('more than is kept for others at a time waits, and breaks nothing', deadline, async () => {
-    const [between, last] = [start(), start()];
+    const between = start();
+    const [last] = await borrow();
     const name = `@cuffi-hoard-${process.pid}`;
     const count = MAX_FORWARDS_IN_PROGRESS + 76;
     using buffer = DeviceBuffer.allocate(4096);
@@ -655,7 +695,7 @@ describe('leases', () => {
     'at the limit of forwarded leases the next value waits, and other connections do not',
     deadline,
     async () => {
-      const [between, last, other] = [start(), start(), start()];
+      const [between, last, other] = await borrow(3);
       const names = [1, 2, 3].map((n) => `@cuffi-crowd-${n}-${process.pid}`);
       using crowding = DeviceBuffer.allocate(4096);
       using single = DeviceBuffer.allocate(4096);
@@ -714,7 +754,7 @@ describe('leases', () => {
     'what is passed on while its context is reset is kept for the third process',
     deadline,
     async () => {
-      const [between, last] = [start(), start()];
+      const [between, last] = await borrow(2);
       const name = `@cuffi-reset-${process.pid}`;
       // More than is asked for in one message.
       const count = 70;
