@@ -1,6 +1,6 @@
 /** Channels between real processes: every message arrives, in order, however either side ends. */
 import assert from 'node:assert/strict';
-import { describe, test } from 'node:test';
+import { after, describe, test } from 'node:test';
 import { OUT0, readSize, writeStruct } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { Device, DeviceBuffer, Stream } from '../../src/index.ts';
@@ -10,7 +10,7 @@ import { iterations, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
 import type { Seen, Step } from './fixtures/channels.ts';
-import { placements, StepProcess } from './fixtures/steps.ts';
+import { placements, SharedProcesses, StepProcess } from './fixtures/steps.ts';
 
 if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
 
@@ -27,6 +27,9 @@ class Other extends StepProcess<Step> {
     return this.ask({ do: 'consume', ...(count !== undefined && { count }) });
   }
 }
+
+const shared = new SharedProcesses<Step, Other>(() => new Other(), { do: 'clear' });
+after(() => shared[Symbol.asyncDispose]());
 
 const small = { slots: 4, shape: 16, dtype: 'uint32', deliver: 'all' } as const;
 
@@ -47,27 +50,23 @@ describe('a channel between processes', () => {
       `to all, busyPollUs ${busyPollUs}: three consumers see each message`,
       options,
       async () => {
-        const others = [new Other(), new Other(), new Other()];
+        const others = await shared.lend();
         using channel = Channel.create({ ...small, busyPollUs });
         using stream = Stream.create({ nonBlocking: true });
-        try {
-          for (const other of others) await other.ask({ do: 'take', channel, busyPollUs });
-          assert.equal(channel.consumers, 3);
-          const seen = others.map((other) => other.consume());
-          const count = iterations(100, 100_000);
-          await produce(channel, stream, count);
-          await channel.drained();
-          channel.close();
-          for (const each of await Promise.all(seen))
-            assert.deepEqual(each, {
-              messages: range(0, count),
-              wrong: [],
-              redelivered: [],
-              end: 'end',
-            });
-        } finally {
-          for (const other of others) await other[Symbol.asyncDispose]();
-        }
+        for (const other of others) await other.ask({ do: 'take', channel, busyPollUs });
+        assert.equal(channel.consumers, 3);
+        const seen = others.map((other) => other.consume());
+        const count = iterations(100, 100_000);
+        await produce(channel, stream, count);
+        await channel.drained();
+        channel.close();
+        for (const each of await Promise.all(seen))
+          assert.deepEqual(each, {
+            messages: range(0, count),
+            wrong: [],
+            redelivered: [],
+            end: 'end',
+          });
       },
     );
 
@@ -75,7 +74,7 @@ describe('a channel between processes', () => {
     'a late consumer starts at the next message, and holds up the producer from then on',
     options,
     async () => {
-      await using other = new Other();
+      const [other] = await shared.lend(1);
       using channel = Channel.create(small);
       using stream = Stream.create({ nonBlocking: true });
       await produce(channel, stream, 10);
@@ -101,7 +100,7 @@ describe('a channel between processes', () => {
     'a message arrives when its work is done, and its slot returns when the work that uses it is',
     options,
     async () => {
-      await using other = new Other();
+      const [other] = await shared.lend(1);
       using channel = Channel.create({ ...small, slots: 1 });
       using stream = Stream.create({ nonBlocking: true });
       await other.ask({ do: 'take', channel });
@@ -129,7 +128,7 @@ describe('a channel between processes', () => {
     async () => {
       for (let round = 0; round < iterations(1, 100); round += 1) {
         await using first = new Other();
-        await using second = new Other();
+        const [second] = await shared.lend(1);
         using channel = Channel.create({ ...small, deliver: 'one' });
         using stream = Stream.create({ nonBlocking: true });
         for (const other of [first, second]) await other.ask({ do: 'take', channel });
@@ -153,31 +152,27 @@ describe('a channel between processes', () => {
   );
 
   test('to one: the messages are shared out, and none is lost or doubled', options, async () => {
-    const others = [new Other(), new Other(), new Other()];
-    try {
-      using channel = Channel.create({ ...small, deliver: 'one' });
-      using stream = Stream.create({ nonBlocking: true });
-      for (const other of others) await other.ask({ do: 'take', channel });
-      const seen = others.map((other) => other.consume());
-      const count = iterations(300, 100_000);
-      await produce(channel, stream, count);
-      await channel.drained({ timeoutMs: 30_000 });
-      channel.close();
-      const all = await Promise.all(seen);
-      const messages = all.flatMap((each) => each.messages).sort((a, b) => a - b);
-      assert.deepEqual(messages, range(0, count));
-      assert.deepEqual(
-        all.flatMap(({ wrong, redelivered }) => [...wrong, ...redelivered]),
-        [],
-      );
-      assert.deepEqual(
-        all.map(({ end }) => end),
-        ['end', 'end', 'end'],
-      );
-      assert.ok(all.every((each) => each.messages.length > 0));
-    } finally {
-      for (const other of others) await other[Symbol.asyncDispose]();
-    }
+    const others = await shared.lend();
+    using channel = Channel.create({ ...small, deliver: 'one' });
+    using stream = Stream.create({ nonBlocking: true });
+    for (const other of others) await other.ask({ do: 'take', channel });
+    const seen = others.map((other) => other.consume());
+    const count = iterations(300, 100_000);
+    await produce(channel, stream, count);
+    await channel.drained({ timeoutMs: 30_000 });
+    channel.close();
+    const all = await Promise.all(seen);
+    const messages = all.flatMap((each) => each.messages).sort((a, b) => a - b);
+    assert.deepEqual(messages, range(0, count));
+    assert.deepEqual(
+      all.flatMap(({ wrong, redelivered }) => [...wrong, ...redelivered]),
+      [],
+    );
+    assert.deepEqual(
+      all.map(({ end }) => end),
+      ['end', 'end', 'end'],
+    );
+    assert.ok(all.every((each) => each.messages.length > 0));
   });
 
   for (const deliver of ['all', 'one'] as const)
@@ -213,7 +208,7 @@ describe('a channel between processes', () => {
   test('a killed consumer holds up no one', options, async () => {
     for (let round = 0; round < iterations(1, 100); round += 1) {
       await using first = new Other();
-      await using second = new Other();
+      const [second] = await shared.lend(1);
       using channel = Channel.create(small);
       using stream = Stream.create({ nonBlocking: true });
       for (const other of [first, second]) await other.ask({ do: 'take', channel });
@@ -229,7 +224,7 @@ describe('a channel between processes', () => {
   });
 
   test('a consumer that closes gives its slots back', options, async () => {
-    await using other = new Other();
+    const [other] = await shared.lend(1);
     using channel = Channel.create(small);
     using stream = Stream.create({ nonBlocking: true });
     await other.ask({ do: 'take', channel });
@@ -261,7 +256,8 @@ describe('a channel between processes', () => {
       `devices ${here} and ${there}: streams wait for slots on both sides`,
       options,
       async () => {
-        await using other = new Other(there);
+        await using apart = there === 0 ? undefined : new Other(there);
+        const other = apart ?? (await shared.lend(1))[0];
         const theirs = await consumerOf(other, { ...small, slots: 2, ahead: true });
         assert.equal(theirs.device.ordinal, there);
         using stream = Stream.create({ device: here, nonBlocking: true });
@@ -299,7 +295,7 @@ describe('a channel between processes', () => {
     skip: Device.count < 2 ? 'needs a second GPU' : false,
   }, async () => {
     for (const readOnly of [false, true]) {
-      await using other = new Other(0);
+      const [other] = await shared.lend(1);
       const channel = await consumerOf(other, { ...small, readOnly });
       await other.ask({ do: 'produce', count: 1 });
       const { array } = (await channel.receive()) as ConsumerSlot;
@@ -325,7 +321,8 @@ describe('a channel between processes', () => {
   for (const end of ['close', 'kill'] as const)
     test(`streams that wait for slots go on after the producer's ${end}`, options, async () => {
       for (let round = 0; round < iterations(1, 100); round += 1) {
-        await using other = new Other();
+        await using ended = end === 'kill' ? new Other() : undefined;
+        const other = ended ?? (await shared.lend(1))[0];
         const channel = await consumerOf(other, { ...small, ahead: true });
         using stream = Stream.create({ nonBlocking: true });
         await other.ask({ do: 'produceAhead', count: 1 });
@@ -376,7 +373,7 @@ describe('a channel between processes', () => {
   );
 
   test('many messages: memory, descriptors and mappings stay as they are', options, async () => {
-    await using other = new Other();
+    const [other] = await shared.lend(1);
     using channel = Channel.create({ ...small, slots: 8 });
     using stream = Stream.create({ nonBlocking: true });
     await other.ask({ do: 'take', channel });

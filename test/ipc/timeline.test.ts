@@ -1,14 +1,14 @@
 /** Timelines between real processes: the order holds, however either side ends. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { describe, test } from 'node:test';
+import { after, describe, test } from 'node:test';
 import { Stream } from '../../src/index.ts';
 import { Timeline } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
 import { iterations } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { killed } from '../support/program.ts';
-import { placements, StepProcess } from './fixtures/steps.ts';
+import { placements, SharedProcesses, StepProcess } from './fixtures/steps.ts';
 import type { Step } from './fixtures/timelines.ts';
 
 if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
@@ -28,13 +28,17 @@ class Other extends StepProcess<Step> {
   }
 }
 
+const shared = new SharedProcesses<Step, Other>(() => new Other(), { do: 'clear' });
+after(() => shared[Symbol.asyncDispose]());
+
 describe('a timeline between processes', () => {
   for (const [here, there] of placements())
     test(
       `devices ${here} and ${there}: the order holds while both streams wait`,
       options,
       async () => {
-        await using other = new Other(there);
+        await using apart = there === 0 ? undefined : new Other(there);
+        const other = apart ?? (await shared.lend(1))[0];
         using timeline = Timeline.create();
         using theirs = await other.take(timeline);
         using producer = Stream.create({ device: here, nonBlocking: true });
@@ -57,22 +61,18 @@ describe('a timeline between processes', () => {
     );
 
   test('three processes wait for one, in streams and in hosts', options, async () => {
-    const others = [new Other(), new Other(), new Other()];
-    try {
-      using timeline = Timeline.create();
-      using stream = Stream.create({ nonBlocking: true });
-      for (const other of others) (await other.take(timeline)).close();
-      const reached = others.map((other) => other.ask({ do: 'reached', value: 2 }));
-      for (const other of others) await other.ask({ do: 'wait', value: 2 });
-      timeline.signal(1, { stream });
-      await timeline.reached(1);
-      for (const other of others) assert.equal(await other.ask({ do: 'isDone' }), false);
-      timeline.signal(2, { stream });
-      assert.deepEqual(await Promise.all(reached), ['reached', 'reached', 'reached']);
-      for (const other of others) while (!(await other.ask({ do: 'isDone' })));
-    } finally {
-      for (const other of others) await other[Symbol.asyncDispose]();
-    }
+    const others = await shared.lend();
+    using timeline = Timeline.create();
+    using stream = Stream.create({ nonBlocking: true });
+    for (const other of others) (await other.take(timeline)).close();
+    const reached = others.map((other) => other.ask({ do: 'reached', value: 2 }));
+    for (const other of others) await other.ask({ do: 'wait', value: 2 });
+    timeline.signal(1, { stream });
+    await timeline.reached(1);
+    for (const other of others) assert.equal(await other.ask({ do: 'isDone' }), false);
+    timeline.signal(2, { stream });
+    assert.deepEqual(await Promise.all(reached), ['reached', 'reached', 'reached']);
+    for (const other of others) while (!(await other.ask({ do: 'isDone' })));
   });
 
   test(
@@ -100,9 +100,9 @@ describe('a timeline between processes', () => {
   );
 
   test('a killed signaler frees the streams and hosts that wait for it', options, async () => {
-    for (let round = 0; round < iterations(3, 100); round += 1) {
+    for (let round = 0; round < iterations(2, 100); round += 1) {
       await using other = new Other();
-      await using third = new Other();
+      const [third] = await shared.lend(1);
       using timeline = Timeline.create();
       using theirs = await other.take(timeline);
       (await third.take(theirs)).close();
@@ -126,9 +126,9 @@ describe('a timeline between processes', () => {
   });
 
   test('a process that is killed while it waits disturbs no other', options, async () => {
-    for (let round = 0; round < iterations(3, 100); round += 1) {
+    for (let round = 0; round < iterations(1, 100); round += 1) {
       await using other = new Other();
-      await using third = new Other();
+      const [third] = await shared.lend(1);
       using timeline = Timeline.create();
       using stream = Stream.create({ nonBlocking: true });
       (await other.take(timeline)).close();
