@@ -1,7 +1,7 @@
 /** Every kind of memory, opened and closed many times on both sides of a connection. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { afterEach, describe, test } from 'node:test';
+import { after, afterEach, describe, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { type KindName, kindNames, kinds } from '../../src/cli/kinds.ts';
 import {
@@ -33,6 +33,21 @@ function start(): ChildPeer {
   return child;
 }
 
+/** The child of the tests that don't end it: a start takes longer than most of them do. */
+let shared: ChildPeer | undefined;
+async function lend(): Promise<ChildPeer> {
+  shared ??= spawnPeer(program);
+  assert.equal(await ask(shared, { do: 'drop' }), 'dropped');
+  return shared;
+}
+
+async function end(child: ChildPeer): Promise<void> {
+  const { process: running } = child;
+  const exit = once(running, 'exit');
+  if (running.exitCode === null && running.kill('SIGKILL')) await exit;
+  child.close();
+}
+
 async function ask<T>(child: ChildPeer, request: Request): Promise<T> {
   await child.send(request);
   return (await child.receive({ timeoutMs: 30_000 })) as T;
@@ -61,12 +76,10 @@ async function cycle(child: ChildPeer, kind: KindName, mine: DeviceBuffer): Prom
 
 describe('opening and closing many times', () => {
   afterEach(async () => {
-    for (const child of children.splice(0)) {
-      const { process: running } = child;
-      const exit = once(running, 'exit');
-      if (running.exitCode === null && running.kill('SIGKILL')) await exit;
-      child.close();
-    }
+    for (const child of children.splice(0)) await end(child);
+  });
+  after(async () => {
+    if (shared) await end(shared);
   });
 
   for (const kind of kindNames)
@@ -74,7 +87,7 @@ describe('opening and closing many times', () => {
       timeout: 600_000,
       skip: unsupported(kind),
     }, async () => {
-      const child = start();
+      const child = await lend();
       using pool =
         kind === 'pool' ? MemoryPool.create({ maxSize: 64 << 20, shareable: true }) : null;
       const round = async (): Promise<void> => {
@@ -89,14 +102,13 @@ describe('opening and closing many times', () => {
       for (let n = 0; n < iterations(20, 1000); n += 1) await round();
       await context.flush();
       assert.deepEqual(await states(), before);
-      child.close();
     });
 
   test('a new pool in each round leaves nothing on either side', {
     timeout: 600_000,
     skip: unsupported('pool'),
   }, async () => {
-    const child = start();
+    const child = await lend();
     const round = async (): Promise<void> => {
       using pool = MemoryPool.create({ maxSize: 64 << 20, shareable: true });
       const mine = pool.allocate(BYTE_LENGTH);
@@ -116,7 +128,6 @@ describe('opening and closing many times', () => {
     // More than a connection keeps at a time.
     for (let n = 0; n < iterations(20, 1100); n += 1) await round();
     assert.deepEqual(await states(), before);
-    child.close();
   });
 
   test('each mapping and pool that is opened while others close is unmapped and destroyed once', {
@@ -161,7 +172,7 @@ describe('opening and closing many times', () => {
       ...deadline,
       skip: unsupported(kind),
     }, async () => {
-      const child = start();
+      const child = await lend();
       using first = Stream.create({ nonBlocking: true });
       using second = Stream.create({ nonBlocking: true });
       using latch = new Latch();

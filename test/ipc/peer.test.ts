@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, describe, test } from 'node:test';
+import { after, afterEach, describe, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import type { KindName } from '../../src/cli/kinds.ts';
 import {
@@ -32,6 +32,13 @@ function start(...args: string[]): ChildPeer {
   const child = spawnPeer(program, { args });
   children.push(child);
   return child;
+}
+/** Children for tests that don't end them: a start takes longer than most tests do. */
+const shared: ChildPeer[] = [];
+async function lend(count = 1): Promise<readonly [ChildPeer, ChildPeer]> {
+  while (shared.length < count) shared.push(spawnPeer(program));
+  for (const child of shared) assert.equal(await ask(child, { do: 'drop' }), 'dropped');
+  return shared.slice(0, count) as never;
 }
 const ended = async (child: ChildPeer): Promise<number | string> => {
   const { process: running } = child;
@@ -86,13 +93,18 @@ describe('ChildPeer', () => {
   });
 });
 
+async function end(child: ChildPeer): Promise<void> {
+  child.process.kill('SIGKILL');
+  await ended(child);
+  child.close();
+}
+
 describe('Peer', () => {
   afterEach(async () => {
-    for (const child of children.splice(0)) {
-      child.process.kill('SIGKILL');
-      await ended(child);
-      child.close();
-    }
+    for (const child of children.splice(0)) await end(child);
+  });
+  after(async () => {
+    for (const child of shared) await end(child);
   });
 
   test(
@@ -127,7 +139,7 @@ describe('Peer', () => {
   );
 
   test('1,000 sends of mixed values leave nothing on either side', deadline, async () => {
-    const child = start();
+    const [child] = await lend();
     using buffer = DeviceBuffer.allocate(4096);
     buffer.fill(3);
     await Context.primary().synchronize();
@@ -303,7 +315,7 @@ describe('Peer', () => {
 
   test('unrelated processes connect by a path and by an abstract name', deadline, async () => {
     const folder = mkdtempSync(join(tmpdir(), 'cuffi-strangers-'));
-    const [host, guest] = [start(), start()];
+    const [host, guest] = await lend(2);
     try {
       for (const name of [join(folder, 'meet'), `@cuffi-meet-${process.pid}`]) {
         await host.send({ do: 'listen', name } satisfies Request);
@@ -377,7 +389,7 @@ describe('Peer', () => {
     ...deadline,
     skip: !MemoryPool.supported(0, { shareable: true }) && 'no shareable pools',
   }, async () => {
-    const child = start();
+    const [child] = await lend();
     using stream = Stream.create({ nonBlocking: true });
     const pool = MemoryPool.create({ maxSize: 64 << 20, shareable: true });
     const memory = VirtualMemory.reserve(4 << 20, { shareable: true });
@@ -408,7 +420,7 @@ describe('Peer', () => {
     'what cannot be shared is refused with its place, and nothing of it goes out',
     deadline,
     async () => {
-      const child = start();
+      const [child] = await lend();
       using pool = MemoryPool.create({ maxSize: 64 << 20 });
       using pooled = pool.allocate(100);
       const closed = DeviceBuffer.allocate(16);

@@ -1,7 +1,7 @@
 /** Requests between processes: memory both ways, errors, time-outs, and the end of either. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { afterEach, describe, test } from 'node:test';
+import { after, afterEach, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { Context, DeviceBuffer, PeerGoneError, Stream } from '../../src/index.ts';
 import { type ChildPeer, leases, spawnPeer } from '../../src/ipc/index.ts';
@@ -21,6 +21,19 @@ function start(): ChildPeer<unknown, Asked | string> {
   return child;
 }
 
+/** The child of the tests that don't end it: a start takes longer than most of them do. */
+let shared: ReturnType<typeof start> | undefined;
+function lend(): ReturnType<typeof start> {
+  shared ??= spawnPeer<unknown, Asked | string>(program);
+  return shared;
+}
+
+async function end(child: ChildPeer): Promise<void> {
+  child.process.kill('SIGKILL');
+  await endOf(child);
+  child.close();
+}
+
 async function endOf({ process: running }: ChildPeer): Promise<number | string> {
   if (running.exitCode === null && running.signalCode === null) await once(running, 'exit');
   return running.signalCode ?? (running.exitCode as number);
@@ -32,18 +45,17 @@ const valuesOf = async (buffer: DeviceBuffer, stream: Stream): Promise<number[]>
 
 describe('requests between processes', () => {
   afterEach(async () => {
-    for (const child of children.splice(0)) {
-      child.process.kill('SIGKILL');
-      await endOf(child);
-      child.close();
-    }
+    for (const child of children.splice(0)) await end(child);
+  });
+  after(async () => {
+    if (shared) await end(shared);
   });
 
   test(
     'memory goes both ways, ordered behind busy streams, and nothing is left of it',
     deadline,
     async () => {
-      const child = start();
+      const child = lend();
       using stream = Stream.create({ nonBlocking: true });
       using input = DeviceBuffer.allocate(8);
       const ask = async (value: number): Promise<void> => {
@@ -82,7 +94,7 @@ describe('requests between processes', () => {
   );
 
   test('a loop of values goes on beside requests', deadline, async () => {
-    const child = start();
+    const child = lend();
     const answers = Promise.all(
       Array.from({ length: 20 }, () => child.request({ do: 'pid' }, { timeoutMs: 30_000 })),
     );
@@ -94,7 +106,7 @@ describe('requests between processes', () => {
   });
 
   test('an error of the handler arrives as that error, with both stacks', deadline, async () => {
-    const child = start();
+    const child = lend();
     await assert.rejects(child.request({ do: 'fail', value: 3 }), (error: unknown) => {
       assert.ok(error instanceof RangeError);
       assert.equal(error.message, 'no 3');
@@ -108,7 +120,7 @@ describe('requests between processes', () => {
   });
 
   test('a time-out and an abort reach the handler', deadline, async () => {
-    const child = start();
+    const child = lend();
     assert.equal(await child.request({ do: 'abortedCount' }), 0);
     const abort = new AbortController();
     const aborted = child.request({ do: 'hang' }, { signal: abort.signal });

@@ -29,7 +29,7 @@ import { Mailbox } from './fixtures/mailbox.ts';
 import type { Request } from './fixtures/worker.ts';
 
 const deadline = { timeout: 60_000 };
-const rounds = iterations(3, 50);
+const rounds = iterations(1, 50);
 const workers: Worker[] = [];
 
 function start(): Worker {
