@@ -25,6 +25,9 @@ import { Latch } from '../support/latch.ts';
 import { type ProcessState, processState } from '../support/process-state.ts';
 import { killed, startProcess, startProgram } from '../support/program.ts';
 import { noPython, PythonWorker } from '../support/python.ts';
+import { shareBytecode } from './fixtures/bytecode.ts';
+
+shareBytecode();
 
 const fixtures = fileURLToPath(new URL('./fixtures', import.meta.url));
 const options = {
@@ -37,7 +40,7 @@ async function runPython(
   program: string,
   ...args: readonly (string | number)[]
 ): Promise<[code: unknown, said: string]> {
-  const child = startProcess('python3', ['-B', `${fixtures}/${program}`, ...args.map(String)], {
+  const child = startProcess('python3', [`${fixtures}/${program}`, ...args.map(String)], {
     stdio: ['ignore', 'ignore', 'pipe'],
     timeout: options.timeout,
     env: { ...process.env, PYTHONPATH: `${dirname(companionFile())}:${fixtures}` },
