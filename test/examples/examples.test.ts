@@ -4,9 +4,10 @@ import { once } from 'node:events';
 import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { describe, test } from 'node:test';
+import { after, describe, test } from 'node:test';
+import { canShareProcess, InTurn } from '../support/in-turn.ts';
 import { iterations } from '../support/iterations.ts';
-import { startProgram } from '../support/program.ts';
+import { programFile, startProgram } from '../support/program.ts';
 
 const folder = new URL('../../docs/examples/', import.meta.url);
 
@@ -163,6 +164,8 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
 /** Programs that do their part together, with the path of a file for both. */
 const together = ['29-exporter.ts', '29-importer.ts'];
 
+const TIMEOUT_MS = 60_000;
+
 async function run(
   name: string,
   args: readonly string[] = [],
@@ -171,7 +174,7 @@ async function run(
   const child = startProgram(new URL(name, folder), args, {
     stdio: ['ignore', 'pipe', 'pipe'],
     env: { ...process.env, CUFFI_CACHE: 'off', ...more },
-    timeout: 60_000,
+    timeout: TIMEOUT_MS,
   });
   let printed = '';
   for (const stream of [child.stdout, child.stderr])
@@ -183,7 +186,33 @@ async function run(
   for (const pattern of promised[name] ?? []) assert.match(printed, pattern);
 }
 
+/** They set a memory manager, which must be done before the first context of a process is made. */
+const first = ['16-pool-manager.ts', '17-memory-budget.ts'];
+
+/** Runs an example in a process of several, where that can be. */
+async function runInTurn(
+  name: string,
+  inTurn: InTurn,
+  more: NodeJS.ProcessEnv = {},
+): Promise<void> {
+  if (!canShareProcess || first.includes(name)) return run(name, [], more);
+  const { text, complaints, ending } = await inTurn.run(
+    {
+      path: programFile(new URL(name, folder)).path,
+      directory: process.cwd(),
+      env: { CUFFI_CACHE: 'off', ...more },
+    },
+    TIMEOUT_MS,
+  );
+  const printed = text + complaints;
+  assert.equal(ending, 0, printed);
+  for (const pattern of promised[name] ?? []) assert.match(printed, pattern);
+}
+
 describe('the examples of the docs', () => {
+  const inTurn = new InTurn();
+  after(() => inTurn[Symbol.asyncDispose]());
+
   test('every example is known here', () => {
     const files = readdirSync(folder).sort();
     assert.deepEqual(
@@ -197,7 +226,9 @@ describe('the examples of the docs', () => {
 
   for (const name of Object.keys(promised)) {
     if (together.includes(name)) continue;
-    test(`docs/examples/${name} prints what it promises`, { timeout: 90_000 }, () => run(name));
+    test(`docs/examples/${name} prints what it promises`, { timeout: 90_000 }, () =>
+      runInTurn(name, inTurn),
+    );
   }
 
   test('docs/examples/29: the exporter and the importer do', { timeout: 60_000 }, async () => {
@@ -216,8 +247,10 @@ describe('the examples on the emulated driver of CUDA 11.4, the oldest', () => {
   // Its streams wait for a timeline, which drivers before 11.7 cannot.
   const newer = ['36-timeline.ts', ...together];
   const all = Object.keys(promised).filter((name) => !newer.includes(name));
+  const inTurn = new InTurn(env);
+  after(() => inTurn[Symbol.asyncDispose]());
   for (const name of iterations(0, 1) === 1 ? all : few)
     test(`docs/examples/${name} prints what it promises`, { timeout: 60_000 }, () =>
-      run(name, [], env),
+      runInTurn(name, inTurn, env),
     );
 });
