@@ -1,7 +1,7 @@
 /** Every example of the docs runs, and prints what it promises. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, describe, test } from 'node:test';
@@ -186,16 +186,13 @@ async function run(
   for (const pattern of promised[name] ?? []) assert.match(printed, pattern);
 }
 
-/** They set a memory manager, which must be done before the first context of a process is made. */
-const first = ['16-pool-manager.ts', '17-memory-budget.ts'];
-
 /** Runs an example in a process of several, where that can be. */
 async function runInTurn(
   name: string,
   inTurn: InTurn,
   more: NodeJS.ProcessEnv = {},
 ): Promise<void> {
-  if (!canShareProcess || first.includes(name)) return run(name, [], more);
+  if (!canShareProcess(readFileSync(new URL(name, folder), 'utf8'))) return run(name, [], more);
   const { text, complaints, ending } = await inTurn.run(
     {
       path: programFile(new URL(name, folder)).path,

@@ -8,7 +8,11 @@ import { isSoak } from './iterations.ts';
 import { killed, startProgram } from './program.ts';
 
 /** On a GPU, and in the soak, each program has a process of its own: what one leaves there cannot help another. */
-export const canShareProcess: boolean = process.env['CUFFI_DRIVER'] === 'emulated' && !isSoak;
+const canShare = process.env['CUFFI_DRIVER'] === 'emulated' && !isSoak;
+
+/** Whether a program can run after others: a memory manager must be set before the first context exists. */
+export const canShareProcess = (code: string): boolean =>
+  canShare && !/\bsetMemoryManager\(/.test(code);
 
 const LIFE_MS = 300_000;
 

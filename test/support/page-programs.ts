@@ -7,6 +7,7 @@ import { delimiter, dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { transformSync } from 'esbuild';
 import { companionFile } from '../../src/python/companion.ts';
+import { canShareProcess, type InTurn, type Order, type Printed } from './in-turn.ts';
 import {
   type Block,
   type Exported,
@@ -64,13 +65,15 @@ export interface RunOptions {
   readonly timeout?: number;
   /** Whether it may write to stderr, as some libraries do. */
   readonly mayComplain?: boolean;
+  /** Where one of its files runs, if it can; the others have processes of their own. */
+  readonly inTurn?: InTurn;
 }
 
 /** Runs a program in a folder of its own, and compares what it prints with what the page shows. */
 export async function runPageProgram(
   { name, blocks }: PageProgram,
   folder: PackageFolder,
-  { exported = {}, timeout = 20_000, mayComplain = false }: RunOptions = {},
+  { exported = {}, timeout = 20_000, mayComplain = false, inTurn }: RunOptions = {},
 ): Promise<void> {
   const directory = folder.make(name);
   writeCompiled(join(directory, PAGE_VALUES), pageValues);
@@ -84,9 +87,16 @@ export async function runPageProgram(
     blocks.some((block) => block.file !== file && names(block.code, file));
   const started = files.filter((file) => !isNamed(file));
   const place = String(blocks[0]?.place);
+  const canShare = inTurn && blocks.every(({ code }) => canShareProcess(code));
+  const shared = canShare ? started.find((file) => !file.endsWith('.py')) : undefined;
   const printed = await Promise.all(
     started.map(async (file) => {
-      const { text, complaints, ending } = await run(directory, file, timeout);
+      const path = compiledName(join(directory, file));
+      const env = { XDG_RUNTIME_DIR: directory, CUFFI_CACHE: 'off' };
+      const { text, complaints, ending } =
+        inTurn && file === shared
+          ? await inTurn.run({ path, directory, env }, timeout)
+          : await run({ path, directory, env }, timeout);
       const said = `${place}: ${file} ended with ${ending}:\n${text}${complaints}`;
       assert.ok(ending === 0 && (mayComplain || complaints === ''), said);
       return { lines: text.split('\n').slice(0, -1), complaints };
@@ -102,27 +112,19 @@ export async function runPageProgram(
 const names = (code: string, file: string): boolean =>
   code.includes(`./${file}`) || code.includes(`'${file}'`);
 
-async function run(
-  directory: string,
-  file: string,
-  timeout: number,
-): Promise<{ text: string; complaints: string; ending: number | string }> {
+async function run({ path, directory, env }: Order, timeout: number): Promise<Printed> {
   const python = [process.env['PYTHONPATH'], dirname(companionFile())].filter(Boolean);
-  const child = startProcess(
-    file.endsWith('.py') ? 'python3' : process.execPath,
-    [compiledName(join(directory, file))],
-    {
-      stdio: ['ignore', 'pipe', 'pipe'],
-      cwd: directory,
-      env: {
-        ...process.env,
-        XDG_RUNTIME_DIR: directory,
-        CUFFI_CACHE: 'off',
-        ...(file.endsWith('.py') && { PYTHONPATH: python.join(delimiter) }),
-      },
-      timeout,
+  const isPython = path.endsWith('.py');
+  const child = startProcess(isPython ? 'python3' : process.execPath, [path], {
+    stdio: ['ignore', 'pipe', 'pipe'],
+    cwd: directory,
+    env: {
+      ...process.env,
+      ...env,
+      ...(isPython && { PYTHONPATH: python.join(delimiter) }),
     },
-  );
+    timeout,
+  });
   let [text, complaints] = ['', ''];
   child.stdout.on('data', (data) => (text += data));
   child.stderr.on('data', (data) => (complaints += data));

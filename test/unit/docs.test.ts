@@ -11,6 +11,7 @@ import { fileURLToPath } from 'node:url';
 import * as ffi from '../../ffi/index.ts';
 import * as cuffi from '../../src/index.ts';
 import * as ipc from '../../src/ipc/index.ts';
+import { InTurn } from '../support/in-turn.ts';
 import { PackageFolder, runPageProgram } from '../support/page-programs.ts';
 import { blocksOf, pagesWithCode, programsOf } from '../support/pages.ts';
 import { noPython } from '../support/python.ts';
@@ -153,12 +154,16 @@ describe('the code of README.md and docs/*.md', () => {
       Object.keys(names),
     ]),
   );
+  const inTurn = new InTurn();
   let folder: PackageFolder;
 
   before(() => {
     folder = new PackageFolder();
   });
-  after(() => folder[Symbol.dispose]());
+  after(async () => {
+    await inTurn[Symbol.asyncDispose]();
+    folder[Symbol.dispose]();
+  });
 
   test('the pages that have code are found', () => {
     assert.ok(pagesWithCode.length >= 7, pagesWithCode.join());
@@ -169,7 +174,7 @@ describe('the code of README.md and docs/*.md', () => {
       for (const program of programsOf(page, 'own')) {
         const hasPython = program.blocks.some(({ isPython }) => isPython);
         if (hasPython && noPython) t.diagnostic(`${program.name}: ${noPython}`);
-        else await runPageProgram(program, folder, { exported });
+        else await runPageProgram(program, folder, { exported, inTurn });
       }
     });
 
