@@ -20,6 +20,7 @@ const LIFE_MS = 300_000;
 export interface Order {
   /** JavaScript, or TypeScript that tsx loads. */
   readonly path: string;
+  readonly args?: readonly string[];
   readonly directory: string;
   /** In addition to the environment of the process. */
   readonly env: NodeJS.ProcessEnv;
