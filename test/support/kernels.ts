@@ -117,7 +117,7 @@ const BENCH = 'bench/main.ts';
 /** What else tests start in processes of their own. */
 const programs = (): string[] => [
   ...readdirSync('test', { recursive: true, encoding: 'utf8' })
-    .filter((file) => /(^|\/)fixtures\/[^/]+\.ts$|^support\/driver-process\.ts$/.test(file))
+    .filter((file) => /(^|\/)fixtures\/[^/]+\.ts$|^support\/(driver-process|run)\.ts$/.test(file))
     .map((file) => join('test', file)),
   ...readdirSync('docs/examples')
     .filter((file) => file.endsWith('.ts'))

@@ -8,6 +8,7 @@ import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { differences, expectedFrom, type Report, type Skip } from '../support/expected.ts';
 import { until } from '../support/iterations.ts';
+import { programFile } from '../support/program.ts';
 
 /** Whether a process runs; one that has ended may still be waited for by its parent. */
 function isRunning(pid: number): boolean {
@@ -20,7 +21,9 @@ function isRunning(pid: number): boolean {
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const DEADLINE_MS = 60_000;
-const runner = ['--enable-source-maps', '--import', './test/support/tsx-if-needed.mjs'];
+/** As the suite has compiled it: tsx would take a second for each that is started here. */
+const runner = programFile(new URL('../support/run.ts', import.meta.url));
+const options = ['--enable-source-maps', '--import', './test/support/tsx-if-needed.mjs'];
 
 /** A folder of test files, within the project as all are. */
 class Planted implements Disposable {
@@ -58,7 +61,7 @@ class Planted implements Disposable {
 /** Starts the runner. */
 function start(folder: string, ...args: string[]): ChildProcess {
   const { NODE_TEST_CONTEXT: _, ...env } = process.env;
-  return spawn(process.execPath, [...runner, 'test/support/run.ts', `--in=${folder}`, ...args], {
+  return spawn(process.execPath, [...options, runner.path, `--in=${folder}`, ...args], {
     cwd: root,
     env: { ...env, CUFFI_DRIVER: 'emulated' },
     stdio: ['ignore', 'pipe', 'pipe'],
