@@ -4,7 +4,7 @@
  * seventh of the package.
  */
 import { spawnSync } from 'node:child_process';
-import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { cpSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
@@ -24,10 +24,7 @@ export interface PackedPackage {
 export function packPackage(folder: string): PackedPackage {
   const stage = join(folder, 'package');
   mkdirSync(stage, { recursive: true });
-  // Scripts are ignored because prepare would build dist anew under others that use it.
-  const listed = pack(root, folder);
-  run('tar', ['-xzf', listed.path, '-C', folder]);
-  rmSync(listed.path);
+  copyPublished(stage);
 
   const manifest = JSON.parse(readFileSync(join(stage, 'package.json'), 'utf8'));
   for (const field of DEVELOPMENT) delete manifest[field];
@@ -41,6 +38,23 @@ export function packPackage(folder: string): PackedPackage {
   const packed = pack(stage, folder);
   rmSync(stage, { recursive: true });
   return packed;
+}
+
+/**
+ * Copies what npm chooses from: the folders that `files` names something of, and the files beside
+ * package.json. npm looks through all of what it is given, which takes seconds for the whole project.
+ */
+function copyPublished(to: string): void {
+  const { files } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as {
+    files: string[];
+  };
+  const named = files.filter((name) => !name.startsWith('!')).map((name) => name.split('/')[0]);
+  for (const entry of readdirSync(root, { withFileTypes: true }))
+    if (entry.isFile() || named.includes(entry.name))
+      cpSync(join(root, entry.name), join(to, entry.name), {
+        recursive: true,
+        preserveTimestamps: true,
+      });
 }
 
 function pack(from: string, to: string): PackedPackage {
