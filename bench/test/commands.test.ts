@@ -1,6 +1,6 @@
 /** The commands of the bench. */
 import assert from 'node:assert/strict';
-import { spawn, spawnSync } from 'node:child_process';
+import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
   existsSync,
@@ -12,10 +12,11 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
-import { describe, test } from 'node:test';
+import { after, describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
+import { InTurn } from '../../test/support/in-turn.ts';
 import { isSoak } from '../../test/support/iterations.ts';
 import { programFile } from '../../test/support/program.ts';
 import { planRun } from '../plan.ts';
@@ -29,7 +30,23 @@ const DEADLINE_MS = 60_000;
 const env = { ...process.env, CUFFI_DRIVER: 'emulated' };
 /** Its passes have the names of TypeScript and inherit the loader, which knows what was compiled. */
 const LOADER = new URL('../../test/support/tsx-if-needed.mjs', import.meta.url).href;
-const node = (...args: string[]): string[] => ['--import', LOADER, MAIN.path, ...args];
+const OPTIONS = ['--import', LOADER];
+const node = (...args: string[]): string[] => [...OPTIONS, MAIN.path, ...args];
+
+const commands = new InTurn({ env: { CUFFI_DRIVER: 'emulated' }, execArgv: OPTIONS });
+after(() => commands[Symbol.asyncDispose]());
+
+/** Runs a command to its end in a process of several: signals are sent to processes of their own. */
+async function bench(
+  args: readonly string[],
+  more: NodeJS.ProcessEnv = {},
+): Promise<{ readonly status: number | string; readonly stdout: string; readonly stderr: string }> {
+  const { text, complaints, ending } = await commands.run(
+    { path: MAIN.path, args, directory: process.cwd(), env: more },
+    DEADLINE_MS,
+  );
+  return { status: ending, stdout: text, stderr: complaints };
+}
 
 describe('npm run bench', () => {
   test('plans the suites, cases and rounds that were asked for', () => {
@@ -51,7 +68,7 @@ describe('npm run bench', () => {
     assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '1')], [2, 1, 1]);
   });
 
-  test('refuses what is unknown in a sentence, before anything is measured', () => {
+  test('refuses what is unknown in a sentence, before anything is measured', async () => {
     assert.throws(
       () => planRun(['call']),
       /there is no command or suite 'call'; the suites are calls, /,
@@ -68,32 +85,17 @@ describe('npm run bench', () => {
       [['compare', 'a', 'b', '--threshold', '2'], /from 0 to 1, not '2'$/m],
       [['page', 'a.json'], /^bench: it takes no 'a\.json'$/m],
     ] as const) {
-      const { status, stderr } = spawnSync(process.execPath, node(...args), {
-        env,
-        encoding: 'utf8',
-      });
+      const { status, stderr } = await bench(args);
       assert.equal(status, 2, stderr);
       assert.match(stderr, message);
     }
   });
 
-  test('a run of two passes writes one file, prints each table once, and its progress to stderr', () => {
+  test('a run of two passes writes one file, prints each table once, and its progress to stderr', async () => {
     using folder = temporaryFolder();
     const json = join(folder.path, 'a.json');
-    const { status, stdout, stderr } = spawnSync(
-      process.execPath,
-      node(
-        'calls',
-        '--case',
-        'stream.done',
-        '--case',
-        'getIpcHandle',
-        '--rounds',
-        '4',
-        '--json',
-        json,
-      ),
-      { env, encoding: 'utf8', timeout: DEADLINE_MS },
+    const { status, stdout, stderr } = await bench(
+      'calls --case stream.done --case timeline.value --rounds 4 --json'.split(' ').concat(json),
     );
     assert.equal(status, 0, stderr);
     assert.match(stdout, /^driver: emulated/);
@@ -113,7 +115,8 @@ describe('npm run bench', () => {
     const json = join(folder.path, 'part.json');
     const child = spawn(
       process.execPath,
-      node('run', 'calls', '--quick', '--rounds', '1', '--json', json),
+      // Quick cases first, and several seconds of others after them.
+      node('run', 'arrays', 'kernels', '--quick', '--rounds', '1', '--json', json),
       {
         env,
         stdio: ['ignore', 'ignore', 'pipe'],
@@ -162,11 +165,7 @@ describe('npm run bench', () => {
     using folder = temporaryFolder();
     const files = ['a.json', 'b.json'].map((name) => join(folder.path, name));
     const what = ['calls', 'arrays', '--case', 'stream.done', '--case', 'array.slice'];
-    const { stdout, stderr } = spawnSync(
-      process.execPath,
-      node('repeat', ...files, ...what, '--rounds', '4'),
-      { env, encoding: 'utf8', timeout: DEADLINE_MS },
-    );
+    const { stdout, stderr } = await bench(['repeat', ...files, ...what, '--rounds', '4']);
     assert.deepEqual(stderr.match(/^run ., pass .(?= of 2 \[1\/)/gm), [
       'run A, pass 1',
       'run B, pass 1',
@@ -230,11 +229,9 @@ describe('npm run bench', () => {
       'node:net': [1, 1, 1e12, 1e12],
     });
     const what = ['hand-over', '--case', 'connection', '--quick', '--rounds', '3'];
-    const { status, stdout, stderr } = spawnSync(
-      process.execPath,
-      node('repeat', a, b, '--before', before, ...what),
-      { env: { ...env, CUFFI_COMMIT: 'this one' }, encoding: 'utf8', timeout: DEADLINE_MS },
-    );
+    const { status, stdout, stderr } = await bench(['repeat', a, b, '--before', before, ...what], {
+      CUFFI_COMMIT: 'this one',
+    });
     assert.equal(status, 1, stderr);
     assert.match(stdout, /^1 of 3 medians of B .* faster: 1, slower: 1, in only one file: 0$/m);
     assert.deepEqual(stdout.match(/^slower \(.*\): hand-over: [^:]+/gm)?.length, 1);
@@ -272,21 +269,25 @@ describe('npm run bench', () => {
   });
 
   test('the end of a run ends its pass and the children of that', async () => {
-    const bench = spawn(process.execPath, node('scale', '--case', 'scale.consumers'), {
-      env,
-      stdio: 'ignore',
-    });
-    const exited = once(bench, 'exit');
+    const measuring = spawn(
+      process.execPath,
+      node('scale', '--case', 'scale.consumers', '--quick'),
+      {
+        env,
+        stdio: 'ignore',
+      },
+    );
+    const exited = once(measuring, 'exit');
     const end = Date.now() + DEADLINE_MS;
-    const killer = setTimeout(() => bench.kill('SIGKILL'), DEADLINE_MS);
+    const killer = setTimeout(() => measuring.kill('SIGKILL'), DEADLINE_MS);
     try {
       const children = (): string[] =>
-        childrenOf(bench.pid as number, 'pass-child').flatMap((pass) =>
+        childrenOf(measuring.pid as number, 'pass-child').flatMap((pass) =>
           childrenOf(Number(pass), 'receiver-child'),
         );
-      while (bench.exitCode === null && children().length === 0) await sleep(20);
+      while (measuring.exitCode === null && children().length === 0) await sleep(20);
       const [child] = children();
-      bench.kill('SIGINT');
+      measuring.kill('SIGINT');
       assert.deepEqual(await exited, [130, null]);
       // It exits when its parent has ended.
       while (existsSync(`/proc/${child}`) && Date.now() < end) await sleep(20);

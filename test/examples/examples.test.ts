@@ -244,7 +244,7 @@ describe('the examples on the emulated driver of CUDA 11.4, the oldest', () => {
   // Its streams wait for a timeline, which drivers before 11.7 cannot.
   const newer = ['36-timeline.ts', ...together];
   const all = Object.keys(promised).filter((name) => !newer.includes(name));
-  const inTurn = new InTurn(env);
+  const inTurn = new InTurn({ env });
   after(() => inTurn[Symbol.asyncDispose]());
   for (const name of iterations(0, 1) === 1 ? all : few)
     test(`docs/examples/${name} prints what it promises`, { timeout: 60_000 }, () =>

@@ -47,11 +47,16 @@ interface Started {
 /** The process. It is started for the first program, and again after one that has ended it. */
 export class InTurn implements AsyncDisposable {
   readonly #env: NodeJS.ProcessEnv;
+  readonly #execArgv: readonly string[];
   #started: Started | undefined;
 
-  /** @param env in addition to that of this process */
-  constructor(env: NodeJS.ProcessEnv = {}) {
+  /** @param options the environment in addition to that of this process, and options of Node */
+  constructor({
+    env = {},
+    execArgv = [],
+  }: { readonly env?: NodeJS.ProcessEnv; readonly execArgv?: readonly string[] } = {}) {
     this.#env = env;
+    this.#execArgv = execArgv;
   }
 
   /** Runs a program to its end, or for so long. One at a time. */
@@ -80,6 +85,7 @@ export class InTurn implements AsyncDisposable {
     const child = startProgram(new URL('./fixtures/in-turn.ts', import.meta.url), [], {
       stdio: 'pipe',
       env: { ...process.env, ...this.#env },
+      execArgv: this.#execArgv,
       timeout: LIFE_MS,
     });
     const closed = once(child, 'close') as Started['closed'];
