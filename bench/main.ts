@@ -1,7 +1,7 @@
 /** The bench: compares cuffi with the raw driver calls, C and Python in one run. */
 import { INTERRUPTED, Interrupted } from './interrupt.ts';
-import { parse, USAGE } from './plan.ts';
-import { UsageError } from './results.ts';
+import { keyOf, parse, planRun, USAGE } from './plan.ts';
+import { joinResults, readResults, UsageError, writeResults } from './results.ts';
 
 // Each command loads what it needs, so that a run does not load the drawing libraries.
 const commands: Readonly<Record<string, (args: readonly string[]) => Promise<number>>> = {
@@ -25,6 +25,14 @@ const commands: Readonly<Record<string, (args: readonly string[]) => Promise<num
     const { values, positionals } = parse(args, { partial: { type: 'boolean', default: false } });
     const [file] = takeFiles(positionals, 1);
     return (await import('./aims.ts')).check(file as string, values.partial);
+  },
+  join: async (args) => {
+    const [file, rest] = takeFiles(parse(args, {}).positionals, 2) as [string, string];
+    const all = planRun([]).cases.map(keyOf);
+    const joined = joinResults(readResults(file), readResults(rest), all, keyOf);
+    writeResults(file, joined);
+    console.log(`written${joined.isComplete ? '' : ', incomplete'}: ${file}`);
+    return joined.isComplete ? 0 : 1;
   },
   page: async (args) => {
     takeFiles(parse(args, {}).positionals, 0);

@@ -25,6 +25,8 @@ export const USAGE = `usage: npm run bench -- [command] [options]
     --threshold PART  exits with 1 if fewer medians lie within (default 0.95)
   check FILE          compares a result file with bench/aims.json; exits with 1 if an aim is missed
     --partial         ignores aims that the file does not measure
+  join A B            adds the cases of B to the interrupted run A, in place of its own; A and B are of
+                      equal machines
   page                writes docs/benchmark.md and its pictures from the committed results
 
   --help              prints this

@@ -173,6 +173,46 @@ export function mergeCase(parts: readonly CaseResult[]): CaseResult {
   };
 }
 
+/**
+ * Adds the cases of a run to those of one that was interrupted, in place of its own.
+ *
+ * @param all the names of the cases that a complete run has
+ * @throws UsageError if the runs differ in what their times depend on
+ */
+export function joinResults(
+  interrupted: Results,
+  rest: Results,
+  all: readonly string[],
+  keyOf: (of: CaseResult) => string,
+): Results {
+  for (const [what, part] of Object.entries(decisive)) {
+    const [one, other] = [part(interrupted), part(rest)];
+    if (one !== other) throw new UsageError(`the runs differ: ${what} ${one} and ${other}`);
+  }
+  const cases = new Map(
+    [...interrupted.cases, ...rest.cases].map((each) => [keyOf(each), each] as const),
+  );
+  const commits = new Set([interrupted, rest].map(({ machine: { commit } }) => commit));
+  return {
+    ...interrupted,
+    machine: { ...interrupted.machine, commit: [...commits].join(' and ') },
+    isComplete: rest.isComplete && all.every((name) => cases.has(name)),
+    cases: all.flatMap((name) => cases.get(name) ?? []),
+  };
+}
+
+/** What must be equal in two runs of which one has the cases that the other lacks. */
+const decisive: Readonly<Record<string, (of: Results) => unknown>> = {
+  GPU: ({ machine: { gpu } }) => gpu,
+  driver: ({ machine: { driverVersion } }) => driverVersion,
+  CPU: ({ machine: { cpu, cpuCount } }) => `${cpuCount} x ${cpu}`,
+  Node: ({ machine: { node } }) => node,
+  koffi: ({ machine: { koffi } }) => koffi,
+  cuffi: ({ machine: { cuffi } }) => cuffi,
+  rounds: ({ rounds }) => rounds,
+  processes: ({ passes }) => passes,
+};
+
 /** @throws UsageError if the file cannot be read or is not a result file */
 export const readResults = (path: string): Results => readJson(path, resultSchema);
 

@@ -7,8 +7,9 @@ import { type Aim, appliesTo, check, judge, readAims, readReasons } from '../aim
 import { suites } from '../cases/suites.ts';
 import { compareFiles, compareResults, compareWithBefore } from '../compare.ts';
 import { percent } from '../format.ts';
+import { keyOf } from '../plan.ts';
 import { RUN } from '../report.ts';
-import { readResults, summarize, writeResults } from '../results.ts';
+import { joinResults, readResults, summarize, writeResults } from '../results.ts';
 import { temporaryFolder } from './files.ts';
 import { caseOf, resultsOf } from './results.ts';
 
@@ -34,6 +35,37 @@ describe('summarize', () => {
 describe('percent', () => {
   test('rounds down, so that 94.97 % does not read as 95 %', () => {
     assert.deepEqual([0.9497, 0.95, 1].map(percent), ['94.9 %', '95.0 %', '100.0 %']);
+  });
+});
+
+describe('joinResults', () => {
+  const [a, b, c] = [1, 2, 3].map((ns, at) =>
+    caseOf('calls', 'abc'[at] as string, { cuffi: [ns] }),
+  );
+  const all = ['calls/a', 'calls/b', 'calls/c'];
+  const of = (commit: string, ...cases: (typeof a)[]) => {
+    const results = resultsOf(cases.flatMap((each) => each ?? []));
+    return { ...results, machine: { ...results.machine, commit } };
+  };
+
+  test('adds cases in the order of a whole run, in place of those that were interrupted', () => {
+    const interrupted = { ...of('x', c, a), isComplete: false };
+    const again = caseOf('calls', 'c', { cuffi: [9] });
+    const joined = joinResults(interrupted, of('y', b, again), all, keyOf);
+    assert.deepEqual(joined.cases, [a, b, again]);
+    assert.deepEqual([joined.isComplete, joined.machine.commit], [true, 'x and y']);
+    assert.equal(joinResults(interrupted, of('x', again), all, keyOf).isComplete, false);
+    const unfinished = { ...of('x', b), isComplete: false };
+    assert.equal(joinResults(interrupted, unfinished, all, keyOf).isComplete, false);
+  });
+
+  test('refuses runs on different machines', () => {
+    const other = of('x', b);
+    const machine = { ...other.machine, gpu: 'another one' };
+    assert.throws(() => joinResults(of('x', a), { ...other, machine }, all, keyOf), {
+      name: 'Error',
+      message: /^the runs differ: GPU .* and another one$/,
+    });
   });
 });
 
