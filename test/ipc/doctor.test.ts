@@ -109,11 +109,9 @@ describe('cuffi doctor --with', () => {
       ['asked', 'GPU', 'pid namespace', '/dev/shm'].map((name) => find(name)?.status),
       ['unknown', 'unknown', 'ok', 'ok'],
     );
-    assert.equal(doctor(0x3f_fff0).code, 2);
-    assert.match(
-      doctor(0x3f_fff0).stderr,
-      /^cuffi: there is no process 4194288 that is seen here\n$/,
-    );
+    const nobody = doctor(0x3f_fff0);
+    assert.equal(nobody.code, 2);
+    assert.match(nobody.stderr, /^cuffi: there is no process 4194288 that is seen here\n$/);
     assert.match(doctor('-', [], '{}').stderr, /^cuffi: stdin has no descriptor: .*\n\nusage/s);
   });
 

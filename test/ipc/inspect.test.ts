@@ -78,7 +78,25 @@ async function socketOf(pid: number): Promise<string> {
   return (found as InspectedProcess).path;
 }
 
-const sharing = () => start(['share', join(runtime, 'listener')]);
+let listeners = 0;
+async function sharing() {
+  listeners += 1;
+  const listener = join(runtime, `listener-${listeners}`);
+  return { ...(await start(['share', listener])), listener };
+}
+
+/** The process of the tests that leave it as it was: a start takes longer than most of them do. */
+let shared: ReturnType<typeof sharing> | undefined;
+function lend(): ReturnType<typeof sharing> {
+  shared ??= sharing();
+  return shared;
+}
+/** For tests of all processes that can be asked. */
+async function endLent(): Promise<void> {
+  await (await shared)?.[Symbol.asyncDispose]();
+  shared = undefined;
+}
+after(endLent);
 const descriptorsOf = (pid: number): number => readdirSync(`/proc/${pid}/fd`).length;
 
 describe('the socket for inspection', () => {
@@ -86,7 +104,7 @@ describe('the socket for inspection', () => {
     await using sharer = await sharing();
     const path = await socketOf(sharer.pid);
     assert.deepEqual((await inspect(path, 'list')).objects, []);
-    using peer = await connect<{ buffer: DeviceBuffer }>(join(runtime, 'listener'));
+    using peer = await connect<{ buffer: DeviceBuffer }>(sharer.listener);
     const { buffer } = await peer.receive();
     const { process: owner, objects, omitted } = await inspect(path, 'list');
     assert.deepEqual([owner.pid, owner.user, omitted], [sharer.pid, process.geteuid?.(), 0]);
@@ -102,7 +120,7 @@ describe('the socket for inspection', () => {
   });
 
   test('tells what decides whether memory can be shared, as /proc does', async () => {
-    await using sharer = await sharing();
+    const sharer = await lend();
     const path = await socketOf(sharer.pid);
     const told = await inspect(path, 'facts');
     const seen = factsFromProc(sharer.pid);
@@ -120,7 +138,7 @@ describe('the socket for inspection', () => {
   });
 
   test('every kind of sharing is tried with the process, and nothing of it is left', async () => {
-    await using sharer = await sharing();
+    const sharer = await lend();
     const path = await socketOf(sharer.pid);
     const names = (): Promise<string[]> =>
       inspect(path, 'list').then(({ objects }) => objects.map(({ kind }) => kind));
@@ -157,6 +175,7 @@ describe('the socket for inspection', () => {
   });
 
   test('CUFFI_INSPECT=0, and a worker thread, open none', async () => {
+    await endLent();
     await using off = await start(['export'], { CUFFI_INSPECT: '0' });
     await using worker = await start(['worker']);
     assert.equal(await exitOf(off.child), 0);
@@ -172,7 +191,7 @@ describe('the socket for inspection', () => {
   });
 
   test('a hostile client gets nothing, and others are answered', async () => {
-    await using sharer = await sharing();
+    const sharer = await lend();
     const path = await socketOf(sharer.pid);
     await inspect(path, 'list');
     const before = descriptorsOf(sharer.pid);
@@ -206,7 +225,7 @@ describe('the socket for inspection', () => {
   });
 
   test('one client at a time is offered probes, and may go at any moment', async () => {
-    await using sharer = await sharing();
+    const sharer = await lend();
     const path = await socketOf(sharer.pid);
     const silent = connectSocket(path);
     sendMessage(silent, encodeRequest('probes'));
@@ -225,7 +244,7 @@ describe('the socket for inspection', () => {
   const OTHER = '65534';
 
   test('another user is not answered', asRoot, async () => {
-    await using sharer = await sharing();
+    const sharer = await lend();
     const path = await socketOf(sharer.pid);
     for (const folder of [runtime, join(runtime, 'cuffi'), directory]) chmodSync(folder, 0o755);
     chmodSync(path, 0o666);
@@ -238,6 +257,7 @@ describe('the socket for inspection', () => {
   });
 
   test("another user's socket is not asked", asRoot, async () => {
+    await endLent();
     const folder = join(runtime, 'theirs');
     mkdirSync(folder, { mode: 0o777 });
     chmodSync(folder, 0o777);
