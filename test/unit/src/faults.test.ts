@@ -434,15 +434,13 @@ function statusesOf(name: FunctionName, at: number, hasHeldWork: boolean): reado
   return iterations(0, 1) === 1 ? plausible : some;
 }
 
-const FEW = 2;
-
-/** Whether a call is one of those that fail: all in the soak, else the first and last few of a name. */
+/** Whether a call is one of those that fail: all in the soak, else the first and last of a name. */
 function isTried(calls: readonly FunctionName[], at: number): boolean {
   const name = calls[at];
   const count = (part: readonly FunctionName[]): number =>
     part.filter((each) => each === name).length;
   const rank = Math.min(count(calls.slice(0, at)), count(calls.slice(at + 1)));
-  return rank < iterations(FEW, calls.length);
+  return rank < iterations(1, calls.length);
 }
 
 const withoutEvents = (open: ReadonlySet<string>): string[] =>

@@ -1,5 +1,4 @@
 import assert from 'node:assert/strict';
-import { spawnSync } from 'node:child_process';
 import { describe, test } from 'node:test';
 import { CU_STREAM_NON_BLOCKING } from '../../../ffi/constants.ts';
 import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
@@ -16,7 +15,7 @@ import { recordCallsOf } from '../../support/arguments.ts';
 import { broken, failing } from '../../support/faults.ts';
 import { until } from '../../support/iterations.ts';
 import { Latch } from '../../support/latch.ts';
-import { emulate, ForeignContext } from './emulate.ts';
+import { emulate, ForeignContext, runProgram } from './emulate.ts';
 
 describe('Stream', () => {
   test('options are checked before the driver is called', () => {
@@ -304,16 +303,7 @@ describe('Stream', () => {
   });
 
   test('an exception in a callback of onDone is an uncaught exception', () => {
-    const program = `
-      import { Stream } from './src/index.ts';
-      process.on('uncaughtException', ({ message }) => console.log('uncaught: ' + message));
-      process.on('unhandledRejection', () => console.log('rejected'));
-      Stream.create().onDone(() => { throw new Error('mine'); });`;
-    const { stdout } = spawnSync(
-      process.execPath,
-      ['--import', 'tsx', '--input-type=module', '-e', program],
-      { encoding: 'utf8', env: { ...process.env, CUFFI_DRIVER: 'emulated' } },
-    );
+    const { stdout } = runProgram(new URL('./fixtures/throwing-callback.ts', import.meta.url));
     assert.equal(stdout, 'uncaught: mine\n');
   });
 
