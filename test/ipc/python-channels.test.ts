@@ -703,7 +703,9 @@ describe('what Python has sent', options, () => {
 describe('hostile processes, as Python meets them', options, () => {
   test('what is no timeline, channel or page-locked memory is refused', options, async () => {
     await using python = Python.start();
-    const before = await python.ask('counts');
+    // The process may have served another test, whose last objects are given back meanwhile.
+    await nothingIsLent(python);
+    const before = await python.ask<Record<'lent' | 'held' | 'descriptors', number>>('counts');
     const page = 4096;
     const cases: readonly (readonly [
       kind: number,
@@ -728,7 +730,10 @@ describe('hostile processes, as Python meets them', options, () => {
     ];
     for (const [kind, fields, sizes, error] of cases)
       assert.match(await python.ask<string>('opened', { kind, fields, sizes }), error);
-    await until(async () => isDeepStrictEqual(await python.ask('counts'), before));
+    await until(async () => {
+      const { descriptors, ...others } = await python.ask<typeof before>('counts');
+      return descriptors <= before.descriptors && others.lent + others.held === 0;
+    });
     // What is right opens.
     assert.equal(
       await python.ask('opened', { kind: 4, fields: [], sizes: [page, 'read'] }),
