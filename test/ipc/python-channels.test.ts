@@ -1,7 +1,6 @@
 /** Timelines, channels and page-locked memory between Node and the companion for Python. */
 import assert from 'node:assert/strict';
 import { after, describe, test } from 'node:test';
-import { isDeepStrictEqual } from 'node:util';
 import { Context, type DeviceArray, DeviceBuffer, PinnedBuffer, Stream } from '../../src/index.ts';
 import {
   Channel,
