@@ -180,7 +180,10 @@ function findPython(): void {
   const { stdout } = spawnSync('python3', ['-c', 'import sys; print(sys.executable)'], {
     encoding: 'utf8',
   });
-  if (stdout) process.env['PATH'] = [dirname(stdout.trim()), process.env['PATH']].join(delimiter);
+  const found = dirname(stdout?.trim() ?? '');
+  // The folder of the system's programs would put its own node first.
+  if (found === '.' || existsSync(join(found, 'node'))) return;
+  process.env['PATH'] = [found, process.env['PATH']].join(delimiter);
 }
 
 function testFiles(folder: string): string[] {
