@@ -13,9 +13,6 @@ import { iterations, seed } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { killed } from '../support/program.ts';
 import { noPython, PythonWorker } from '../support/python.ts';
-import { shareBytecode } from './fixtures/bytecode.ts';
-
-shareBytecode();
 
 const options = { skip: noPython, timeout: 60_000 + iterations(0, 1_200_000) };
 const program = new URL('./fixtures/python-channels.py', import.meta.url);

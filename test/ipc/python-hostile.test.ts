@@ -25,9 +25,6 @@ import { Latch } from '../support/latch.ts';
 import { type ProcessState, processState } from '../support/process-state.ts';
 import { killed, startProcess, startProgram } from '../support/program.ts';
 import { noPython, PythonWorker } from '../support/python.ts';
-import { shareBytecode } from './fixtures/bytecode.ts';
-
-shareBytecode();
 
 const fixtures = fileURLToPath(new URL('./fixtures', import.meta.url));
 const options = {

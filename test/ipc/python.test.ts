@@ -25,9 +25,6 @@ import { Latch } from '../support/latch.ts';
 import { comesBackTo, processState } from '../support/process-state.ts';
 import { startProgram } from '../support/program.ts';
 import { noPython, PythonWorker, workerProgram } from '../support/python.ts';
-import { shareBytecode } from './fixtures/bytecode.ts';
-
-shareBytecode();
 
 const options = { skip: noPython, timeout: 120_000 };
 

@@ -80,7 +80,8 @@ process.env['CUFFI_INSPECT'] ??= '0';
 process.env['CUFFI_TEST_NODE'] = process.execPath;
 // Where Python finds the emulated driver.
 process.env['PYTHONPATH'] = fileURLToPath(new URL('../ipc/fixtures', import.meta.url));
-process.env['PYTHONDONTWRITEBYTECODE'] = '1';
+// Compiling the companion takes as long as the rest of a start: its processes share the bytecode.
+process.env['PYTHONPYCACHEPREFIX'] = resolve(folder, 'python');
 findPython();
 // Node reads such certificates at each start, which takes longer than all the rest of it. No test needs them.
 delete process.env['NODE_EXTRA_CA_CERTS'];
