@@ -80,7 +80,9 @@ process.env['CUFFI_INSPECT'] ??= '0';
 process.env['CUFFI_TEST_NODE'] = process.execPath;
 // Where Python finds the emulated driver.
 process.env['PYTHONPATH'] = fileURLToPath(new URL('../ipc/fixtures', import.meta.url));
-// Compiling the companion takes as long as the rest of a start: its processes share the bytecode.
+// Compiling the companion takes as long as the rest of a start: its processes share the bytecode. If
+// it were not written, each would compile the standard library as well, which has none in that folder.
+delete process.env['PYTHONDONTWRITEBYTECODE'];
 process.env['PYTHONPYCACHEPREFIX'] = resolve(folder, 'python');
 findPython();
 // Node reads such certificates at each start, which takes longer than all the rest of it. No test needs them.
