@@ -53,23 +53,36 @@ const layers = {
   },
 };
 
-await build({
-  entryPoints: Object.keys(entries).slice(0, -1),
+const options = {
   bundle: true,
-  splitting: true,
   format: 'esm',
   platform: 'node',
   target: 'node20.19',
+  logLevel: 'warning',
+};
+
+await build({
+  ...options,
+  entryPoints: Object.keys(entries).slice(0, -1),
+  splitting: true,
   packages: 'external',
   outbase: '.',
   outdir: 'dist',
   chunkNames: 'ffi/chunk-[hash]',
   sourcemap: true,
   sourcesContent: false,
-  logLevel: 'warning',
   // The modules have no side effects: their imports above count for the layers only.
   logOverride: { 'ignored-bare-import': 'silent' },
   plugins: [layers],
+});
+
+// Beside the chunks, one of which loads it.
+const zodLicense = readFileSync('node_modules/zod/LICENSE', 'utf8').trim();
+await build({
+  ...options,
+  entryPoints: ['src/ipc/zod.ts'],
+  outfile: 'dist/ffi/zod.js',
+  banner: { js: `/*\nParts of zod (https://zod.dev):\n\n${zodLicense}\n*/` },
 });
 
 for (const name of readdirSync('dist', { recursive: true })) {

@@ -1,9 +1,9 @@
 /** The messages between the two processes of the round trip, checked on arrival. */
-import type { infer as Infer } from 'zod';
 import { loadZod } from '../ipc/descriptor-codec.ts';
+import type { infer as Infer } from '../ipc/zod.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 
-const { z } = loadZod();
+const z = loadZod();
 
 const sampleValues = z.array(z.int().min(0).max(0xffff_ffff)).max(8);
 

@@ -4,6 +4,7 @@
  */
 
 import { createRequire } from 'node:module';
+import { extname } from 'node:path';
 import { crc32 } from 'node:zlib';
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { MAX_NDIM } from '../array/shape.ts';
@@ -187,8 +188,8 @@ function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefine
 const HANDLE_TEXT_LENGTH = 4 * Math.ceil(CU_IPC_HANDLE_SIZE / 3);
 
 const createSchemas = () => {
-  const { z } = loadZod();
-  type Schema = import('zod').ZodType;
+  const z = loadZod();
+  type Schema = import('./zod.ts').ZodType;
   const number = (type: NumberType): Schema => z.int().min(NUMBERS[type][0]).max(NUMBERS[type][1]);
   const uuid = '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}';
   const handle = z
@@ -261,8 +262,10 @@ const descriptorSchemas = (): ReturnType<typeof createSchemas> => {
 };
 
 /**
- * Loads zod, which takes longer to load than all of cuffi. The first message that is checked loads
- * it, always through this function.
+ * Loads zod for the first message that is checked, always through this function: from source (.ts), or
+ * from dist (.js), where the build puts it beside the file that has this module.
  */
-export const loadZod = (): typeof import('zod') =>
-  createRequire(import.meta.url)('zod') as typeof import('zod');
+export const loadZod = (): typeof import('./zod.ts') => {
+  const extension = extname(new URL(import.meta.url).pathname);
+  return createRequire(import.meta.url)(`./zod${extension}`) as typeof import('./zod.ts');
+};

@@ -140,7 +140,12 @@ function scripts() {
 const atImport = scripts();
 const { cu } = await import('cuffi/ffi');
 cu.cuInit(0);
-await import('zod');
+const { openIpcBuffer } = await import('cuffi/ipc');
+try {
+  openIpcBuffer({});
+} catch {
+  // It has read the message.
+}
 console.log(JSON.stringify({ builtins, atImport, afterUse: scripts() }));
 `;
 

@@ -94,8 +94,11 @@ registerKernel('stray', {
 /** Within the project, so that packages are found from there. */
 const OUT = '.out';
 
-/** The one module that loads another by its own place: the emulated driver, which dist has built. */
-const moved: Readonly<Record<string, string>> = { 'ffi/driver.ts': 'dist/ffi/driver.js' };
+/** The modules that load another by their own place: the emulated driver and zod, which dist has built. */
+const moved: Readonly<Record<string, string>> = {
+  'ffi/driver.ts': 'dist/ffi/driver.js',
+  'src/ipc/descriptor-codec.ts': 'dist/ffi/descriptor-codec.js',
+};
 
 /** Modules go on to believe that they lie where their source does. */
 const keepPlaces: Plugin = {

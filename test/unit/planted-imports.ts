@@ -108,8 +108,14 @@ export const plantedImports: readonly PlantedImports[] = [
       '../index.ts',
       '../../ffi/emulator/memory.ts',
       'koffi',
+      'zod',
     ],
-    allowed: ['zod', './handle.ts', '../array/array.ts', '../kernel/launch.ts', '../errors.ts'],
+    allowed: ['./handle.ts', '../array/array.ts', '../kernel/launch.ts', '../errors.ts'],
+  },
+  {
+    file: 'src/ipc/zod.ts',
+    refused: ['koffi'],
+    allowed: ['zod'],
   },
   {
     file: 'src/ipc/index.ts',
@@ -118,8 +124,15 @@ export const plantedImports: readonly PlantedImports[] = [
   },
   {
     file: 'src/cli/a.ts',
-    refused: ['../ipc/index.ts', '../../test/support/x.ts', '../../bench/x.ts', 'cuffi', 'koffi'],
-    allowed: ['zod', './main.ts', '../ipc/handle.ts', '../memory/buffer.ts', '../../ffi/types.ts'],
+    refused: [
+      '../ipc/index.ts',
+      '../../test/support/x.ts',
+      '../../bench/x.ts',
+      'cuffi',
+      'koffi',
+      'zod',
+    ],
+    allowed: ['./main.ts', '../ipc/handle.ts', '../memory/buffer.ts', '../../ffi/types.ts'],
   },
   {
     file: 'test/unit/a.ts',

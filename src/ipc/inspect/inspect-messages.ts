@@ -2,8 +2,8 @@
  * What goes through the socket for inspection: one message of JSON each way. After a request for
  * probes, the socket becomes a connection.
  */
-import type { infer as Infer } from 'zod';
 import { loadZod } from '../descriptor-codec.ts';
+import type { infer as Infer } from '../zod.ts';
 import type { ProcessFacts } from './process-facts.ts';
 import type { SharedObject } from './shared-objects.ts';
 
@@ -51,7 +51,7 @@ const schemas = (() => {
 })();
 
 function makeSchemas() {
-  const { z } = loadZod();
+  const z = loadZod();
   const text = z.string().max(4096);
   const count = z.int().nonnegative();
   const limit = z.object({ soft: z.number().nullable(), hard: z.number().nullable() });
