@@ -32,6 +32,8 @@ const aim = z
     max: z.number().positive().optional(),
     /** The longest time, in microseconds. */
     maxUs: z.number().positive().optional(),
+    /** What is accepted until the aim is met, for the reason given below: a ratio or microseconds. */
+    accepted: z.number().positive().optional(),
   })
   .refine(
     ({ over, versus, max, maxUs }) =>
@@ -39,6 +41,10 @@ const aim = z
         ? max === undefined && maxUs !== undefined
         : max !== undefined && maxUs === undefined && over === undefined,
     'an aim has either versus and max, or maxUs, with which over is allowed',
+  )
+  .refine(
+    ({ accepted, max, maxUs = max }) => accepted === undefined || accepted > Number(maxUs),
+    'what is accepted is above the aim',
   );
 
 const schema = z.strictObject({
@@ -82,6 +88,8 @@ export interface Judgement {
   readonly part: number | undefined;
   /** Undefined if it was not measured. */
   readonly met: boolean | undefined;
+  /** Whether it is no worse than what is accepted until the aim is met. */
+  readonly isAccepted: boolean;
 }
 
 /** Returns one judgement for each case that an aim applies to, or one that says "not measured". */
@@ -114,7 +122,7 @@ export function judgeCase(result: CaseResult, of: Aim): Judgement {
 }
 
 function judgement(of: Aim, title: string, figure: string, part: number | undefined): Judgement {
-  const { suite, contestant, over, versus, max, maxUs = 0, statistic } = of;
+  const { suite, contestant, over, versus, max, maxUs = 0, statistic, accepted } = of;
   const limit = versus === undefined ? duration(maxUs * 1000) : `${max} times ${versus}`;
   const whose = contestant === undefined ? '' : `, ${contestant}`;
   const than = over === undefined ? '' : ` over ${over}`;
@@ -124,21 +132,25 @@ function judgement(of: Aim, title: string, figure: string, part: number | undefi
     figure,
     part,
     met: part === undefined ? undefined : part <= 1,
+    isAccepted: part !== undefined && part <= (accepted ?? 0) / (max ?? maxUs),
   };
 }
 
-export const verdict = ({ met }: Judgement): string =>
-  met === undefined ? 'not measured' : met ? 'met' : 'missed';
+export const verdict = ({ met, isAccepted }: Judgement): string => {
+  if (met === undefined) return 'not measured';
+  return met ? 'met' : isAccepted ? 'accepted' : 'missed';
+};
 
-/** `check`: prints each aim; returns 1 unless all are met. @throws UsageError */
+/** `check`: prints each aim; returns 1 unless all are met, or no worse than accepted. @throws UsageError */
 export function check(path: string, isPartial: boolean): number {
   const results = readResults(path);
   if (results.driver.emulated) throw new UsageError(`${path}: ${EMULATED}`);
   const judged = judge(results).filter(({ met }) => met !== undefined || !isPartial);
-  for (const each of judged)
-    console.log(`${verdict(each).padEnd(12)}  ${each.text}: ${each.figure}`);
-  const count = (met: boolean | undefined): number =>
-    judged.filter((one) => one.met === met).length;
-  console.log(`${count(true)} met, ${count(false)} missed, ${count(undefined)} not measured`);
-  return count(true) === judged.length && judged.length > 0 ? 0 : 1;
+  const verdicts = judged.map(verdict);
+  for (const [at, { text, figure }] of judged.entries())
+    console.log(`${verdicts[at]?.padEnd(12)}  ${text}: ${figure}`);
+  const count = (word: string): number => verdicts.filter((each) => each === word).length;
+  const words = ['met', 'accepted', 'missed', 'not measured'];
+  console.log(words.map((word) => `${count(word)} ${word}`).join(', '));
+  return count('met') + count('accepted') === judged.length && judged.length > 0 ? 0 : 1;
 }

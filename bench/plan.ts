@@ -23,7 +23,8 @@ export const USAGE = `usage: npm run bench -- [command] [options]
     --out FOLDER      default: a folder with the name of the file
   compare A B         prints the medians of each file that lie outside p10 to p90 of the other
     --threshold PART  exits with 1 if fewer medians lie within (default 0.95)
-  check FILE          compares a result file with bench/aims.json; exits with 1 if an aim is missed
+  check FILE          compares a result file with bench/aims.json; exits with 1 if an aim is missed by
+                      more than is accepted there
     --partial         ignores aims that the file does not measure
   join A B            adds the cases of B to the interrupted run A, in place of its own; A and B are of
                       equal machines

@@ -208,9 +208,10 @@ export function aimTable(
   if (results.driver.emulated) return `Aims are not judged: ${EMULATED}.`;
   const others = judged.filter(({ met }) => met !== true);
   const rows = others.map((each) => [each.text, each.figure, verdict(each)]);
+  const accepted = others.filter(({ isAccepted }) => isAccepted).length;
   const missed = new Set(others.filter(({ met }) => met === false).map(({ aim }) => aim.case));
   return [
-    `${judged.length - others.length} of ${judged.length} aims are met. The others:`,
+    `${judged.length - others.length} of ${judged.length} aims are met. Of the others, ${accepted} are no worse than what is accepted:`,
     table(['aim', 'measured', ''], rows, results),
     ...[...missed].map((name) => `- \`${name}\`: ${reasons[name] ?? 'the reason is unknown.'}`),
   ].join('\n\n');

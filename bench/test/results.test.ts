@@ -222,6 +222,9 @@ describe('judge', () => {
     ]);
     assert.match(judge(results, [over])[0]?.text ?? '', /at most 40\.0 us over other$/);
     assert.deepEqual(verdicts({ ...aim, case: 'down' }), [[undefined, undefined]]);
+    const isAccepted = (accepted: number) =>
+      judge(results, [{ ...mapped, contestant: 'other', accepted }])[0]?.isAccepted;
+    assert.deepEqual([isAccepted(80), isAccepted(79)], [true, false]);
     const late = { suite: 'event-loop', case: 'late', statistic: 'p99', maxUs: 1 } as const;
     assert.deepEqual(
       verdicts(late, { ...late, statistic: 'median' }).map(([, met]) => met),
@@ -249,6 +252,11 @@ describe('aims.json', () => {
     const aimed = new Set(readAims().map((aim) => aim.case));
     for (const name of Object.keys(readReasons())) assert.ok(aimed.has(name), name);
   });
+
+  test('gives a reason wherever it accepts more than the aim', () => {
+    for (const { accepted, ...aim } of readAims())
+      if (accepted !== undefined) assert.ok(readReasons()[aim.case], aim.case);
+  });
 });
 
 describe('check', () => {
@@ -268,6 +276,21 @@ describe('check', () => {
     assert.equal(printed(() => check(file, false))[0], 1);
     writeResults(file, resultsOf(cases(120)));
     assert.match(printed(() => check(file, true))[1], /^missed .*raw ffi/m);
+
+    // 1.35 times C is the aim of stream.done, and 1.6 times is accepted.
+    const besideC = (ns: number) => {
+      const others = { 'raw ffi': [ns], C: [100], 'cuda.bindings': [1000] };
+      return [caseOf('calls', 'stream.done', { cuffi: [ns], ...others })];
+    };
+    writeResults(file, resultsOf(besideC(155)));
+    const [accepted, list] = printed(() => check(file, true));
+    assert.equal(accepted, 0);
+    assert.match(list, /^accepted .*stream\.done.* 1\.35 times C: .*: 1\.55$/m);
+    assert.match(list, /^2 met, 1 accepted, 0 missed, 0 not measured$/m);
+    writeResults(file, resultsOf(besideC(165)));
+    const [worse, longer] = printed(() => check(file, true));
+    assert.equal(worse, 1);
+    assert.match(longer, /^missed .*stream\.done.* 1\.35 times C/m);
     writeResults(file, resultsOf(cases(105), { emulated: true }));
     assert.throws(() => check(file, false), /these times say nothing about a GPU/);
   });
