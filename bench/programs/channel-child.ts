@@ -13,11 +13,16 @@ interface Consumer {
   readonly channel: ChannelConsumer;
   readonly stream: Stream;
   readonly work: Work | undefined;
+  /** Resolves at the end of a channel of which each message is released. */
+  readonly released: Promise<void> | undefined;
 }
 
 const consumers: Consumer[] = [];
 
-async function releaseAll({ channel, stream }: Consumer, readsWord: boolean): Promise<void> {
+async function releaseAll(
+  { channel, stream }: Pick<Consumer, 'channel' | 'stream'>,
+  readsWord: boolean,
+): Promise<void> {
   for await (const slot of channel) {
     if (readsWord) await slot.buffer.subarray(0, 4).copyToHost(undefined, { stream });
     slot.release({ stream });
@@ -35,18 +40,29 @@ async function queueAhead(at: number, count: number): Promise<void> {
   }
 }
 
+/** Ends the use of a channel, whose memory would stay mapped here. */
+async function drop(at: number): Promise<void> {
+  const { channel, stream, work, released } = consumers[at] as Consumer;
+  await released;
+  channel.close();
+  work?.close();
+  stream.close();
+}
+
 await parent.send(null, { stream: idle });
 for (;;) {
   const order = await parent.receive({ stream: idle });
   if ('channel' in order) {
-    const consumer = {
-      channel: order.channel,
-      stream: Stream.create({ nonBlocking: true }),
+    const { channel } = order;
+    channel.busyPollUs = order.busyPollUs;
+    const stream = Stream.create({ nonBlocking: true });
+    consumers.push({
+      channel,
+      stream,
       work: order.workUs === 0 ? undefined : new Work(order.workUs),
-    };
-    consumer.channel.busyPollUs = order.busyPollUs;
-    consumers.push(consumer);
-    if (!order.isAhead) void releaseAll(consumer, order.readsWord);
-  } else await queueAhead(order.ahead, order.count);
+      released: order.isAhead ? undefined : releaseAll({ channel, stream }, order.readsWord),
+    });
+  } else if ('drop' in order) await drop(order.drop);
+  else await queueAhead(order.ahead, order.count);
   await parent.send(null, { stream: idle });
 }

@@ -43,6 +43,8 @@ for order in parent:
     if 'channel' in order:
         order['channel'].busy_poll_us = order['busyPollUs']
         consumers.append((order['channel'], new_stream()))
+    elif 'drop' in order:
+        consumers[order['drop']][0].close()
     elif 'ahead' in order:
         queue_ahead(*consumers[order['ahead']], order['count'])
     elif 'make' in order:

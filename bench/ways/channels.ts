@@ -17,15 +17,16 @@ const roundTrip = (name: string, busyPollUs: number, readsWord = false): Way => 
     const channel = Channel.create({ slots: 1, byteLength, deliver: 'all', busyPollUs });
     const stream = Stream.create({ nonBlocking: true });
     const child = await children.consuming();
-    await child.give(channel, { readsWord });
+    const number = await child.give(channel, { readsWord });
     return {
       ...roundTrips(async () => {
         const slot = await channel.acquire();
         slot.publish({ stream });
         await channel.drained();
       }),
-      close() {
+      async close() {
         channel.close();
+        await child.drop(number);
         stream.close();
       },
     };
@@ -71,8 +72,9 @@ export const channelAhead = (
         await publish(calls);
         return Number(process.hrtime.bigint() - start);
       },
-      close() {
+      async close() {
         channel.close();
+        await child.drop(number);
         stream.close();
         work?.close();
       },

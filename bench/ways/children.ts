@@ -40,7 +40,7 @@ export interface Rounds {
   readonly count: number;
 }
 
-/** What the consuming child is sent: a channel, or how many slots to take ahead of which one. */
+/** What the consuming child is sent: a channel, how many slots to take ahead of which one, or which one to close. */
 export type ReceivedChannelOrder =
   | {
       readonly channel: ChannelConsumer;
@@ -51,7 +51,8 @@ export type ReceivedChannelOrder =
       /** How long the kernel takes that it queues for each slot. 0 for none. */
       readonly workUs: number;
     }
-  | { readonly ahead: number; readonly count: number };
+  | { readonly ahead: number; readonly count: number }
+  | { readonly drop: number };
 
 const START_TIMEOUT_MS = 60_000;
 
@@ -327,7 +328,7 @@ export class ConsumingChild {
     return new ConsumingChild(driver, await start(driver, { program, args: [] }));
   }
 
-  /** Sends a channel; returns its number for {@link queueAhead}. */
+  /** Sends a channel; returns its number for {@link queueAhead} and {@link drop}. */
   async give(
     channel: Channel,
     { isAhead = false, readsWord = false, workUs = 0 } = {},
@@ -336,6 +337,11 @@ export class ConsumingChild {
     await this.#ask({ channel, busyPollUs, isAhead, readsWord, workUs });
     this.#channels += 1;
     return this.#channels - 1;
+  }
+
+  /** The child closes a channel that it was sent, after this process has. Its memory would stay. */
+  async drop(channel: number): Promise<void> {
+    await this.#ask({ drop: channel });
   }
 
   /** Python makes a channel whose slots streams wait for; returns it with its number for {@link publish}. */
