@@ -61,7 +61,7 @@ export function describeMachine({ emulated, version }: DriverChoice): Machine {
     cuffi: versionIn(require.resolve('cuffi/package.json')),
     link: linkOf(numbers.slice(4)),
     memoryBandwidth: emulated ? null : memoryBandwidth(device),
-    commit: process.env['CUFFI_COMMIT'] ?? gitCommit(),
+    commit: process.env['CUFFI_COMMIT'] || gitCommit(),
   };
 }
 

@@ -109,7 +109,7 @@ describe('report', () => {
       resultsOf([caseOf('hand-over', 'hand-over.mapped', { cuffi: [ns] })]);
     assert.match(
       fill('{{aims}}', of(50_000)),
-      /mapped.*\| +missed \|.*^- `hand-over\.mapped`: Both event loops sleep/ms,
+      /mapped.*\| +accepted \|.*^- `hand-over\.mapped`: Both event loops sleep/ms,
     );
     assert.doesNotMatch(fill('{{aims}}', of(30_000)), /Both event loops sleep/);
   });
