@@ -4,6 +4,7 @@
  * checkout: the messages stay compatible. Progress goes to stderr.
  */
 
+import { setImmediate as nextLoopIteration } from 'node:timers/promises';
 import { Cpus } from '../cpus.ts';
 import { INTERRUPTED, Interrupted, interruption } from '../interrupt.ts';
 import { chooseDriver, describeMachine } from '../machine.ts';
@@ -61,6 +62,9 @@ async function measureAll(plan: Plan): Promise<void> {
     await tell({ type: 'begun', driver, machine, isPinned, skipped: peers?.skipped ?? [] });
     const shared = { driver, peers, cpus, children, signal };
     for (const [at, each] of cases.entries()) {
+      // A signal is only seen in the event loop, which short cases never reach.
+      await nextLoopIteration();
+      signal.throwIfAborted();
       const seconds = process.uptime().toFixed(0);
       const title = `${each.suite}: ${titleOf(each)}`;
       console.error(`${prefix}[${at + 1}/${cases.length}, ${seconds} s] ${title}`);
