@@ -326,6 +326,7 @@ function nccl(): LibraryFacts {
   return {
     name: 'NCCL',
     found: folder && join(folder, basename('libnccl.so.2')),
-    remedy: 'Only collectives of other libraries need it: pip install nvidia-nccl-cu13, or -cu12 for CUDA 12.',
+    remedy:
+      'Only collectives of other libraries need it: pip install nvidia-nccl-cu13, or -cu12 for CUDA 12.',
   };
 }
