@@ -1,5 +1,5 @@
 /** Pinned host memory: allocated by the driver, or registered. */
-import { readFileSync } from 'node:fs';
+import { closeSync, openSync, readSync } from 'node:fs';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
 import {
@@ -30,23 +30,47 @@ const READ_ONLY = 0x8;
 const DEVICEMAP = 0x2;
 const PAGE = 4096;
 
-const MAPPING = /^([\da-f]+)-([\da-f]+) .(.).(.) \S+ \S+ \S+ *(.*)$/gm;
+const MAPPING = /^([\da-f]+)-([\da-f]+) (.)(.).(.) \S+ \S+ \S+ *(.*)$/gm;
 /** Paths of files in memory, whose pages can be pinned. */
 const MEMORY_FILE = /^(?:$|\[|\/memfd:|\/dev\/)/;
 
-/** Whether devices can write to a range: not if it is read-only or a file on a disk. */
-function isDeviceWritable(address: number, byteLength: number): boolean {
-  for (const [, begin = '', end = '', write, shared, path = ''] of readFileSync(
-    '/proc/self/maps',
-    'latin1',
-  ).matchAll(MAPPING)) {
-    const isWithin =
-      Number.parseInt(begin, 16) < address + byteLength && address < Number.parseInt(end, 16);
-    const isMemory = shared === 'p' || MEMORY_FILE.test(path);
-    if (isWithin && !(write === 'w' && isMemory)) return false;
-  }
-  return true;
+/** Whether devices can access all of a range, and write to it unless it is only for reading: not to a file on a disk. */
+function isAccessible(address: number, byteLength: number, isReadOnly: boolean): boolean {
+  // All below this address is. The mappings come in the order of their addresses.
+  let reached = address;
+  for (const text of partsOfMaps())
+    for (const [, begin = '', end = '', read, write, shared, path = ''] of text.matchAll(MAPPING)) {
+      const to = Number.parseInt(end, 16);
+      if (to <= reached) continue;
+      if (Number.parseInt(begin, 16) > reached || read !== 'r') return false;
+      const isMemory = shared === 'p' || MEMORY_FILE.test(path);
+      if (!isReadOnly && !(write === 'w' && isMemory)) return false;
+      reached = to;
+      if (reached >= address + byteLength) return true;
+    }
+  return false;
 }
+
+/** The lines of /proc/self/maps, some at a time: the kernel composes them when they are read. */
+function* partsOfMaps(): Generator<string> {
+  const fd = openSync('/proc/self/maps', 'r');
+  try {
+    let rest = '';
+    for (;;) {
+      const length = readSync(fd, mapsBuffer);
+      if (length === 0) break;
+      const text = rest + mapsBuffer.toString('latin1', 0, length);
+      const end = text.lastIndexOf('\n') + 1;
+      yield text.slice(0, end);
+      rest = text.slice(end);
+    }
+    yield rest;
+  } finally {
+    closeSync(fd);
+  }
+}
+
+const mapsBuffer = Buffer.alloc(4096);
 
 export interface PinnedAllocation extends Region {
   readonly kind: 'host';
@@ -69,11 +93,6 @@ export const pinnedFunctions = (
   queues: StreamQueues,
   host: HostMemory,
 ): PinnedFunctions => {
-  const isMapped = (address: number, byteLength: number): boolean => {
-    for (let at = address; at < address + byteLength; at += PAGE)
-      if (!host.isReadable(at)) return false;
-    return host.isReadable(address + byteLength - 1);
-  };
   const allocationAt = (address: number): PinnedAllocation | undefined => {
     const region = memory.regions.at(address);
     return region?.kind === 'host' ? (region as PinnedAllocation) : undefined;
@@ -137,10 +156,11 @@ export const pinnedFunctions = (
       // Registered ranges may share a page, but no byte.
       if (memory.registrations.overlaps(address, byteLength))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-      if (memory.isKnown(address) || !isMapped(address, byteLength))
-        return CUDA_ERROR_INVALID_VALUE;
       const isReadOnly = (flags & READ_ONLY) !== 0;
-      if (!isReadOnly && !isDeviceWritable(address, byteLength)) return CUDA_ERROR_INVALID_VALUE;
+      if (memory.isKnown(address) || !isAccessible(address, byteLength, isReadOnly))
+        return CUDA_ERROR_INVALID_VALUE;
+      // A mapping may be longer than its file.
+      if (!host.isReadable(address + byteLength - 1)) return CUDA_ERROR_INVALID_VALUE;
       const bufferId = memory.nextBufferId();
       const context = contexts.current;
       memory.registrations.add({

@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { BLOCK, OUT0, readInt32, readSize } from '../../../../ffi/arena.ts';
+import { closeFd, createMemfd, libc } from '../../../../ffi/linux/libc.ts';
+import { mapAnonymous, mapMemfd } from '../../../../ffi/linux/mmap.ts';
 import { viewMemory } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { at, device, Emulated, hostWords, LEGACY } from './support.ts';
@@ -54,6 +56,45 @@ describe('emulated pinned and managed memory', () => {
     emulated.ok(emulated.cu.cuMemHostGetFlags(OUT0, address));
     assert.equal(readInt32(OUT0), 3);
     emulated.ok(emulated.cu.cuMemHostUnregister(address));
+  });
+
+  test('memory is registered if all of it can be read, and written unless it is only for reading', () => {
+    const { cu } = Emulated.inContext();
+    const PAGE = 4096;
+    const [PROT_NONE, PROT_READ] = [0, 1];
+    const fd = createMemfd('cuffi-test', PAGE);
+    const file = mapMemfd(fd, 2 * PAGE);
+    const pages = mapAnonymous(3 * PAGE);
+    const middle = (pages.address + PAGE) as Address;
+    const FIXED_PRIVATE_ANONYMOUS = 0x32;
+    const remap = (protection: number) =>
+      assert.equal(libc.mmap(middle, PAGE, protection, FIXED_PRIVATE_ANONYMOUS, -1, 0), middle);
+    const register = (address: Address, byteLength: number, flags = 0): number => {
+      const status = cu.cuMemHostRegister_v2(address, byteLength, flags);
+      if (status === 0) assert.equal(cu.cuMemHostUnregister(address), 0);
+      return status;
+    };
+    const all = 3 * PAGE;
+    const READ_ONLY = 8;
+    try {
+      assert.equal(register(pages.address, all), 0);
+      remap(PROT_READ);
+      assert.deepEqual(
+        [register(pages.address, all), register(pages.address, all, READ_ONLY)],
+        [1, 0],
+      );
+      remap(PROT_NONE);
+      assert.equal(register(pages.address, all, READ_ONLY), 1);
+      assert.equal(libc.munmap(middle, PAGE), 0);
+      assert.equal(register(pages.address, all, READ_ONLY), 1);
+      assert.equal(register(pages.address, PAGE), 0);
+      // The second page is mapped, but lies behind the end of the file.
+      assert.deepEqual([register(file.address, PAGE), register(file.address, PAGE + 1)], [0, 1]);
+    } finally {
+      pages.unmap();
+      file.unmap();
+      closeFd(fd);
+    }
   });
 
   test('managed memory is one for the CPU and the device, and takes memory where it is', () => {
