@@ -2,8 +2,6 @@
  * The driver in use: libcuda, the emulated driver, or a driver of a test. All of cuffi calls it as
  * `cu.<function>`.
  */
-import { createRequire } from 'node:module';
-import { extname } from 'node:path';
 import { arena, openArena } from './arena.ts';
 import { emulatedKernels } from './emulated-kernels.ts';
 import { type Driver, type FunctionName, functionNames, type Row, rows } from './functions.ts';
@@ -13,6 +11,7 @@ import {
   type NativeFunction,
   openLibrary,
 } from './library.ts';
+import { loadModule } from './load-module.ts';
 import { CUresult } from './results.ts';
 import { isMainThread } from './thread.ts';
 import { type CallRecord, type CallSink, printCall, traced } from './trace.ts';
@@ -135,11 +134,9 @@ interface Emulator {
 }
 
 function openEmulated(): DriverSource {
-  // Loaded on demand, synchronously, from source (.ts) or from dist (.js). A loader that compiles on
-  // the fly may create second instances of the modules. So shared state (the arena, the kernels) is
-  // passed as an argument.
-  const extension = extname(new URL(import.meta.url).pathname);
-  const emulator = createRequire(import.meta.url)(`./emulator/index${extension}`) as Emulator;
+  // A loader that compiles on the fly may create second instances of the modules. So shared state (the
+  // arena, the kernels) is passed as an argument.
+  const emulator = loadModule(import.meta.url, './emulator/index') as Emulator;
   const driver = emulator.createEmulatedDriver({ arena, kernels: emulatedKernels });
   return { name: 'emulated', resolve: (name) => functionOf(driver, name) ?? notEmulated };
 }

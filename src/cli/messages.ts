@@ -1,5 +1,5 @@
 /** The messages between the two processes of the round trip, checked on arrival. */
-import { loadZod } from '../ipc/descriptor-codec.ts';
+import { loadZod } from '../ipc/load-zod.ts';
 import type { infer as Infer } from '../ipc/zod.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 

@@ -3,8 +3,6 @@
  * checksum.
  */
 
-import { createRequire } from 'node:module';
-import { extname } from 'node:path';
 import { crc32 } from 'node:zlib';
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { MAX_NDIM } from '../array/shape.ts';
@@ -32,6 +30,7 @@ import {
   type NumberType,
 } from './descriptor.ts';
 import { descriptorReader, encodeFields, malformed, readFields } from './descriptor-bytes.ts';
+import { loadZod } from './load-zod.ts';
 
 /** Returns the descriptor with these fields: adds the version and the checksum. */
 export function withChecksum<F extends DescriptorFields>(fields: F): IpcDescriptors[F['kind']] {
@@ -259,13 +258,4 @@ let cachedSchemas: ReturnType<typeof createSchemas> | undefined;
 const descriptorSchemas = (): ReturnType<typeof createSchemas> => {
   cachedSchemas ??= createSchemas();
   return cachedSchemas;
-};
-
-/**
- * Loads zod for the first message that is checked, always through this function: from source (.ts), or
- * from dist (.js), where the build puts it beside the file that has this module.
- */
-export const loadZod = (): typeof import('./zod.ts') => {
-  const extension = extname(new URL(import.meta.url).pathname);
-  return createRequire(import.meta.url)(`./zod${extension}`) as typeof import('./zod.ts');
 };

@@ -109,6 +109,9 @@ describe('the packed package', { skip: unavailable }, () => {
   before(() => {
     assert.ok(existsSync(join(root, 'dist')), 'no dist: npm run build');
     folder = mkdtempSync(join(tmpdir(), 'cuffi-package-'));
+    // What lies there would be found in place of what the package lacks.
+    for (let above = folder; above !== dirname(above); above = dirname(above))
+      assert.ok(!existsSync(join(above, 'node_modules')), `${above} has node_modules: remove it`);
     const made = packPackage(folder);
     tarball = made.path;
     packed = made.files;

@@ -97,7 +97,7 @@ const OUT = '.out';
 /** The modules that load another by their own place: the emulated driver and zod, which dist has built. */
 const moved: Readonly<Record<string, string>> = {
   'ffi/driver.ts': 'dist/ffi/driver.js',
-  'src/ipc/descriptor-codec.ts': 'dist/ffi/descriptor-codec.js',
+  'src/ipc/load-zod.ts': 'dist/ffi/load-zod.js',
 };
 
 /** Modules go on to believe that they lie where their source does. */

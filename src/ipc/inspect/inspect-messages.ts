@@ -2,7 +2,7 @@
  * What goes through the socket for inspection: one message of JSON each way. After a request for
  * probes, the socket becomes a connection.
  */
-import { loadZod } from '../descriptor-codec.ts';
+import { loadZod } from '../load-zod.ts';
 import type { infer as Infer } from '../zod.ts';
 import type { ProcessFacts } from './process-facts.ts';
 import type { SharedObject } from './shared-objects.ts';
