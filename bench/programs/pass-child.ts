@@ -83,7 +83,6 @@ async function measureAll(plan: Plan): Promise<void> {
 /** Reports a case that fails, so that the others are still measured. */
 async function runOne(planned: PlannedCase, plan: Plan, shared: Shared): Promise<void> {
   const { signal, children } = shared;
-  signal.throwIfAborted();
   const at = plan.cases.indexOf(planned);
   try {
     const result = await runCase(planned, plan, shared);

@@ -2,7 +2,6 @@
  * All memory that devices can access: what is mapped, how much is free, what an address refers to.
  */
 
-import { readFileSync } from 'node:fs';
 import { isMainThread } from 'node:worker_threads';
 import { CU_MEM_ACCESS_FLAGS_PROT_READ, CU_MEM_ACCESS_FLAGS_PROT_READWRITE } from '../constants.ts';
 import { libc } from '../linux/libc.ts';
@@ -10,6 +9,7 @@ import { AddressSpace, isReserved } from './address-space.ts';
 import { Blocks, type MappedBlock } from './blocks.ts';
 import type { Context, Contexts } from './context.ts';
 import type { HostMemory } from './host-memory.ts';
+import { hasMapping, isMappedBy, type ProcessMapping } from './process-mappings.ts';
 import { type Range, RangeMap } from './ranges.ts';
 import type { Settings } from './settings.ts';
 
@@ -293,29 +293,17 @@ export class Regions extends RangeMap<Region> {
  * their mappings are valid in all threads, and /proc/self/maps lists them.
  */
 
-const MAPS = '/proc/self/maps';
-/** Mappings of memfds with device memory: see BLOCK_NAME, POOL_NAME and virtual.ts. */
-const DEVICE_MEMORY = /^([\da-f]+)-([\da-f]+) rw.*\/memfd:cuffi\.(?:memory|pool|virtual)/gm;
-
-function* deviceMemory(): Generator<readonly [begin: number, end: number]> {
-  for (const [, begin = '', end = ''] of readFileSync(MAPS, 'latin1').matchAll(DEVICE_MEMORY))
-    yield [Number.parseInt(begin, 16), Number.parseInt(end, 16)];
-}
+/** Memfds with device memory: see BLOCK_NAME, POOL_NAME and virtual.ts. */
+const DEVICE_MEMORY = /^\/memfd:cuffi\.(?:memory|pool|virtual)/;
+const isDeviceMemory = ({ isReadable, isWritable, path }: ProcessMapping): boolean =>
+  isReadable && isWritable && DEVICE_MEMORY.test(path);
 
 /** Whether other threads may have device memory. Searching the mappings is slow. */
-let hasThreads = !isMainThread || !deviceMemory().next().done;
+let hasThreads = !isMainThread || hasMapping(isDeviceMemory);
 process.on('worker', () => {
   hasThreads = true;
 });
 
 /** Whether all these bytes are device memory that another thread has mapped. */
-function isMemoryOfOtherThread(address: number, byteLength: number): boolean {
-  if (!hasThreads || isReserved(address)) return false;
-  let at = address;
-  for (const [begin, end] of deviceMemory()) {
-    if (begin > at) return false;
-    if (end > at) at = end;
-    if (at >= address + byteLength) return true;
-  }
-  return false;
-}
+const isMemoryOfOtherThread = (address: number, byteLength: number): boolean =>
+  hasThreads && !isReserved(address) && isMappedBy(address, byteLength, isDeviceMemory);

@@ -1,5 +1,4 @@
 /** Pinned host memory: allocated by the driver, or registered. */
-import { closeSync, openSync, readSync } from 'node:fs';
 import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
 import {
@@ -11,6 +10,7 @@ import {
 import type { Contexts } from './context.ts';
 import type { HostMemory } from './host-memory.ts';
 import { type Memory, type Region, WRITE } from './memory.ts';
+import { isMappedBy } from './process-mappings.ts';
 import type { StreamQueues } from './stream-queues.ts';
 
 const {
@@ -30,47 +30,17 @@ const READ_ONLY = 0x8;
 const DEVICEMAP = 0x2;
 const PAGE = 4096;
 
-const MAPPING = /^([\da-f]+)-([\da-f]+) (.)(.).(.) \S+ \S+ \S+ *(.*)$/gm;
 /** Paths of files in memory, whose pages can be pinned. */
 const MEMORY_FILE = /^(?:$|\[|\/memfd:|\/dev\/)/;
 
 /** Whether devices can access all of a range, and write to it unless it is only for reading: not to a file on a disk. */
-function isAccessible(address: number, byteLength: number, isReadOnly: boolean): boolean {
-  // All below this address is. The mappings come in the order of their addresses.
-  let reached = address;
-  for (const text of partsOfMaps())
-    for (const [, begin = '', end = '', read, write, shared, path = ''] of text.matchAll(MAPPING)) {
-      const to = Number.parseInt(end, 16);
-      if (to <= reached) continue;
-      if (Number.parseInt(begin, 16) > reached || read !== 'r') return false;
-      const isMemory = shared === 'p' || MEMORY_FILE.test(path);
-      if (!isReadOnly && !(write === 'w' && isMemory)) return false;
-      reached = to;
-      if (reached >= address + byteLength) return true;
-    }
-  return false;
-}
-
-/** The lines of /proc/self/maps, some at a time: the kernel composes them when they are read. */
-function* partsOfMaps(): Generator<string> {
-  const fd = openSync('/proc/self/maps', 'r');
-  try {
-    let rest = '';
-    for (;;) {
-      const length = readSync(fd, mapsBuffer);
-      if (length === 0) break;
-      const text = rest + mapsBuffer.toString('latin1', 0, length);
-      const end = text.lastIndexOf('\n') + 1;
-      yield text.slice(0, end);
-      rest = text.slice(end);
-    }
-    yield rest;
-  } finally {
-    closeSync(fd);
-  }
-}
-
-const mapsBuffer = Buffer.alloc(4096);
+const isAccessible = (address: number, byteLength: number, isReadOnly: boolean): boolean =>
+  isMappedBy(
+    address,
+    byteLength,
+    ({ isReadable, isWritable, isPrivate, path }) =>
+      isReadable && (isReadOnly || (isWritable && (isPrivate || MEMORY_FILE.test(path)))),
+  );
 
 export interface PinnedAllocation extends Region {
   readonly kind: 'host';
