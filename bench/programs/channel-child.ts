@@ -1,7 +1,7 @@
 /**
  * Consumes the channels that it is sent. A channel that streams wait for is taken ahead, as many slots
  * as it is asked for, and it replies when they are queued. Of any other it releases each message. It
- * closes a channel when it is told to.
+ * closes a channel when ordered to.
  */
 import { Stream } from 'cuffi';
 import { type ChannelConsumer, parentPeer } from 'cuffi/ipc';

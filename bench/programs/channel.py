@@ -1,7 +1,7 @@
 """The other end of a channel in Python, with the companion of cuffi: as channel-child.ts, and as a producer.
 
 It takes as many slots ahead as it is asked for, and replies when they are queued; or publishes so many, and
-replies with the nanoseconds until all were released. It closes a channel when it is told to.
+replies with the nanoseconds until all were released. It closes a channel when ordered to.
 """
 
 import ctypes

@@ -46,8 +46,8 @@ import {
   itemsByteLength,
   type Layout,
   layoutExtents,
+  mayOverlapItself,
 } from './layout.ts';
-import { mayOverlapItself } from './overlap.ts';
 import { formatShape, type Shape, sizeOf } from './shape.ts';
 import {
   broadcastTo,

@@ -1,8 +1,7 @@
 import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
 import type { OrderOrStrides } from '../../array/array-options.ts';
 import { DeviceArray } from '../../array/device-array.ts';
-import { type Layout, layoutExtents, makeLayout } from '../../array/layout.ts';
-import { hasRepeatedItems } from '../../array/overlap.ts';
+import { hasRepeatedItems, type Layout, layoutExtents, makeLayout } from '../../array/layout.ts';
 import { checkShape, type Shape } from '../../array/shape.ts';
 import { Context, type PlaceOptions } from '../../context.ts';
 import { type Dtype, type DtypeOrName, dtype as dtypeNamed } from '../../dtype.ts';

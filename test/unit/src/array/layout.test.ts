@@ -8,8 +8,8 @@ import {
   type LayoutOptions,
   layoutExtents,
   makeLayout,
+  mayOverlapItself,
 } from '../../../../src/array/layout.ts';
-import { mayOverlapItself } from '../../../../src/array/overlap.ts';
 import { addresses, anyLayout, anyShape, bytesOf, runs } from '../../../support/layouts.ts';
 
 const orders = ['C', 'F'] as const;

@@ -6,8 +6,8 @@ import {
   type Layout,
   layoutExtents,
   makeLayout,
+  mayOverlapItself,
 } from '../../../../src/array/layout.ts';
-import { mayOverlapItself } from '../../../../src/array/overlap.ts';
 import {
   broadcastTo,
   expandDims,
