@@ -15,7 +15,12 @@ import { setLossDetector } from './lost-context.ts';
 import { pollUntil } from './poller.ts';
 import { ReleaseQueue, releaseLimits } from './release-queue.ts';
 import { assertInternal, checkInstance, checkInteger, formatValue } from './validate.ts';
-import { countOtherWaitingStreams, type WorkCounter } from './waiting-streams.ts';
+import {
+  blockUntil,
+  countOtherWaitingStreams,
+  hasWaitingStreams,
+  type WorkCounter,
+} from './waiting-streams.ts';
 import { WorkTracker } from './work-tracker.ts';
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;
@@ -237,11 +242,27 @@ export class Context {
     await pollUntil(() => isReady(this.workTracker.poll(), 'cuStreamQuery'), wait);
   }
 
-  /** Blocks the process until all work in the context is done. */
+  /**
+   * Blocks the process until all work in the context is done. While streams wait for other processes it
+   * still watches those, so that it returns if one of them ends.
+   *
+   * @throws CudaError if the work failed
+   */
   synchronizeSync(): void {
     assertNotCapturing('waiting for a context');
+    this.#blockWhileStreamsWait();
     this.run(() => check(cu.cuCtxSynchronize(), 'cuCtxSynchronize'));
     this.workTracker.noteSynchronized();
+  }
+
+  /** Lets the work that cuffi knows of end before the driver waits for all of it. */
+  #blockWhileStreamsWait(): void {
+    if (!hasWaitingStreams(this)) return;
+    blockUntil(
+      () =>
+        this.workTracker.poll() !== CUresult.CUDA_ERROR_NOT_READY &&
+        countOtherWaitingStreams(this) === 0,
+    );
   }
 
   /**
@@ -303,7 +324,12 @@ export class Context {
     this.#assertOwned();
     // The driver ends the work of a context that cannot be entered, too.
     const wait = beginWait(options, 'resetting a context');
-    await pollUntil(() => this.workTracker.poll() !== CUresult.CUDA_ERROR_NOT_READY, wait);
+    await pollUntil(
+      () =>
+        this.workTracker.poll() !== CUresult.CUDA_ERROR_NOT_READY &&
+        countOtherWaitingStreams(this) === 0,
+      wait,
+    );
     this.resetSync();
   }
 
@@ -311,6 +337,7 @@ export class Context {
   resetSync(): void {
     assertNotCapturing('resetting a context');
     this.#assertOwned();
+    if (this.#handle !== undefined) this.#blockWhileStreamsWait();
     try {
       this.memory?.reset();
     } finally {

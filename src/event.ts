@@ -17,6 +17,7 @@ import { Resource, ShareableResource } from './lifetime.ts';
 import { pollUntil } from './poller.ts';
 import { Stream } from './stream.ts';
 import { assertInternal, checkBoolean, checkInstance, checkOptions } from './validate.ts';
+import { blockUntil, hasWaitingStreams } from './waiting-streams.ts';
 import { wakeBehindEvent } from './wake-up.ts';
 
 /** Options of {@link CudaEvent.create}. */
@@ -181,10 +182,16 @@ export class CudaEvent extends ShareableResource {
     ];
   }
 
-  /** Blocks the process until it is done. */
+  /**
+   * Blocks the process until it is done. While streams wait for other processes it still watches those,
+   * so that it returns if one of them ends.
+   *
+   * @throws CudaError if the work failed
+   */
   synchronizeSync(): void {
     assertNotCapturing('waiting for an event');
-    check(cu.cuEventSynchronize(this.handle), 'cuEventSynchronize');
+    if (hasWaitingStreams(this.context)) blockUntil(() => this.done);
+    else check(cu.cuEventSynchronize(this.handle), 'cuEventSynchronize');
   }
 }
 

@@ -108,6 +108,20 @@ export function pollInBackground(poll: () => boolean): () => void {
   };
 }
 
+let isPollingBackground = false;
+
+/** Polls what is polled in the background, now: for a caller that keeps the event loop from turning. */
+export function pollBackgroundNow(): void {
+  // A background poll may itself block.
+  if (isPollingBackground) return;
+  isPollingBackground = true;
+  try {
+    for (const wait of pendingPolls) if (!wait.keepAlive) pollOnce(wait);
+  } finally {
+    isPollingBackground = false;
+  }
+}
+
 /** Resolves in the next iteration of the event loop. */
 export const nextLoopIteration = (): Promise<void> =>
   new Promise((resolve) => setImmediate(resolve));

@@ -23,6 +23,7 @@ import {
   checkOptions,
   formatValue,
 } from './validate.ts';
+import { blockUntil, hasWaitingStreams } from './waiting-streams.ts';
 import { wakeBehindStream } from './wake-up.ts';
 
 /** Options of {@link Stream.create}. */
@@ -189,11 +190,17 @@ export class Stream extends Resource implements AsyncDisposable {
     await pollUntil(() => this.done, wait, undefined, armWakeUp);
   }
 
-  /** Blocks the process until all work queued so far is done. */
+  /**
+   * Blocks the process until all work queued so far is done. While streams wait for other processes it
+   * still watches those, so that it returns if one of them ends.
+   *
+   * @throws CudaError if the work failed
+   */
   synchronizeSync(): void {
     const handle = this.handle;
     assertNotCapturing('waiting for a stream');
-    this.#query(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
+    if (hasWaitingStreams(this.context)) blockUntil(() => this.done);
+    else this.#query(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
   }
 
   /**

@@ -4,10 +4,12 @@
  */
 
 import { libc } from '../ffi/linux/libc.ts';
+import { serveUrgentWatches } from '../ffi/linux/poll.ts';
 import { addressOf } from '../ffi/native.ts';
 import { threadId } from '../ffi/thread.ts';
 import type { Address, CUcontext, CUstream } from '../ffi/types.ts';
 import { CuffiError } from './errors.ts';
+import { pollBackgroundNow } from './poller.ts';
 import { mayHaveOtherUsers, withWaitsTable } from './worker-counts.ts';
 
 /** A stream of this thread that may wait. */
@@ -56,6 +58,32 @@ export function addWaitingStream(context: WaitingContext, stream: WaitingStream)
 }
 
 const NONE: ReadonlySet<WaitingStream> = new Set();
+
+/**
+ * Whether a stream of a context waits for another process, in any thread. A call of the driver that
+ * waits for the GPU may then wait for that process, too: as long as it blocks the event loop, nothing
+ * here sees that the process has ended.
+ */
+export const hasWaitingStreams = (context: WaitingContext): boolean =>
+  waitingStreams(context).size > 0 || countOtherWaitingStreams(context) > 0;
+
+/**
+ * Blocks this thread until `poll` returns true, without a call of the driver that waits. What would
+ * end the waits of streams from the event loop, it does meanwhile: it watches for the ends of other
+ * processes, and stores what they wait for.
+ */
+export function blockUntil(poll: () => boolean): void {
+  const spinUntil = performance.now() + SPIN_MS;
+  while (!poll()) {
+    const isSpinning = performance.now() < spinUntil;
+    serveUrgentWatches(isSpinning ? 0 : PERIOD_MS);
+    if (!isSpinning) pollBackgroundNow();
+  }
+}
+
+/** Most waits end within it. */
+const SPIN_MS = 0.2;
+const PERIOD_MS = 1;
 
 /**
  * @param operation what would block, as `loading code`

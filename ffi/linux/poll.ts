@@ -6,7 +6,7 @@
  */
 
 import { koffi } from '../koffi.ts';
-import { addressOf } from '../native.ts';
+import { addressOf, withAddress } from '../native.ts';
 import { isMainThread } from '../thread.ts';
 import type { Address } from '../types.ts';
 import { checkFd, closeFd, isShortage, libc, SystemError, succeeded } from './libc.ts';
@@ -68,12 +68,14 @@ export function runtimeWithoutWatches(): string | undefined {
  * file, a directory, /dev/null), EEXIST while another watch of it is open, EINVAL if a worker
  * thread watches over 500 copies of it, EMFILE if the thread has no descriptor left for its epoll
  * at the first watch, ENOSYS in Bun and Deno
+ * @param options `urgent`: {@link serveUrgentWatches} calls `onReady`, too
  * @throws TypeError if `events` names nothing
  */
 export function watchFd(
   fd: number,
   events: WatchedEvents,
   onReady: (readiness: Readiness) => void,
+  options: { readonly urgent?: boolean } = {},
 ): FdWatch {
   if (!(events.readable || events.writable || events.disconnect))
     throw new TypeError('a watch needs readable, writable or disconnect');
@@ -82,7 +84,34 @@ export function watchFd(
   if (runtime !== undefined)
     throw new SystemError('poll', ENOSYS, `${runtime} cannot watch descriptors; Node can`);
   if (watches.has(fd)) throw new SystemError('poll', EEXIST, `descriptor ${fd} is already watched`);
-  return new Watch(fd, events, onReady);
+  return new Watch(fd, events, onReady, options.urgent === true);
+}
+
+/**
+ * Calls the `onReady` of each urgent watch of this thread whose descriptor is ready, now: for a
+ * caller that keeps the event loop from turning.
+ *
+ * @param timeoutMs for how long to sleep, at most, if none is ready
+ */
+export function serveUrgentWatches(timeoutMs: number): void {
+  const served = [...urgentWatches];
+  if (served.length === 0) {
+    libc.poll(0 as Address, 0, timeoutMs);
+    return;
+  }
+  // struct pollfd: the descriptor, then two 16-bit masks: what to report, and what was found.
+  const entries = new Int32Array(2 * served.length);
+  for (const [at, watch] of served.entries()) {
+    entries[2 * at] = watch.fd;
+    entries[2 * at + 1] = watch.pollMask;
+  }
+  const count = withAddress(entries, (address) => libc.poll(address, served.length, timeoutMs));
+  if (count <= 0) return;
+  for (const [at, watch] of served.entries()) {
+    const found = (entries[2 * at + 1] as number) >>> 16;
+    // An earlier one may have closed it.
+    if (found !== 0 && !watch.closed) watch.serve(found);
+  }
 }
 
 /**
@@ -120,6 +149,8 @@ const ENOSYS = 38;
 
 /** All open watches of this thread by descriptor. Keeps koffi's handles from being collected. */
 const watches = new Map<number, Watch>();
+/** Those whose news must not wait for the event loop. */
+const urgentWatches = new Set<Watch>();
 
 /** What detects that a descriptor is ready. */
 interface ReadinessSource {
@@ -142,7 +173,12 @@ class Watch implements FdWatch {
   #delivery: NodeJS.Immediate | undefined;
   #closed = false;
 
-  constructor(fd: number, events: WatchedEvents, onReady: (readiness: Readiness) => void) {
+  constructor(
+    fd: number,
+    events: WatchedEvents,
+    onReady: (readiness: Readiness) => void,
+    isUrgent: boolean,
+  ) {
     this.fd = fd;
     this.#events = { ...events };
     this.#onReady = onReady;
@@ -150,6 +186,19 @@ class Watch implements FdWatch {
     this.#source = open(fd, maskOf(events), this.recordReadiness);
     libc.fcntl(fd, F_SETFL, libc.fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
     watches.set(fd, this);
+    if (isUrgent) urgentWatches.add(this);
+  }
+
+  /** What poll(2) is asked for. */
+  get pollMask(): number {
+    return maskOf(this.#events) & (EPOLLIN | EPOLLOUT | EPOLLRDHUP);
+  }
+
+  /** Delivers readiness now, in place of the turn of the loop that would have. */
+  serve(bits: number): void {
+    clearImmediate(this.#delivery);
+    this.#readyBits = bits;
+    this.#deliver();
   }
 
   /** Records readiness for later delivery. Neither throws nor runs user code. */
@@ -194,6 +243,7 @@ class Watch implements FdWatch {
     this.#closed = true;
     clearImmediate(this.#delivery);
     watches.delete(this.fd);
+    urgentWatches.delete(this);
     this.#source.close();
   }
 

@@ -5,6 +5,7 @@
  */
 import { arena, BLOCK } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
+import { libc } from '../../ffi/linux/libc.ts';
 import { addressOf, withAddress } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check, isReady } from '../check.ts';
@@ -15,11 +16,12 @@ import { InternalEvent } from '../internal-event.ts';
 import { type ExpectedEnd, nextLoopIteration, pollUntil } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkHostMemory, checkOptions, formatBytes, type HostMemory } from '../validate.ts';
+import { blockUntil, hasWaitingStreams } from '../waiting-streams.ts';
 import { chunks } from './chunks.ts';
 import { assertNotRetired } from './host-views.ts';
 import { internalStream } from './internal-stream.ts';
 import { findLockingContext } from './page-lock.ts';
-import { assertAttached, copyStaged } from './staging.ts';
+import { assertAttached, copyStaged, STAGING, withSlot, withSlotSync } from './staging.ts';
 
 /** Device memory with checked access: a DeviceBuffer. */
 export interface DeviceRange {
@@ -115,6 +117,17 @@ export interface StartedCopy {
 /** Queues a part of a copy in its transfer stream. */
 export type QueuePart = (host: Address, stream: CUstream) => void;
 
+/**
+ * A part of a copy of pageable memory that passes through page-locked memory at `locked`: the CPU's
+ * half, and the device's.
+ */
+export interface LockedPart {
+  /** Copies between the host memory, which begins at `host`, and `locked`. */
+  moveOnHost(host: Address, locked: Address): void;
+  /** Queues the transfer between `locked` and the device. */
+  queue(locked: Address, stream: CUstream): void;
+}
+
 /** Up to this size, the driver copies pageable memory faster than other threads can start. */
 const DIRECT_BYTE_LENGTH = 1 << 20;
 
@@ -130,6 +143,10 @@ function copySync(copy: HostCopy): void {
   const byteLength = host.byteLength;
   if (byteLength === 0) return;
   assertNotCapturing('copying to or from the host');
+  if (hasWaitingStreams(context)) {
+    copyBesideWaits(copy, queueSlices(copy, Infinity), lockedSlices(copy));
+    return;
+  }
   if (stream) {
     stream.enqueue((handle) =>
       withAddress(host, (address) => {
@@ -177,6 +194,90 @@ function copySync(copy: HostCopy): void {
 }
 
 /**
+ * Blocks until the copy is done, as a `...Sync` function does while streams wait for other processes:
+ * without a call of the driver that waits.
+ *
+ * @param parts the parts of a copy of page-locked memory
+ * @param lockedParts the parts of a copy of pageable memory
+ */
+export function copyBesideWaits(
+  copy: HostCopy,
+  parts: Iterable<QueuePart>,
+  lockedParts: Iterable<LockedPart>,
+): void {
+  const { context, direction, host, stream } = copy;
+  const transferStream = transferStreamOf(context);
+  const waitFor = (event: InternalEvent): void =>
+    blockUntil(() => {
+      copy.device();
+      return event.isDone;
+    });
+  {
+    using queuedWork = InternalEvent.behind(stream?.context ?? context, stream);
+    waitFor(queuedWork);
+  }
+  using event = new InternalEvent(context);
+  const transfer = (queue: () => void): void => {
+    queue();
+    event.recordIn(transferStream);
+    waitFor(event);
+  };
+  withAddress(host, (address) => {
+    if (findLockingContext(context, address, host.byteLength)) {
+      for (const queue of parts) transfer(() => queue(address, transferStream));
+      return;
+    }
+    const isDone = withSlotSync(context, (slot) => {
+      for (const part of lockedParts) {
+        if (direction === 'to device') part.moveOnHost(address, slot.address);
+        transfer(() => part.queue(slot.address, transferStream));
+        if (direction === 'to host') part.moveOnHost(address, slot.address);
+      }
+      return true;
+    });
+    if (isDone) return;
+    // Without page-locked memory the driver copies, which may block as long as a stream waits.
+    blockUntil(() => !hasWaitingStreams(context));
+    for (const queue of parts) transfer(() => queue(address, transferStream));
+  });
+}
+
+/**
+ * As {@link copyInTicks}, of pageable memory while streams wait for other processes. Of pageable memory
+ * the driver copies in the calling thread, which blocks if the transfer stream stands still: it may
+ * share a hardware queue with a stream that waits.
+ */
+export async function copyLockedInTicks(
+  started: StartedCopy,
+  parts: Iterable<QueuePart>,
+  lockedParts: Iterable<LockedPart>,
+): Promise<void> {
+  const { copy, transferStream, wait } = started;
+  const { context, direction, host } = copy;
+  const { byteLength } = host;
+  const isDone = await withSlot(context, async (slot) => {
+    let isFirst = true;
+    for (const part of lockedParts) {
+      if (!isFirst) await nextLoopIteration();
+      isFirst = false;
+      throwIfOver(wait);
+      assertAttached(host, byteLength);
+      if (direction === 'to device') part.moveOnHost(addressOf(host), slot.address);
+      await transferAndWait(context, transferStream, slot.event, () =>
+        part.queue(slot.address, transferStream),
+      );
+      copy.device();
+      assertAttached(host, byteLength);
+      if (direction === 'to host') part.moveOnHost(addressOf(host), slot.address);
+    }
+    return true;
+  });
+  if (isDone) return;
+  await pollUntil(() => !hasWaitingStreams(context), wait);
+  await copyInTicks(started, parts);
+}
+
+/**
  * Resolves when the copy is done. The copy starts when the work already queued in its stream is
  * done, and uses an internal stream.
  */
@@ -188,10 +289,9 @@ export async function copyAsync(copy: HostCopy, wait: Wait): Promise<void> {
   await afterQueuedWork(copy, wait, async (started) => {
     const usesStaging = !started.isLocked && byteLength > DIRECT_BYTE_LENGTH;
     if (usesStaging && (await stage(started))) return;
-    await copyInTicks(
-      started,
-      queueSlices(copy, started.isLocked ? byteLength : SLICE_BYTE_LENGTH),
-    );
+    const slices = queueSlices(copy, started.isLocked ? byteLength : SLICE_BYTE_LENGTH);
+    if (started.isLocked || !hasWaitingStreams(copy.context)) await copyInTicks(started, slices);
+    else await copyLockedInTicks(started, slices, lockedSlices(copy));
   });
 }
 
@@ -211,6 +311,14 @@ export const SMALL_COPY_ARENA_OFFSET: number = arena.blockOffset;
  */
 export function copySmallToArena(context: Context, from: CUdeviceptr, byteLength: number): void {
   assertNotCapturing('copying to or from the host');
+  if (hasWaitingStreams(context)) {
+    const host = new Uint8Array(byteLength);
+    const common = { context, host, splitOffsets: [], stream: undefined } as const;
+    const copy: HostCopy = { direction: 'to host', device: () => from, ...common };
+    copyBesideWaits(copy, queueSlices(copy, Infinity), lockedSlices(copy));
+    new Uint8Array(arena.buffer, SMALL_COPY_ARENA_OFFSET, byteLength).set(host);
+    return;
+  }
   context.run(() =>
     check(
       cu.cuMemcpyDtoH_v2(BLOCK, from, byteLength),
@@ -235,6 +343,19 @@ export function orderAfterTransfers(context: Context, stream: CUstream): void {
 function* queueSlices(copy: HostCopy, maxByteLength: number): Generator<QueuePart> {
   for (const [offset, length] of chunks(copy.host.byteLength, copy.splitOffsets, maxByteLength))
     yield (host, stream) => queueSlice(copy, offset, (host + offset) as Address, length, stream);
+}
+
+function* lockedSlices(copy: HostCopy): Generator<LockedPart> {
+  const { direction, host, splitOffsets } = copy;
+  for (const [offset, length] of chunks(host.byteLength, splitOffsets, STAGING.slotByteLength))
+    yield {
+      moveOnHost(address, locked) {
+        const pageable = address + offset;
+        if (direction === 'to device') libc.memmove(locked, pageable, length);
+        else libc.memmove(pageable, locked, length);
+      },
+      queue: (locked, stream) => queueSlice(copy, offset, locked, length, stream),
+    };
 }
 
 /** Copies through staging slots. Resolves to false, with nothing copied, if no memory can be page-locked. */

@@ -2,9 +2,12 @@
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { CU_STREAM_NON_BLOCKING } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
+import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
+import { pollInBackground } from '../poller.ts';
+import { hasWaitingStreams } from '../waiting-streams.ts';
 
 /** What a stream is for. */
 export type StreamPurpose = 'frees' | 'timeline' | 'transfers';
@@ -46,6 +49,29 @@ export function internalStream(context: Context, purpose: StreamPurpose): CUstre
 export function freeNonBlocking(context: Context, address: CUdeviceptr): void {
   const stream = internalStream(context, 'frees');
   check(cu.cuMemFreeAsync(address, stream), 'cuMemFreeAsync');
-  // If this fails, the memory is still freed. The next successful synchronization returns it.
-  cu.cuStreamSynchronize(stream);
+  if (!hasWaitingStreams(context)) {
+    // If this fails, the memory is still freed. The next successful synchronization returns it.
+    cu.cuStreamSynchronize(stream);
+    return;
+  }
+  // The stream may share a hardware queue with one that waits for another process: then it stands still.
+  if (standingStill.has(stream)) return;
+  const { epoch } = context;
+  const synchronize = (): boolean => {
+    const isGone = context.epoch !== epoch;
+    if (!isGone && cu.cuStreamQuery(stream) === CUresult.CUDA_ERROR_NOT_READY) return false;
+    if (!isGone) cu.cuStreamSynchronize(stream);
+    standingStill.delete(stream);
+    return true;
+  };
+  // The caller may be out of memory, and allocate again at once.
+  const until = performance.now() + MAX_SPIN_MS;
+  while (performance.now() < until) if (synchronize()) return;
+  standingStill.add(stream);
+  pollInBackground(synchronize);
 }
+
+/** Streams whose frees are not done: their memory is returned to the device when they are. */
+const standingStill = new Set<CUstream>();
+/** A free takes far less in a stream that runs. */
+const MAX_SPIN_MS = 1;

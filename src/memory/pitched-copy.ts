@@ -3,6 +3,7 @@
 import { writeStruct } from '../../ffi/arena.ts';
 import { CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
+import { libc } from '../../ffi/linux/libc.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
@@ -13,13 +14,17 @@ import { InternalEvent } from '../internal-event.ts';
 import { pollUntil } from '../poller.ts';
 import { Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
+import { hasWaitingStreams } from '../waiting-streams.ts';
 import { type CopyOptions, DeviceBuffer } from './buffer.ts';
 import { noteMemoryUse } from './buffer-copy.ts';
 import {
   afterQueuedWork,
   copyAsync,
+  copyBesideWaits,
   copyInTicks,
+  copyLockedInTicks,
   type HostCopy,
+  type LockedPart,
   type QueuePart,
 } from './host-copy.ts';
 import { tryEnablePeerAccess } from './peer-copy.ts';
@@ -34,6 +39,7 @@ import {
   type Region,
   splitBox,
 } from './pitched.ts';
+import { STAGING } from './staging.ts';
 
 /** A copy with checked arguments. */
 interface PitchedCopy {
@@ -90,9 +96,12 @@ export async function copyPitchedWithin(
   if (!host) await copyOnDevices(copy, wait);
   else if (isFlat(copy.box)) await copyAsync(host, wait);
   else
-    await afterQueuedWork(host, wait, (started) =>
-      copyInTicks(started, queueParts(copy, started.isLocked ? Infinity : MAX_PART_BYTE_LENGTH)),
-    );
+    await afterQueuedWork(host, wait, (started) => {
+      const parts = queueParts(copy, started.isLocked ? Infinity : MAX_PART_BYTE_LENGTH);
+      return started.isLocked || !hasWaitingStreams(host.context)
+        ? copyInTicks(started, parts)
+        : copyLockedInTicks(started, parts, lockedParts(copy));
+    });
 }
 
 /** Like {@link copyPitched}, but blocks until the copy is done. */
@@ -106,7 +115,10 @@ export function copyPitchedSync(
   const copy = checkCopy(target, source, extent, stream, 'copyPitchedSync');
   if (isEmpty(copy.box)) return;
   assertNotCapturing('waiting for a copy');
-  queueCopy(copy).synchronizeSync();
+  const host = toHostCopy(copy);
+  if (host && hasWaitingStreams(host.context))
+    copyBesideWaits(host, queueParts(copy), lockedParts(copy));
+  else queueCopy(copy).synchronizeSync();
 }
 
 /**
@@ -177,6 +189,38 @@ function* queueParts(copy: PitchedCopy, maxByteLength = Infinity): Generator<Que
     const [to = 0, from = 0] = offsets;
     yield (host, stream) =>
       queueRows(operandAt(target, to, host), operandAt(source, from, host), box, stream);
+  }
+}
+
+/** The parts of a copy of pageable memory. In page-locked memory the rows follow each other. */
+function* lockedParts(copy: PitchedCopy): Generator<LockedPart> {
+  const { target, source } = copy;
+  const isToDevice = source.memory instanceof Uint8Array;
+  const { rowPitch, slicePitch } = isToDevice ? source : target;
+  for (const { box, offsets } of splitBox(copy.box, [target, source], STAGING.slotByteLength)) {
+    const [to = 0, from = 0] = offsets;
+    const { width, height, depth } = box;
+    const packed = (address: number): PitchedOperand => ({
+      address,
+      rowPitch: width,
+      slicePitch: width * height,
+      context: undefined,
+    });
+    yield {
+      moveOnHost(host, locked) {
+        let row = locked as number;
+        for (let z = 0; z < depth; z += 1)
+          for (let y = 0; y < height; y += 1, row += width) {
+            const pageable = host + (isToDevice ? from : to) + z * slicePitch + y * rowPitch;
+            if (isToDevice) libc.memmove(row, pageable, width);
+            else libc.memmove(pageable, row, width);
+          }
+      },
+      queue: (locked, stream) =>
+        isToDevice
+          ? queueRows(operandAt(target, to, locked), packed(locked), box, stream)
+          : queueRows(packed(locked), operandAt(source, from, locked), box, stream),
+    };
   }
 }
 

@@ -84,6 +84,38 @@ export async function copyStaged(copy: StagedCopy): Promise<boolean> {
   return true;
 }
 
+/**
+ * Calls `use` with a slot, and returns what it returns. Undefined, with nothing called, if no memory can
+ * be page-locked.
+ */
+export function withSlotSync<T>(context: Context, use: (slot: StagingSlot) => T): T | undefined {
+  const pool = StagingPool.of(context);
+  if (!pool.beginCopy()) return undefined;
+  const slot = pool.takeOrMake();
+  try {
+    return slot && use(slot);
+  } finally {
+    if (slot) pool.release(slot);
+    pool.endCopy();
+  }
+}
+
+/** As {@link withSlotSync}, once a slot is free. */
+export async function withSlot<T>(
+  context: Context,
+  use: (slot: StagingSlot) => Promise<T>,
+): Promise<T | undefined> {
+  const pool = StagingPool.of(context);
+  if (!pool.beginCopy()) return undefined;
+  const slot = await pool.acquire();
+  try {
+    return await use(slot);
+  } finally {
+    pool.release(slot);
+    pool.endCopy();
+  }
+}
+
 /** @throws TypeError if the host memory of `byteLength` bytes was detached meanwhile */
 export function assertAttached(host: Uint8Array, byteLength: number): void {
   if (host.byteLength !== byteLength)
@@ -163,6 +195,11 @@ export class AsyncPool<T> {
     const item = this.#free.shift();
     if (item !== undefined) return Promise.resolve(item);
     return new Promise((resolve) => this.#waiting.push(resolve));
+  }
+
+  /** Takes an item, if one is free. */
+  tryAcquire(): T | undefined {
+    return this.#free.shift();
   }
 
   /** Returns an item, or adds a new one. The user that waited longest gets it. */
@@ -258,6 +295,11 @@ class StagingPool {
     return this.#free.acquire();
   }
 
+  /** Returns a slot that no transfer uses: a new one, even beyond the limit, if all are in use. */
+  takeOrMake(): StagingSlot | undefined {
+    return this.#free.tryAcquire() ?? this.#make();
+  }
+
   release(slot: StagingSlot): void {
     this.#free.release(slot);
   }
@@ -267,14 +309,20 @@ class StagingPool {
   }
 
   #grow(): void {
+    const slot = this.#make();
+    if (slot) this.#free.release(slot);
+    // Copies use fewer slots, or none.
+    else this.#maxSlots = this.#slots.length;
+  }
+
+  #make(): StagingSlot | undefined {
     try {
       const slot = makeSlot(this.#context);
       this.#slots.push(slot);
-      this.#free.release(slot);
+      return slot;
     } catch (error) {
       if (!(error instanceof CuffiError || error instanceof RangeError)) throw error;
-      // Copies use fewer slots, or none.
-      this.#maxSlots = this.#slots.length;
+      return undefined;
     }
   }
 

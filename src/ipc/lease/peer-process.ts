@@ -135,7 +135,9 @@ export class PeerProcess {
   #listen(): void {
     if (this.#key !== undefined) watchedProcesses.set(this.#key, this);
     if (this.#pidfd === undefined || this.#watch) return;
-    this.#watch = watchFd(this.#pidfd, { readable: true }, () => this.markGone());
+    this.#watch = watchFd(this.#pidfd, { readable: true }, () => this.markGone(), {
+      urgent: true,
+    });
     this.#watch.unref();
   }
 

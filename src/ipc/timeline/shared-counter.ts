@@ -83,12 +83,13 @@ export class SharedCounter {
    * @throws SystemError
    */
   watchWriter(onEnded: () => void): void {
-    this.#watch = watchFd(this.fds.lifeline, { readable: true }, () => {
+    const ended = (): void => {
       // Also for data: no writer of cuffi writes any, and it would be reported for ever.
       this.#stopWatching();
       this.markEnded();
       onEnded();
-    });
+    };
+    this.#watch = watchFd(this.fds.lifeline, { readable: true }, ended, { urgent: true });
     this.#watch.unref();
   }
 
