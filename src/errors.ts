@@ -159,8 +159,10 @@ export class PeerGoneError extends CuffiError {
 
 /** Why something of another process cannot be opened here. */
 export type IpcCause =
-  /** It is not a descriptor, or one of another version of cuffi. */
+  /** It is not a descriptor. */
   | 'invalid-descriptor'
+  /** Another version of cuffi has made it, or is at the other end of the connection. */
+  | 'version-mismatch'
   /** It was corrupted on its way: the checksum is wrong. */
   | 'corrupted'
   | 'other-machine'

@@ -1,4 +1,6 @@
 /** The table of the commands of `cuffi`, and how a command line is run. */
+
+import { packageVersion } from '../package.ts';
 import { didYouMean } from '../validate.ts';
 import { CannotRunError, type Command, refuseArguments, UsageError } from './command.ts';
 import { devicesCommand } from './devices-command.ts';
@@ -7,7 +9,6 @@ import { explainCommand } from './explain-command.ts';
 import { lsCommand } from './ls-command.ts';
 import { pythonCommand } from './python-command.ts';
 import { roundtripCommand } from './roundtrip-command.ts';
-import { packageVersion } from './version.ts';
 
 const commands: Readonly<Record<string, Command>> = {
   roundtrip: roundtripCommand,

@@ -12,7 +12,6 @@ import { ByteWriter } from './bytes.ts';
 import {
   ACCESS,
   checkConsistency,
-  DESCRIPTOR_VERSION,
   DEVICE_PREFIXES,
   type DescriptorFields,
   DTYPE_NAME,
@@ -31,6 +30,7 @@ import {
 } from './descriptor.ts';
 import { descriptorReader, encodeFields, malformed, readFields } from './descriptor-bytes.ts';
 import { loadZod } from './load-zod.ts';
+import { PROTOCOL_VERSION, versionMismatch } from './version.ts';
 
 /** Returns the descriptor with these fields: adds the version and the checksum. */
 export function withChecksum<F extends DescriptorFields>(fields: F): IpcDescriptors[F['kind']] {
@@ -38,7 +38,7 @@ export function withChecksum<F extends DescriptorFields>(fields: F): IpcDescript
   return {
     ...fields,
     ...(readyEvent && { readyEvent: withChecksum(readyEvent) }),
-    version: DESCRIPTOR_VERSION,
+    version: PROTOCOL_VERSION,
     checksum: checksumOf(encodeFields(fields)),
   } as unknown as IpcDescriptors[F['kind']];
 }
@@ -53,7 +53,7 @@ export function encodeDescriptor(descriptor: IpcDescriptor): Uint8Array<ArrayBuf
   const fields = encodeFields(parseDescriptor(descriptor));
   return ByteWriter.use(0, (writer) => {
     writer.bytes(MAGIC);
-    writer.uint8(DESCRIPTOR_VERSION);
+    writer.uint8(PROTOCOL_VERSION);
     writer.uint32(checksumOf(fields));
     writer.bytes(fields);
     return new Uint8Array(writer.written);
@@ -73,8 +73,7 @@ export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
   const reader = descriptorReader(bytes);
   if (!reader.view(MAGIC.byteLength).equals(MAGIC)) throw malformed('wrong magic number');
   const version = reader.uint8();
-  if (version !== DESCRIPTOR_VERSION)
-    throw malformed(`they have version ${version}, not ${DESCRIPTOR_VERSION}`);
+  if (version !== PROTOCOL_VERSION) throw otherVersion(version);
   const checksum = reader.uint32();
   const begin = reader.offset;
   const fields = readFields(reader);
@@ -102,11 +101,14 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
   const statedKind = (message as { readonly kind?: unknown } | null | undefined)?.kind;
   const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === statedKind);
   const result = (kind ? schemas[kind] : anyOf(kinds)).safeParse(message);
-  if (!result.success)
+  if (!result.success) {
+    const version = versionOf(message);
+    if (version !== undefined && version !== PROTOCOL_VERSION) throw otherVersion(version);
     throw invalidDescriptor(
       kinds,
       hintFor(message, kinds) ?? prettify(result.error).slice(0, 1000),
     );
+  }
   const descriptor = result.data as IpcDescriptor;
   verifyChecksum(descriptor);
   checkConsistency(descriptor);
@@ -121,7 +123,7 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
 const MAGIC = Buffer.from('cufd', 'latin1');
 
 /** CRC-32 of the version: the start value of each checksum. */
-const checksumSeed = crc32(Uint8Array.of(DESCRIPTOR_VERSION));
+const checksumSeed = crc32(Uint8Array.of(PROTOCOL_VERSION));
 
 /**
  * CRC-32 of version and encoded fields. The driver does not detect every corrupted byte of a
@@ -166,6 +168,20 @@ function isDeeplyFrozen(value: unknown): boolean {
       (property) => property.get === undefined && isDeeplyFrozen(property.value),
     )
   );
+}
+
+const otherVersion = (version: number): IpcError =>
+  versionMismatch(
+    `the descriptor is of version ${version} of the protocol, this process speaks version ${PROTOCOL_VERSION}`,
+  );
+
+/** Returns the version that a message states, if it looks like a descriptor of any version. */
+function versionOf(message: unknown): number | undefined {
+  if (typeof message !== 'object' || message === null) return undefined;
+  const { kind, version } = message as { readonly kind?: unknown; readonly version?: unknown };
+  const isVersion = typeof version === 'number' && Number.isSafeInteger(version) && version >= 0;
+  // A dictionary of the CUDA array interface has a version, too.
+  return isVersion && typeof kind === 'string' ? version : undefined;
 }
 
 /** Returns what the caller probably did wrong, for common mistakes. */
@@ -233,7 +249,7 @@ const createSchemas = () => {
     ]);
     return z.strictObject({
       kind: z.literal(kind),
-      version: z.literal(DESCRIPTOR_VERSION),
+      version: z.literal(PROTOCOL_VERSION),
       checksum: number('uint32'),
       ...Object.fromEntries(fields),
     });

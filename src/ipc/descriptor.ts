@@ -7,6 +7,7 @@ import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
 import type { Access } from '../memory/buffer.ts';
 import { formatBytes } from '../validate.ts';
+import type { PROTOCOL_VERSION } from './version.ts';
 
 /** Fields of every descriptor: the GPU, and the machine and process that exported it. */
 export interface IpcExporter {
@@ -23,7 +24,7 @@ export interface IpcExporter {
 }
 
 interface Checksummed {
-  readonly version: typeof DESCRIPTOR_VERSION;
+  readonly version: typeof PROTOCOL_VERSION;
   /** CRC-32 of the other fields. A corrupted descriptor is refused and never reaches the driver. */
   readonly checksum: number;
 }
@@ -202,9 +203,6 @@ export interface AnyExported {
 
 // ---- The fields of each kind, in order and with their types ----
 // The schema of messages and the binary codec follow these tables, and the checksum the codec.
-
-/** The version of all descriptors of this cuffi. */
-export const DESCRIPTOR_VERSION = 3;
 
 /** Integer types, each with its least and greatest value. */
 export const NUMBERS = {

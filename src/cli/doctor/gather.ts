@@ -17,8 +17,8 @@ import { DeviceBuffer, type MemoryResource } from '../../memory/buffer.ts';
 import { ManagedMemory } from '../../memory/managed.ts';
 import { MappedMemory } from '../../memory/mapped.ts';
 import { MemoryPool } from '../../memory/pool.ts';
+import { packageVersion } from '../../package.ts';
 import { childProgram } from '../child-program.ts';
-import { packageVersion } from '../version.ts';
 import { ptraceScope } from './pair.ts';
 import type { DoctorDevice, LibraryFacts, MachineFacts } from './rules.ts';
 

@@ -538,8 +538,15 @@ export class Connection implements FramedSocketHandler {
   onFailure(error: unknown): void {
     // Catches everything: a message of another process must not crash this one.
     const reason = error instanceof Error ? error.message : String(error);
+    const isMismatch = error instanceof IpcError && error.code === 'version-mismatch';
     this.fail(
-      withoutStack(new IpcError(`the connection to ${this.peerName} was closed: ${reason}`)),
+      withoutStack(
+        new IpcError(
+          `the connection to ${this.peerName} was closed: ${reason}`,
+          undefined,
+          isMismatch ? 'version-mismatch' : 'ipc-failed',
+        ),
+      ),
     );
   }
 

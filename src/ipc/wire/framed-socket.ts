@@ -15,6 +15,8 @@ import {
   type FrameHeader,
   FrameKind,
   type Message,
+  OtherVersion,
+  refusalFrame,
   writeHeader,
 } from './frames.ts';
 import {
@@ -56,6 +58,8 @@ export class FramedSocket {
   #isPeerGone = false;
   /** What was read since the peer's end was known. */
   #drainedAfterEnd = { frames: 0, byteLength: 0 };
+  /** Set when a frame of another version came: only its refusal is awaited then. */
+  #mismatch: { readonly error: IpcError; readonly timer: NodeJS.Timeout } | undefined;
   /** How many messages callers have read directly since the last turn of the event loop. */
   #readsThisTick = 0;
 
@@ -157,6 +161,7 @@ export class FramedSocket {
   close(reason: Error): void {
     if (this.#fd === undefined) return;
     clearTimeout(this.#retry);
+    clearTimeout(this.#mismatch?.timer);
     this.#watch?.close();
     this.#watch = undefined;
     closeSocket(this.#fd);
@@ -210,15 +215,34 @@ export class FramedSocket {
       const message = receive(this.#fd);
       if (message === undefined && !this.#isPeerGone) return 'nothing';
       if (message === undefined || message === 'end' || this.#exceedsDrainLimit(message)) {
-        if (atEnd === 'report the end') this.#handler.onSocketEnd();
+        if (this.#mismatch) this.#handler.onFailure(this.#mismatch.error);
+        else if (atEnd === 'report the end') this.#handler.onSocketEnd();
         return 'end';
       }
       const arrived = this.#assembler.add(message);
-      return arrived && this.#handler.onMessage(arrived) ? 'awaited' : 'frame';
+      if (arrived && this.#mismatch) discardFds(arrived.fds);
+      else if (arrived && this.#handler.onMessage(arrived)) return 'awaited';
+      return 'frame';
     } catch (error) {
-      this.#handler.onFailure(error);
+      if (error instanceof OtherVersion) return this.#refuse(error, this.#fd);
+      this.#handler.onFailure(this.#mismatch?.error ?? error);
       return 'nothing';
     }
+  }
+
+  /**
+   * Tells an end of another version which one this is: that end may have sent nothing that it waits
+   * for, and would take a closed socket for an orderly end. Waits a moment for the same from it.
+   */
+  #refuse({ error, isRefusal }: OtherVersion, socket: number): ReadResult {
+    if (!this.#mismatch) sendRefusal(socket);
+    this.#mismatch ??= {
+      error,
+      timer: setTimeout(() => this.#handler.onFailure(error), REFUSAL_MS).unref(),
+    };
+    if (!isRefusal) return 'frame';
+    this.#handler.onFailure(error);
+    return 'nothing';
   }
 
   #exceedsDrainLimit({ data, fds }: SocketMessage): boolean {
@@ -465,6 +489,8 @@ function duplicateAll(fds: readonly number[]): number[] {
 const MAX_FRAMES_PER_TICK = 32;
 /** The kernel does not report when fewer descriptors are in flight, so sending is retried. */
 const RETRY_MS = 5;
+/** How long to wait for what an end of another version says of itself. Earlier ones say nothing. */
+const REFUSAL_MS = 500;
 /** The longest period of a timer. */
 const MAX_PERIOD_MS = 2 ** 31 - 1;
 /**
@@ -477,6 +503,15 @@ const MAX_DRAINED_BYTE_LENGTH = 4 << 20;
 
 /** The result of one read. 'awaited' means that a caller waited for the completed message. */
 type ReadResult = 'nothing' | 'frame' | 'awaited' | 'end';
+
+function sendRefusal(fd: number): void {
+  try {
+    // If there is no room for it, other messages of this version are before it.
+    sendMessage(fd, refusalFrame());
+  } catch (error) {
+    if (!(error instanceof SystemError)) throw error;
+  }
+}
 
 function receive(fd: number): ReturnType<typeof takeMessage> {
   try {

@@ -6,7 +6,9 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import type { SocketMessage } from '../../../ffi/linux/message.ts';
 import { IpcError } from '../../errors.ts';
+import { packageName } from '../../package.ts';
 import { formatBytes } from '../../validate.ts';
+import { MAX_PACKAGE_NAME_BYTE_LENGTH, PROTOCOL_VERSION, versionMismatch } from '../version.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
@@ -144,7 +146,7 @@ export class FrameAssembler {
 /** Writes a header over the bytes at `at`. */
 export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): void {
   bytes.writeUInt16LE(MAGIC, at);
-  bytes[at + 2] = VERSION;
+  bytes[at + 2] = PROTOCOL_VERSION;
   bytes[at + 3] = header.kind;
   bytes.writeUInt32LE(header.sequence, at + 4);
   bytes.writeUInt32LE(header.byteLength, at + 8);
@@ -152,7 +154,7 @@ export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): voi
   bytes.writeUInt32LE(header.request, at + 16);
 }
 
-/** @throws IpcError for anything but a frame of this protocol version */
+/** @throws OtherVersion, IpcError for anything but a frame of this protocol version */
 export function readHeader(frame: Uint8Array): FrameHeader {
   if (frame.byteLength <= HEADER_BYTE_LENGTH)
     throw new IpcError(`a frame of ${frame.byteLength} bytes has no content`);
@@ -160,11 +162,7 @@ export function readHeader(frame: Uint8Array): FrameHeader {
   if (view.getUint16(0, true) !== MAGIC)
     throw new IpcError('not a cuffi frame (wrong magic number)');
   const version = view.getUint8(2);
-  if (version !== VERSION)
-    throw new IpcError(
-      `the other end speaks version ${version} of the protocol, this one version ${VERSION}: ` +
-        'use the same cuffi on both sides',
-    );
+  if (version !== PROTOCOL_VERSION) throw new OtherVersion(frame, version);
   const kind = view.getUint8(3);
   if (!isKind(kind)) throw new IpcError(`unknown frame kind ${kind}`);
   return {
@@ -176,11 +174,44 @@ export function readHeader(frame: Uint8Array): FrameHeader {
   };
 }
 
+// ---- Ends of other versions ----
+
+/**
+ * A frame of this kind refuses the version of the other end: text says what has sent it. It is the
+ * same in every version.
+ */
+const REFUSAL = 0;
+
+/** Thrown for a frame of another version. */
+export class OtherVersion extends Error {
+  /** The error for users. */
+  readonly error: IpcError;
+  /** Whether the other end has refused this one, and has said what it is. */
+  readonly isRefusal: boolean;
+
+  constructor(frame: Uint8Array, version: number) {
+    super();
+    this.isRefusal = frame[3] === REFUSAL;
+    this.error = versionMismatch(
+      `the other end speaks version ${version} of the protocol, this one version ${PROTOCOL_VERSION}`,
+      this.isRefusal ? Buffer.from(frame.subarray(HEADER_BYTE_LENGTH)).toString('utf8') : undefined,
+    );
+  }
+}
+
+/** Returns the frame with which this end refuses one of another version. */
+export function refusalFrame(): Buffer {
+  const text = Buffer.from(packageName()).subarray(0, MAX_PACKAGE_NAME_BYTE_LENGTH);
+  const frame = Buffer.concat([Buffer.alloc(HEADER_BYTE_LENGTH), text]);
+  const kind = REFUSAL as FrameKind;
+  writeHeader(frame, 0, { kind, sequence: 0, byteLength: text.length, offset: 0, request: 0 });
+  return frame;
+}
+
 // ---- The bytes of a header ----
 
 // "cu", the protocol version, the kind, then four 32-bit numbers.
 const MAGIC = 0x7563;
-const VERSION = 3;
 
 const isKind = (kind: number): kind is FrameKind =>
   kind >= FrameKind.value && kind <= FrameKind.cancellation;

@@ -281,7 +281,8 @@ describe('decodeDescriptor', () => {
       bytes[VERSION_AT] = other;
       assert.throws(() => decodeDescriptor(bytes), {
         name: 'IpcError',
-        message: new RegExp(`they have version ${other}, not ${version}`),
+        code: 'version-mismatch',
+        message: new RegExp(`version ${other} of the protocol, .* version ${version}\\.`),
       });
     }
     for (const wrong of [undefined, 'cufd', [1], new ArrayBuffer(8)])

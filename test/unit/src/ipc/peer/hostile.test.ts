@@ -76,15 +76,11 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
   ],
   'a packet without content': [/has no content/, (o) => o.send(new Uint8Array(0))],
   'a message that is too long': [/were truncated/, (o) => rawSend(o.socket, 65_537)],
-  'another version': [
-    /version 7 of the protocol/,
-    (o) => sendMessage(o.socket, Uint8Array.of(0x63, 0x75, 7, 1, ...new Array<number>(20).fill(0))),
+  'an unknown kind': [/unknown frame kind 99/, (o) => o.send(one, { kind: 99 as 1 })],
+  'a refusal of the version that both speak': [
+    /unknown frame kind 0/,
+    (o) => o.send(one, { kind: 0 as 1 }),
   ],
-  'an earlier version': [
-    /version 1 of the protocol/,
-    (o) => sendMessage(o.socket, Uint8Array.of(0x63, 0x75, 1, 1, ...new Array<number>(20).fill(0))),
-  ],
-  'an unknown kind': [/unknown frame kind 9/, (o) => o.send(one, { kind: 9 as 1 })],
   'a value out of turn': [/of message 5 instead of/, (o) => o.send(one, { sequence: 5 })],
   'a value without its beginning': [
     /byte 3 of message 0/,

@@ -63,6 +63,7 @@ const fdsFor = ({ kind }: IpcDescriptor): number[] =>
 /** All codes of explain, and those that a test has provoked. */
 const causes: Readonly<Record<NonNullable<Explanation['code']>, true>> = {
   'invalid-descriptor': true,
+  'version-mismatch': true,
   corrupted: true,
   'other-machine': true,
   'same-process': true,
@@ -122,7 +123,7 @@ describe('explain', () => {
     emulate();
     const { legacy } = descriptors();
     refused({}, 'invalid-descriptor', /kind/);
-    refused({ ...legacy, version: 1 }, 'invalid-descriptor', /version/);
+    refused({ ...legacy, version: 1 }, 'version-mismatch', /version 1 of the protocol/);
     refused({ ...legacy, byteLength: 15 }, 'corrupted', /checksum/);
   });
 
