@@ -9,7 +9,8 @@
 
 This file is all that Python needs: copy it next to your program, or put its folder on PYTHONPATH
 (`npx cuffi python` prints it). It needs Linux, Python 3.9 and the CUDA driver, and no package. What it
-speaks is described in docs/protocol.md of cuffi. The protocol's version must be the same on both sides.
+speaks is described in docs/protocol.md of cuffi. The protocol's version must be the same on both sides;
+otherwise both ends raise an IpcError with the code `version-mismatch`.
 
 Order. Without `stream`, `send` waits on the host until all work of the device is done, `receive` until
 the sender's work on what was sent is done, and `close` until all work of the device is done. With
@@ -59,7 +60,9 @@ __all__ = [
     'RemoteError', 'Timeline', 'TimelineSignaler', 'connect', 'empty', 'leases', 'listen', 'parent', 'pinned',
 ]  # fmt: skip
 
-PROTOCOL_VERSION = 3
+# Of the npm package that this file comes from.
+__version__ = '0.2.0'
+PROTOCOL_VERSION = 4
 
 # ---- Errors -----------------------------------------------------------------------------------------------
 
@@ -2095,7 +2098,7 @@ def _virtual_key(fields: _MemoryFields, device: _Device, fds: Sequence[int], rea
 _FRAME, _HEADER = 65_536, struct.Struct('<2sBBIIII')
 _PART = _FRAME - _HEADER.size
 _MAX_MESSAGE = _MAX_VALUE + _MAX_TABLE + _MAX_CONTROL
-_VALUE, _CONTROL, _QUESTION, _CONFIRMATION, _REQUEST, _RESPONSE, _FAILURE, _CANCELLATION = range(1, 9)
+_REFUSAL, _VALUE, _CONTROL, _QUESTION, _CONFIRMATION, _REQUEST, _RESPONSE, _FAILURE, _CANCELLATION = range(9)
 _MAX_QUEUED, _MAX_QUEUED_BYTES, _MAX_QUEUED_FDS = 64, 16 << 20, 64
 _MAX_REQUESTS, _MAX_REQUEST_BYTES = 1024, 64 << 20
 _MAX_POOLS = 1024
@@ -2105,6 +2108,8 @@ _IDLE_S = 0.005
 _REPAIR_S = 2.0
 # As in Node: only the end of the process tells a crash from a close.
 _MAX_EXIT_S = 2.0
+# How long to wait for what an end of another version says of itself, and the most that it may say.
+_REFUSAL_S, _MAX_REFUSAL = 0.5, 1024
 _END_OF_WAITS = 2**63 - 1
 
 _Points = List[Tuple[int, int]]
@@ -2257,6 +2262,9 @@ class _Connection:
         self._is_closing = self._is_closed_here = self._is_socket_closed = self._is_gone = self._is_dropped = False
         # Until when the end of the process may follow that of its socket.
         self._gone_until: Optional[float] = None
+        # Set when a frame of another version came. Until then, what its sender says of itself is awaited.
+        self._mismatch: Optional[IpcError] = None
+        self._mismatch_until: Optional[float] = None
         # Messages.
         self._sent = self._received = 0
         self._parts: List[bytes] = []
@@ -2407,8 +2415,9 @@ class _Connection:
         if self._releases:
             with self._cond:
                 self._send_releases()
-        if self._gone_until is not None:
-            timeout = max(0.0, min(timeout, self._gone_until - time.monotonic()))
+        for until in (self._gone_until, self._mismatch_until):
+            if until is not None:
+                timeout = max(0.0, min(timeout, until - time.monotonic()))
         milliseconds = None if timeout == math.inf else math.ceil(timeout * 1000)
         if self._held or self._behind_streams:
             time.sleep(0.0001)
@@ -2433,6 +2442,8 @@ class _Connection:
                     _close_fds([self._forwarded.pop(fd)[0].detach()])
             if self._gone_until is not None and time.monotonic() >= self._gone_until:
                 self._on_closed()
+            if self._mismatch and self._mismatch_until is not None and time.monotonic() >= self._mismatch_until:
+                self.fail(self._mismatch)
             self._close_if_unused()
         self.give_back()
 
@@ -2495,8 +2506,12 @@ class _Connection:
         if magic != b'cu':
             raise IpcError('not a cuffi frame (wrong magic number)')
         if version != PROTOCOL_VERSION:
-            raise IpcError(f'the other end speaks version {version} of the protocol, this one version {PROTOCOL_VERSION}: '
-                           'use the same cuffi on both sides')  # fmt: skip
+            _close_fds(fds)
+            self._refuse(version, data[_HEADER.size :] if kind == _REFUSAL else None)
+            return
+        if self._mismatch:
+            _close_fds(fds)
+            return
         part, had = data[_HEADER.size :], sum(map(len, self._parts))
         header = (kind, number, length, request)
         if number != self._received or offset != had or (had and header != self._part_header):
@@ -2523,6 +2538,28 @@ class _Connection:
         except BaseException:
             _close_fds(own)
             raise
+
+    def _refuse(self, version: int, theirs: Optional[bytes]) -> None:
+        """Tells an end of another version which one this is, and waits a moment for what that end says of itself.
+
+        It may have sent nothing that it waits for, and would take a closed socket for an orderly end.
+        """
+        there = '' if theirs is None else f'There: {_printable(theirs)}. '
+        here = f'cuffi {__version__} in {os.path.abspath(__file__)}'
+        error = IpcError(f'the connection to {self.name} was closed: the other end speaks version {version} of the protocol, '
+                         f'this one version {PROTOCOL_VERSION}. {there}Here: {here}. '
+                         'Install the same version of cuffi on both sides', 'version-mismatch')  # fmt: skip
+        if self._mismatch is None:
+            self._mismatch, self._mismatch_until = error, time.monotonic() + _REFUSAL_S
+            text = here.encode('utf-8', 'replace')[:_MAX_REFUSAL]
+            try:
+                # If there is no room for it, other messages of this version are before it.
+                self._socket.send(_HEADER.pack(b'cu', PROTOCOL_VERSION, _REFUSAL, 0, len(text), 0, 0) + text,
+                                  socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # fmt: skip
+            except OSError:
+                pass  # It is closed: what it has sent tells.
+        if theirs is not None:
+            self.fail(error)
 
     def _on_message(self, kind: int, request: int, body: bytes, fds: List[int]) -> None:
         reader = _Reader(body)
@@ -3152,6 +3189,7 @@ class _Connection:
     def fail(self, error: Exception) -> None:
         """Ends the connection because of what the other end did."""
         with self._cond:
+            self._mismatch_until = None
             self._finish_with(error)
             self._close_socket()
 
@@ -3200,6 +3238,9 @@ class _Connection:
 
     def _on_socket_end(self) -> None:
         """The end of a process comes soon after that of its socket, and tells more."""
+        if self._mismatch:
+            self.fail(self._mismatch)
+            return
         if self._is_gone or self._gone_until is not None:
             return
         if self._is_closing or self._pidfd < 0:
@@ -3226,7 +3267,7 @@ class _Connection:
             pass
         waits = self._abandon_waits()
         after = f'; {waits} waits for its work were abandoned' if waits else ' without closing the connection'
-        self._finish_with(PeerGoneError(f'{self.name} has ended{after}', self.pid))
+        self._finish_with(self._mismatch or PeerGoneError(f'{self.name} has ended{after}', self.pid))
         self._exports.clear()
         self._close_socket()
 
@@ -3318,6 +3359,12 @@ def _array_of(memory: _Memory, begin: int, layout: Optional[Tuple[_Dtype, Tuple[
     dtype, shape, strides = layout
     low, _ = _extents(shape, strides, dtype.itemsize)
     return GpuArray(memory, begin - low, shape, dtype, strides, read_only, stream)
+
+
+def _printable(text: bytes) -> str:
+    """Text of another process for an error message: short, in one line, and without control characters."""
+    shown = text.decode('utf-8', 'replace')[:_MAX_REFUSAL]
+    return ''.join(each if each.isprintable() else ' ' for each in shown)
 
 
 def _encoded(value: Any) -> bytes:

@@ -4,7 +4,7 @@ import { spawnSync } from 'node:child_process';
 import { createInterface } from 'node:readline';
 import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { PinnedBuffer } from '../../src/index.ts';
+import { type IpcError, PinnedBuffer } from '../../src/index.ts';
 import { leases, listen, type Peer, Timeline } from '../../src/ipc/index.ts';
 import { until } from '../support/iterations.ts';
 import { killed, startProcess } from '../support/program.ts';
@@ -25,7 +25,7 @@ class Python implements AsyncDisposable {
     this.#lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
   }
 
-  static async start(version = 3): Promise<Python> {
+  static async start(version = 4): Promise<Python> {
     const name = `@cuffi-test-${process.pid}-protocol`;
     using listener = listen(name);
     const child = startProcess('python3', ['-B', program, name, String(version)], {
@@ -138,7 +138,14 @@ describe('an end in Python that was written from docs/protocol.md', options, () 
       await using python = await Python.start(9);
       const ended = await python.peer.ended;
       assert.equal(ended.name, 'IpcError');
-      assert.match(ended.message, /version 9 of the protocol, this one version 3/);
+      assert.equal((ended as IpcError).code, 'version-mismatch');
+      assert.match(
+        ended.message,
+        /version 9 of the protocol, this one version 4\. There: an end in Python\. Here: cuffi /,
+      );
+      const said = (await python.said()) as { readonly text: string };
+      assert.match(said.text, /^cuffi \d.* in \//);
+      assert.deepEqual(said, { refused: 4, kind: 0, text: said.text });
       assert.deepEqual(await python.said(), { end: 'socket' });
     },
   );
