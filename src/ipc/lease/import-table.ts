@@ -19,6 +19,11 @@ export class ImportTable {
   readonly #timeline: ConnectionTimeline;
   readonly #owner: LeaseOwner;
   readonly #onChange: () => void;
+  /**
+   * Subtracted from the numbers of leases in Maps: the peer chooses them, V8 hashes numbers without
+   * a seed, and thousands of one hash would make each access slow.
+   */
+  readonly #salt = Math.floor(Math.random() * 2 ** 30);
   readonly #links = new Map<number, number>();
   /** The open objects. Only their users keep them alive. Undefined until an object is opened. */
   readonly #open = new Map<number, WeakRef<ImportedResource> | undefined>();
@@ -55,7 +60,7 @@ export class ImportTable {
     if (first < this.#next)
       throw new IpcError(`lease ${first} was sent after lease ${this.#next - 1}, or a second time`);
     this.#next = first + count;
-    for (let id = first; id < this.#next; id++) this.#open.set(id, undefined);
+    for (let id = first; id < this.#next; id++) this.#open.set(id - this.#salt, undefined);
   }
 
   /** Releases the leases of objects that arrived and are not opened. */
@@ -73,10 +78,10 @@ export class ImportTable {
 
   /** Records an opened object, for {@link revoke} and for forwarding. */
   setOpened(id: number, object: object): void {
-    if (!this.#open.has(id)) return;
+    if (!this.#open.has(id - this.#salt)) return;
     const buffer = bufferOf(object);
     const open = (buffer ?? object) as ImportedResource;
-    this.#open.set(id, new WeakRef(open));
+    this.#open.set(id - this.#salt, new WeakRef(open));
     // Timelines belong to no context.
     if (open.context) this.#resets.add(open.context);
     // An object of this process that came back has no other owner.
@@ -92,15 +97,16 @@ export class ImportTable {
    * released.
    */
   addLink(id: number, link: number): void {
-    if (this.#open.has(id)) this.#links.set(id, link);
+    if (this.#open.has(id - this.#salt)) this.#links.set(id - this.#salt, link);
     else discardFd(link);
   }
 
   /** Releases a lease, as nothing here uses the object any longer. The second call does nothing. */
   release(id: number): void {
-    if (!this.#open.delete(id)) return;
-    const link = this.#links.get(id);
-    this.#links.delete(id);
+    const key = id - this.#salt;
+    if (!this.#open.delete(key)) return;
+    const link = this.#links.get(key);
+    this.#links.delete(key);
     if (link !== undefined) discardFd(link);
     const last = this.#pendingReleases.at(-1);
     if (last?.lease === id) this.#pendingReleases.pop();
@@ -124,7 +130,7 @@ export class ImportTable {
    */
   revoke(id: number, by: string): void {
     if (id >= this.#next) throw new IpcError(`lease ${id} was revoked, but was never sent`);
-    const object = this.#open.get(id)?.deref();
+    const object = this.#open.get(id - this.#salt)?.deref();
     if (!object) return;
     // Also revokes the leases of processes that this one forwarded the object to.
     for (const lease of leaseRegistry.leasesOf(object)) lease.revoke();
@@ -166,9 +172,9 @@ export class ImportTable {
    */
   #onReset(context: Context): void {
     const isOnly = this.#resets.size === 1;
-    for (const [id, open] of [...this.#open]) {
+    for (const [key, open] of [...this.#open]) {
       const object = open?.deref();
-      if (object ? object.context === context : open && isOnly) this.release(id);
+      if (object ? object.context === context : open && isOnly) this.release(key + this.#salt);
     }
   }
 
@@ -177,7 +183,7 @@ export class ImportTable {
   }
 
   #onClosed(id: number, context: Context, stream: Stream | undefined): void {
-    if (!this.#open.has(id)) return;
+    if (!this.#open.has(id - this.#salt)) return;
     const points = this.#pointsBehind(context, stream);
     if (points.length === 0) return;
     this.#pendingReleases.push({ lease: id, isFinal: false, points });

@@ -29,6 +29,16 @@ export const MAX_VALUE_PARTS: number = 1 << 20;
 export const MAX_VALUE_BINARIES: number = 1 << 17;
 /** The most Maps, Sets and Errors of one value. Each takes a quarter of a KiB in memory. */
 export const MAX_VALUE_COLLECTIONS: number = 1 << 17;
+/** The most characters of the name of a property. V8 hashes a longer string by its length. */
+export const MAX_NAME_LENGTH = 16_383;
+/**
+ * How often the keys of a Map, or the members of a Set, may collide: so often in all, plus so often
+ * for each. See hash-collisions.ts.
+ */
+export const MAX_COLLISIONS = 2048;
+export const MAX_COLLISIONS_PER_KEY = 16;
+/** The most keys or members that cannot collide more often than that. */
+export const FEW_KEYS = 64;
 /** The most hexadecimal digits of a bigint, which is built in one step. */
 export const MAX_BIGINT_DIGITS: number = 1 << 20;
 /** The deepest nesting of arrays, objects, Maps, Sets and causes of errors. */

@@ -5,8 +5,11 @@
 
 import { IpcError } from '../../errors.ts';
 import type { ByteReader } from '../bytes.ts';
+import { HashCollisions } from './hash-collisions.ts';
 import {
+  FEW_KEYS,
   MAX_BIGINT_DIGITS,
+  MAX_NAME_LENGTH,
   MAX_VALUE_BINARIES,
   MAX_VALUE_COLLECTIONS,
   MAX_VALUE_DEPTH,
@@ -70,7 +73,8 @@ export class EncodedValue {
    * loop, until it returns true.
    *
    * @param objects the objects to insert at their places
-   * @throws IpcError if an object has the same name twice, or a Map or Set the same key
+   * @throws IpcError if an object has the same name twice, a Map or Set the same key, or too many
+   * keys of one hash
    */
   build(objects: readonly unknown[]): boolean {
     if (this.#from) {
@@ -100,7 +104,7 @@ const SLICE_MS = 4;
 const CLOCK_INTERVAL = { scannedParts: 2048, builtParts: 128, bytes: 1 << 16 } as const;
 
 /** The kind of an open container, in the low bits of its number of remaining parts. */
-const Kind = { array: 0, object: 1, map: 2, set: 3, error: 4 } as const;
+const Kind = { array: 0, object: 1, map: 2, set: 3, error: 4, largeObject: 5 } as const;
 type Kind = (typeof Kind)[keyof typeof Kind];
 const KIND_BITS = 7;
 const ITEM = 8;
@@ -120,7 +124,47 @@ const OBJECT_PLACEHOLDER = Symbol('object');
 /** Stands for an index of an array that has no item. */
 const HOLE = Symbol('hole');
 
-type Container = unknown[] | Record<string, unknown> | Collection | Error;
+type Container = unknown[] | Record<string, unknown> | LargeObject | Collection | Error;
+
+/** An object with many names that is being built. */
+class LargeObject {
+  readonly target: Record<string, unknown>;
+  #highest = -1;
+  #jumps = 0;
+
+  constructor(target: Record<string, unknown>) {
+    this.target = target;
+  }
+
+  /**
+   * Notes a name before it is added. V8 copies all items of an object from an array to a dictionary
+   * when an index is far above the others, and back once they are dense enough. Another process can
+   * choose names that make it do so again and again.
+   */
+  note(name: string): void {
+    const index = INDEX.test(name) ? Number(name) : -1;
+    if (index <= this.#highest) return;
+    if (index > this.#highest + LARGE_GAP && ++this.#jumps === MAX_JUMPS)
+      keepDictionary(this.target);
+    this.#highest = index;
+  }
+}
+
+/** From how many names on an object is large. */
+const MANY_NAMES = 1024;
+/** The name of an item: V8 has no other names whose order it changes. */
+const INDEX = /^(0|[1-9]\d{0,9})$/;
+/** V8 changes to a dictionary for no smaller gap. */
+const LARGE_GAP = 1024;
+const MAX_JUMPS = 16;
+const MAX_INDEX = 2 ** 32 - 2;
+
+/** Once an object had its highest possible index, V8 keeps its items in a dictionary. */
+function keepDictionary(object: Record<string, unknown>): void {
+  if (Object.hasOwn(object, MAX_INDEX)) return;
+  object[MAX_INDEX] = undefined;
+  delete object[MAX_INDEX];
+}
 
 /** A Map or Set that is being built. */
 class Collection {
@@ -134,9 +178,17 @@ class Collection {
   deferred: unknown[] | undefined;
   /** How much of that was added. */
   added = 0;
+  readonly #collisions: HashCollisions | undefined;
 
-  constructor(target: Map<unknown, unknown> | Set<unknown>) {
+  /** @param size how many entries or members it will have */
+  constructor(target: Map<unknown, unknown> | Set<unknown>, size: number) {
     this.target = target;
+    this.#collisions = size > FEW_KEYS ? new HashCollisions() : undefined;
+  }
+
+  /** Whether the keys, including this one, do not collide too often. */
+  accepts(key: unknown): boolean {
+    return this.#collisions?.add(key) ?? true;
   }
 
   /** Adds a member, or a key with its value. Returns false if it is there already. */
@@ -178,7 +230,8 @@ class ValueReader {
   readonly #places: { readonly holder: object; readonly key: unknown }[] = [];
   /** The Maps and Sets that wait for GPU objects. */
   readonly #deferred: Collection[] = [];
-  #duplicate: IpcError | undefined;
+  /** Why the value cannot be taken, although all of its bytes are valid. */
+  #refusal: IpcError | undefined;
   #parts = 0;
   #binaries = 0;
   #collections = 0;
@@ -223,10 +276,11 @@ class ValueReader {
    * Inserts the objects at their places, for at most a few milliseconds. Returns whether all is
    * done; if not, call it again, in a later turn of the event loop.
    *
-   * @throws IpcError if an object has the same name twice, or a Map or Set the same key
+   * @throws IpcError if an object has the same name twice, a Map or Set the same key, or too many
+   * keys of one hash
    */
   insertObjects(objects: readonly unknown[]): boolean {
-    if (this.#duplicate) throw this.#duplicate;
+    if (this.#refusal) throw this.#refusal;
     for (const [at, { holder, key }] of this.#places.entries())
       if (holder instanceof Map) holder.set(key, objects[at]);
       else (holder as Record<string | number, unknown>)[key as string | number] = objects[at];
@@ -239,8 +293,8 @@ class ValueReader {
       const collection = this.#deferred.at(-1);
       if (!collection) return true;
       if (!collection.addDeferred()) {
-        this.#duplicate = repeatedKeyError();
-        throw this.#duplicate;
+        this.#refusal = repeatedKeyError();
+        throw this.#refusal;
       }
       if (collection.isComplete) this.#deferred.pop();
       if (n % CLOCK_INTERVAL.builtParts === 0 && performance.now() >= end) return false;
@@ -256,6 +310,7 @@ class ValueReader {
   #readItem(container: Container, kind: Kind, left: number): void {
     if (kind === Kind.array) this.#readArrayItem(container as unknown[]);
     else if (kind === Kind.object) this.#readProperty(container as Record<string, unknown>);
+    else if (kind === Kind.largeObject) this.#readLargeProperty(container as LargeObject);
     else if (kind === Kind.error) this.#assign(container, 'cause', this.#readPart(false));
     else if (kind === Kind.set)
       this.#addToCollection(container as Collection, this.#readPart(false), undefined);
@@ -275,9 +330,14 @@ class ValueReader {
     else this.#assign(items, items.length, part);
   }
 
-  #readProperty(object: Record<string, unknown>): void {
+  #readLargeProperty(object: LargeObject): void {
     const key = this.#readString(OBJECT_NAME);
-    if (Object.hasOwn(object, key)) this.#duplicate ??= forbiddenKeyError(key);
+    object.note(key);
+    this.#readProperty(object.target, key);
+  }
+
+  #readProperty(object: Record<string, unknown>, key = this.#readString(OBJECT_NAME)): void {
+    if (Object.hasOwn(object, key)) this.#refusal ??= forbiddenKeyError(key);
     this.#assign(object, key, this.#readPart(false));
   }
 
@@ -287,6 +347,10 @@ class ValueReader {
   }
 
   #addToCollection(collection: Collection, key: unknown, value: unknown): void {
+    if (!collection.accepts(key)) {
+      this.#refusal ??= collidingKeysError();
+      return;
+    }
     if (key === OBJECT_PLACEHOLDER && !collection.deferred) {
       collection.deferred = [];
       this.#deferred.push(collection);
@@ -298,7 +362,7 @@ class ValueReader {
       return;
     }
     if (value === OBJECT_PLACEHOLDER) this.#places.push({ holder: target, key });
-    if (!collection.add(key, value)) this.#duplicate ??= repeatedKeyError();
+    if (!collection.add(key, value)) this.#refusal ??= repeatedKeyError();
   }
 
   /** @param mayBeHole whether the part is an item of an array */
@@ -331,9 +395,9 @@ class ValueReader {
       case Tag.bigint:
         return this.#readBigint();
       case Tag.array:
-        return this.#openContainer([], Kind.array);
+        return this.#openArray();
       case Tag.object:
-        return this.#openContainer({}, Kind.object);
+        return this.#openObject();
       case Tag.binary:
         return this.#readBinary();
       case Tag.gpuObject:
@@ -354,20 +418,26 @@ class ValueReader {
     }
   }
 
-  #openContainer<C extends Container>(
-    container: C,
-    kind: typeof Kind.array | typeof Kind.object,
-  ): C {
+  #openArray(): unknown[] {
+    const items: unknown[] = [];
+    this.#push(items, this.#from.length(), Kind.array);
+    return items;
+  }
+
+  #openObject(): Record<string, unknown> {
+    const object = {};
     // A name takes at least two bytes (tag and length), and its value one.
-    this.#push(container, this.#from.length(kind === Kind.object ? 3 : 1), kind);
-    return container;
+    const count = this.#from.length(3);
+    if (count <= MANY_NAMES || !this.isBuilding) this.#push(object, count, Kind.object);
+    else this.#push(new LargeObject(object), count, Kind.largeObject);
+    return object;
   }
 
   #openCollection(kind: typeof Kind.map | typeof Kind.set): Collection['target'] {
     this.#countCollection();
     const target = kind === Kind.map ? new Map() : new Set();
-    const count = kind === Kind.map ? 2 * this.#from.length(2) : this.#from.length();
-    this.#push(new Collection(target), count, kind);
+    const size = this.#from.length(kind === Kind.map ? 2 : 1);
+    this.#push(new Collection(target, size), kind === Kind.map ? 2 * size : size, kind);
     return target;
   }
 
@@ -409,7 +479,7 @@ class ValueReader {
       this.#push(error, 1, Kind.error);
     }
     if (type === AGGREGATE_ERROR) {
-      const errors = this.#openContainer([], Kind.array);
+      const errors = this.#openArray();
       if (this.isBuilding) defineHidden(error, 'errors', errors);
     }
     return error;
@@ -422,12 +492,14 @@ class ValueReader {
     if (tag !== Tag.latin1 && tag !== Tag.utf16) throw new IpcError(`${what} is not a string`);
     if (this.isBuilding) {
       const text = tag === Tag.latin1 ? from.latin1() : from.utf16();
+      // The length of a long name was checked before.
       if (what === OBJECT_NAME && text === PROTO) throw forbiddenKeyError(PROTO);
       return text;
     }
     const byteLength = tag === Tag.latin1 ? from.length() : evenLength(from);
-    const isAsLong = byteLength === (tag === Tag.latin1 ? 1 : 2) * PROTO.length;
-    if (what !== OBJECT_NAME || !isAsLong) from.skip(byteLength);
+    const length = tag === Tag.latin1 ? byteLength : byteLength / 2;
+    if (what === OBJECT_NAME && length > MAX_NAME_LENGTH) throw longNameError(length);
+    if (what !== OBJECT_NAME || length !== PROTO.length) from.skip(byteLength);
     else if (from.view(byteLength).toString(tag === Tag.latin1 ? 'latin1' : 'utf16le') === PROTO)
       throw forbiddenKeyError(PROTO);
     return '';
@@ -503,6 +575,19 @@ function defineHidden(error: Error, name: string, value: unknown): void {
 
 const repeatedKeyError = (): IpcError =>
   new IpcError('a Map or Set has the same key or member twice');
+
+const collidingKeysError = (): IpcError =>
+  new IpcError(
+    'a Map or Set has too many keys or members with the same hash: the sender can send an array of ' +
+      'them, or strings in their place',
+    undefined,
+    'limit-exceeded',
+  );
+
+const longNameError = (length: number): IpcError =>
+  new IpcError(
+    `a name of ${length} characters is too long: at most ${MAX_NAME_LENGTH} are allowed`,
+  );
 
 const forbiddenKeyError = (key: string): IpcError =>
   new IpcError(

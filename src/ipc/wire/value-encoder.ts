@@ -10,8 +10,11 @@ import {
   withArticle,
 } from '../../validate.ts';
 import type { ByteWriter } from '../bytes.ts';
+import { HashCollisions } from './hash-collisions.ts';
 import {
+  FEW_KEYS,
   MAX_BIGINT_DIGITS,
+  MAX_NAME_LENGTH,
   MAX_VALUE_BINARIES,
   MAX_VALUE_BYTE_LENGTH,
   MAX_VALUE_COLLECTIONS,
@@ -223,10 +226,19 @@ class ValueEncoder<T extends object> {
       this.#path.push(key);
       if (key === '__proto__')
         throw new TypeError(`${this.#currentPath} has a name that cannot be sent`);
+      if (key.length > MAX_NAME_LENGTH) this.#refuseLongName(key);
       this.#writeString(key);
       this.write(record[key]);
       this.#path.pop();
     }
+  }
+
+  #refuseLongName(name: string): never {
+    this.#path.pop();
+    throw new RangeError(
+      `${this.#currentPath} has a name of ${name.length} characters: at most ${MAX_NAME_LENGTH} can be ` +
+        'sent. Send a Map',
+    );
   }
 
   #writeMap(map: ReadonlyMap<unknown, unknown>): void {
@@ -235,6 +247,11 @@ class ValueEncoder<T extends object> {
     const entries = [...Map.prototype.entries.call(map)];
     this.#to.uint8(Tag.map);
     this.#to.length(entries.length);
+    if (entries.length > FEW_KEYS)
+      this.#checkCollisions(
+        entries.map(([key]) => key),
+        'keys',
+      );
     for (const [at, [key, value]] of entries.entries()) {
       this.#writePart({ call: 'keys', key: at }, key);
       this.#writePart(stepToEntry(key, at), value);
@@ -246,8 +263,20 @@ class ValueEncoder<T extends object> {
     const members = [...Set.prototype.values.call(set)];
     this.#to.uint8(Tag.set);
     this.#to.length(members.length);
+    if (members.length > FEW_KEYS) this.#checkCollisions(members, 'members');
     for (const [at, member] of members.entries())
       this.#writePart({ call: 'values', key: at }, member);
+  }
+
+  /** @throws RangeError for keys that the receiver would refuse, as each walks past many others */
+  #checkCollisions(keys: readonly unknown[], what: 'keys' | 'members'): void {
+    const collisions = new HashCollisions();
+    for (const key of keys)
+      if (!collisions.add(key))
+        throw new RangeError(
+          `${this.#currentPath} has too many ${what} with the same hash, so the receiver's Map or Set ` +
+            'would be very slow: send an array of them, or strings in their place',
+        );
   }
 
   #writeDate(date: Date): void {
