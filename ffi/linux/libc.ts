@@ -25,6 +25,8 @@ const signatures = {
   fallocate: [[int, int, long, long], 'int32'],
   close: [[int], 'int32'],
   fcntl: [[int, int, long], 'int32'],
+  ioctl: [[int, size_t, pointer], 'int32'],
+  fstatfs: [[int, pointer], 'int32'],
   dup3: [[int, int, int], 'int32'],
   pipe2: [[pointer, int], 'int32'],
   poll: [[pointer, size_t, int], 'int32'],
@@ -52,6 +54,8 @@ const signatures = {
   accept4: [[int, pointer, pointer, int], 'int32'],
   connect: [[int, pointer, uint], 'int32'],
   getsockopt: [[int, int, int, pointer, pointer], 'int32'],
+  getsockname: [[int, pointer, pointer], 'int32'],
+  getpeername: [[int, pointer, pointer], 'int32'],
   setsockopt: [[int, int, int, pointer, uint], 'int32'],
   shutdown: [[int, int], 'int32'],
   sendmsg: [[int, pointer, int], 'int64'],
@@ -218,6 +222,8 @@ export interface FdStatus {
   readonly type: number;
   /** The device's major number, if the file is a device. */
   readonly major: number;
+  /** The device number of the file system, which the kernel assigns. */
+  readonly fileSystem: number;
   readonly byteLength: number;
   /** The memory or disk space that the contents take now. */
   readonly storedByteLength: number;
@@ -244,6 +250,7 @@ export function statusOfFd(fd: number): FdStatus | undefined {
     byteLength: Number(view.getBigUint64(40, true)),
     storedByteLength: Number(view.getBigUint64(48, true)) * 512,
     major: view.getUint32(128, true),
+    fileSystem: view.getUint32(136, true) * 2 ** 32 + view.getUint32(140, true),
   };
 }
 
@@ -257,8 +264,33 @@ const AT_STATX_DONT_SYNC = 0x4000;
 const S_IFMT = 0o170000;
 const S_IFIFO = 0o010000;
 
-/** Whether a descriptor is an end of a pipe. */
-export const isPipe = (fd: number): boolean => statusOfFd(fd)?.type === S_IFIFO;
+/**
+ * Whether a descriptor is that end of a pipe without a name. Named pipes (FIFOs) have the rights of
+ * their file. `O_PATH` descriptors of them have no access at all.
+ */
+export function isPipeEnd(fd: number, end: 'read' | 'write'): boolean {
+  const status = statusOfFd(fd);
+  if (status?.type !== S_IFIFO) return false;
+  // `fstatfs` would ask the file system of a named pipe, which may be another process's (FUSE).
+  pipeFileSystem ??= (() => {
+    const ends = createPipe();
+    const own = statusOfFd(ends[0])?.fileSystem;
+    ends.forEach(closeFd);
+    return own;
+  })();
+  if (status.fileSystem !== pipeFileSystem) return false;
+  const access = end === 'read' ? O_RDONLY : O_WRONLY;
+  return (libc.fcntl(fd, F_GETFL, 0) & (O_PATH | O_ACCMODE)) === access;
+}
+
+/** All pipes without names are on one file system of the kernel. */
+let pipeFileSystem: number | undefined;
+
+const F_GETFL = 3;
+const O_RDONLY = 0;
+const O_WRONLY = 1;
+const O_ACCMODE = 3;
+const O_PATH = 0o1000_0000;
 
 /** Whether a descriptor is a file in memory: a memfd, or a file in tmpfs. */
 export const isInMemory = (fd: number): boolean =>

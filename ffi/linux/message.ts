@@ -131,6 +131,7 @@ export function discardUnread(socket: number): boolean {
 const F_DUPFD_CLOEXEC = 1030;
 const SOL_SOCKET = 1;
 const SCM_RIGHTS = 1;
+const SCM_PIDFD = 4;
 const MSG_PEEK = 0x2;
 const MSG_CTRUNC = 0x8;
 const MSG_TRUNC = 0x20;
@@ -214,11 +215,12 @@ function receivedFds(view: DataView): number[] {
   for (let offset = CONTROL; offset + CMSG_HEADER <= end; ) {
     const length = view.getUint32(offset, true);
     if (length < CMSG_HEADER) break;
-    const rights =
-      view.getInt32(offset + 8, true) === SOL_SOCKET &&
-      view.getInt32(offset + 12, true) === SCM_RIGHTS;
-    for (let i = CMSG_HEADER; rights && i + 4 <= length; i += 4)
+    const isSocketLevel = view.getInt32(offset + 8, true) === SOL_SOCKET;
+    const type = view.getInt32(offset + 12, true);
+    for (let i = CMSG_HEADER; isSocketLevel && type === SCM_RIGHTS && i + 4 <= length; i += 4)
       fds.push(view.getInt32(offset + i, true));
+    // A process that shares the socket can order one for each message (SO_PASSPIDFD).
+    if (isSocketLevel && type === SCM_PIDFD) libc.close(view.getInt32(offset + CMSG_HEADER, true));
     offset += (length + 7) & ~7;
   }
   return fds;

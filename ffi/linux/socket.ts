@@ -34,6 +34,23 @@ export function socketPair(): [number, number] {
 }
 
 /**
+ * A socket that only receives and a socket that only sends to it, non-blocking and close-on-exec.
+ *
+ * They serve as a pipe between processes that do not trust each other. The flags of a pipe's open
+ * file belong to all processes that have it, so any of them could make this one block. A call on a
+ * socket says itself that it must not block.
+ *
+ * @throws SystemError
+ */
+export function oneWaySockets(): [receiveEnd: number, sendEnd: number] {
+  const { ints } = scratch();
+  succeeded(libc.socketpair(AF_UNIX, STREAM_TYPE, 0, scratchAddress(INTS)), 'socketpair');
+  const [receiveEnd, sendEnd] = [ints[0] as number, ints[1] as number];
+  libc.shutdown(sendEnd, SHUT_RD);
+  return [receiveEnd, sendEnd];
+}
+
+/**
  * Opens a listening socket at a path, or at `'@name'` in the abstract namespace, which has no file.
  * Every process of the network namespace can connect to an abstract name: see {@link
  * peerCredentials}. The file of a path has mode 0600; it is neither removed before nor unlinked
@@ -121,6 +138,42 @@ export const isMessageSocket = (fd: number): boolean =>
   readIntOption(fd, SO_TYPE) === SOCK_SEQPACKET &&
   readIntOption(fd, SO_ACCEPTCONN) === 0;
 
+/** Whether a descriptor, from any process, can be the receiving end of {@link oneWaySockets}. */
+export const isReceiveEnd = (fd: number): boolean =>
+  isUnixStream(fd) && isNameless(fd, 'getsockname') && isNameless(fd, 'getpeername');
+
+/**
+ * Whether a descriptor, from any process, can be the sending end of {@link oneWaySockets}. From now on
+ * nothing can arrive there: its queue could hold descriptors whose close blocks.
+ */
+export const isSendEnd = (fd: number): boolean =>
+  isReceiveEnd(fd) && libc.shutdown(fd, SHUT_RD) === 0 && unreadByteLength(fd) === 0;
+
+function isUnixStream(fd: number): boolean {
+  try {
+    return readIntOption(fd, SO_DOMAIN) === AF_UNIX && readIntOption(fd, SO_TYPE) === SOCK_STREAM;
+  } catch (error) {
+    if (error instanceof SystemError) return false;
+    throw error;
+  }
+}
+
+/**
+ * Only the ends of a socket pair both have no name. A named socket may belong to another program,
+ * which would take what is sent there as this process's words.
+ */
+function isNameless(socket: number, call: 'getsockname' | 'getpeername'): boolean {
+  const { ints } = scratch();
+  ints[3] = NAME_BYTE_LENGTH;
+  const status = libc[call](socket, scratchAddress(NAME), scratchAddress(INTS + 12));
+  return status === 0 && ints[3] === FAMILY_BYTE_LENGTH;
+}
+
+function unreadByteLength(socket: number): number | undefined {
+  const { ints } = scratch();
+  return libc.ioctl(socket, SIOCINQ, scratchAddress(INTS)) === 0 ? ints[0] : undefined;
+}
+
 function readIntOption(socket: number, option: number): number {
   const { ints } = scratch();
   ints[3] = 4;
@@ -165,18 +218,24 @@ export function closeListener(fd: number): void {
 }
 
 const AF_UNIX = 1;
+const SOCK_STREAM = 1;
 const SOCK_DGRAM = 2;
 const SOCK_SEQPACKET = 5;
 const SOCK_NONBLOCK = 0x800;
 const SOCK_CLOEXEC = 0x8_0000;
 const SOCKET_TYPE = SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC;
+const STREAM_TYPE = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 const SOL_SOCKET = 1;
 const SO_TYPE = 3;
 const SO_PEERCRED = 17;
 const SO_ACCEPTCONN = 30;
 const SO_DOMAIN = 39;
 const SO_PASSCRED = 16;
+const SHUT_RD = 0;
 const SHUT_RDWR = 2;
+const SIOCINQ = 0x541b;
+/** The length of a socket's name that has only its address family. */
+const FAMILY_BYTE_LENGTH = 2;
 const EAGAIN = 11;
 const EPROTOTYPE = 91;
 const ECONNREFUSED = 111;

@@ -48,6 +48,7 @@ import socket
 import stat
 import struct
 import tempfile
+import termios
 import threading
 import time
 import traceback
@@ -2051,21 +2052,28 @@ def _map_pool(fields: _MemoryFields, pool: _ImportedPool) -> _Mapping:
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_SCM_PIDFD, _O_PATH, _HUGETLBFS_MAGIC = 4, 0o10000000, 0x958458F6
 _SYS_KCMP, _SYS_STATX = {'x86_64': (312, 332), 'aarch64': (272, 291)}.get(os.uname().machine, (-1, -1))
 _NVIDIA_MAJOR, _NULL_MAJOR = 195, 1
 
 
 def _file_type(fd: int) -> Tuple[int, int]:
-    """The type bits of a descriptor's mode, 0 for the kernel's own, and the major number of a device.
+    """The type bits of a descriptor's mode, 0 for the kernel's own, and the major number of a device."""
+    kind, major, _ = _file_facts(fd)
+    return kind, major
+
+
+def _file_facts(fd: int) -> Tuple[int, int, Tuple[int, int]]:
+    """As `_file_type`, and the number of the file system, which the kernel assigns.
 
     `fstat` would ask the file system, which may be another process's (FUSE) and never reply.
     """
     found = ctypes.create_string_buffer(256)
     # AT_EMPTY_PATH, AT_STATX_DONT_SYNC
     if _SYS_STATX < 0 or _libc.syscall(_SYS_STATX, fd, b'', 0x5000, 0x7FF, found):
-        return -1, 0
-    mode, major = struct.unpack_from('<H', found, 28)[0], struct.unpack_from('<I', found, 128)[0]
-    return stat.S_IFMT(mode), major
+        return -1, 0, (0, 0)
+    mode, (major, _, *file_system) = struct.unpack_from('<H', found, 28)[0], struct.unpack_from('<4I', found, 128)
+    return stat.S_IFMT(mode), major, (file_system[0], file_system[1])
 
 
 def _is_driver_fd(fd: int) -> bool:
@@ -2479,10 +2487,7 @@ class _Connection:
             return True
         except OSError:
             data, controls, flags = b'', [], 0
-        fds: List[int] = []
-        for level, kind, part in controls:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds.extend(struct.unpack(f'{len(part) // 4}i', part[: len(part) // 4 * 4]))
+        fds = _received_fds(controls)
         try:
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise IpcError('received a message that is too long, or more descriptors than this process can have')
@@ -3391,13 +3396,26 @@ def _close_fds(fds: Any) -> None:
     """Closes descriptors, of which another process may have made some so that their `close` blocks."""
     for fd in list(fds):
         kind, major = _file_type(fd)
-        is_simple = kind == stat.S_IFIFO or kind == stat.S_IFCHR and major in (_NULL_MAJOR, _NVIDIA_MAJOR)
+        is_simple = kind == stat.S_IFCHR and major in (_NULL_MAJOR, _NVIDIA_MAJOR)
         if is_simple or _closing_thread is None or _is_in_memory(fd):
             os.close(fd)
         elif kind >= 0:
             _closing.put(fd)
     if isinstance(fds, list):
         fds.clear()
+
+
+def _received_fds(controls: List[Tuple[int, int, bytes]]) -> List[int]:
+    """The descriptors that came with a message."""
+    fds: List[int] = []
+    for level, kind, part in controls:
+        found = struct.unpack(f'{len(part) // 4}i', part[: len(part) // 4 * 4])
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.extend(found)
+        elif (level, kind) == (socket.SOL_SOCKET, _SCM_PIDFD):
+            # A process that shares the socket can order one for each message (SO_PASSPIDFD).
+            _close_fds(found)
+    return fds
 
 
 def _is_in_memory(fd: int) -> bool:
@@ -4269,15 +4287,36 @@ class _Arguments(Dict[_Device, List[ctypes.c_uint64]]):
 
 
 def _is_sealed(fd: int, byte_length: int) -> bool:
+    """Whether a descriptor, from any process, is memory of exactly that size, which is fixed.
+
+    Memory of huge pages is refused: touching it kills the process once the system has no huge page left.
+    """
     sealed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
     try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & sealed == sealed and os.fstat(fd).st_size == byte_length
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & sealed != sealed or os.fstat(fd).st_size != byte_length:
+            return False
     except OSError:
         return False
+    status = (ctypes.c_long * 32)()
+    return _libc.fstatfs(fd, status) == 0 and status[0] != _HUGETLBFS_MAGIC
 
 
-def _is_pipe(fd: int) -> bool:
-    return _file_type(fd)[0] == stat.S_IFIFO
+def _is_pipe_end(fd: int, access: int) -> bool:
+    """Whether a descriptor is that end of a pipe without a name. Named pipes have the rights of their file."""
+    global _pipe_file_system
+    kind, _, file_system = _file_facts(fd)
+    if kind != stat.S_IFIFO:
+        return False
+    if _pipe_file_system is None:
+        # `fstatfs` would ask the file system of a named pipe, which may be another process's (FUSE).
+        ends = os.pipe()
+        _pipe_file_system = _file_facts(ends[0])[2]
+        _close_fds(ends)
+    return file_system == _pipe_file_system and fcntl.fcntl(fd, fcntl.F_GETFL) & (_O_PATH | os.O_ACCMODE) == access
+
+
+# All pipes without names are on one file system of the kernel.
+_pipe_file_system: Optional[Tuple[int, int]] = None
 
 
 def _whole_pages(byte_length: int) -> int:
@@ -4424,7 +4463,7 @@ class _TimelineState:
         self.lock = threading.RLock()
         try:
             self.words = _Words.accept(memory, _PAGE, 'timeline')
-            if not _is_pipe(lifeline) or (write_end >= 0 and not _is_pipe(write_end)):
+            if not _is_pipe_end(lifeline, os.O_RDONLY) or (write_end >= 0 and not _is_pipe_end(write_end, os.O_WRONLY)):
                 raise IpcError('received a timeline without its pipe')
         except (OSError, IpcError) as error:
             _close_fds([fd for fd in (memory, lifeline, write_end) if fd >= 0])
@@ -4526,7 +4565,7 @@ class _TimelineState:
             if not self.is_last_signaled() and not is_hopeless:
                 return False
             self.mark_ended()
-            os.close(write_end)
+            _close_fds([write_end])
             self._release()
             return True
 
@@ -4675,7 +4714,10 @@ class _Fds:
     def close(self) -> None:
         _close_fds(self.fds)
 
-    abandon = close
+    def abandon(self) -> None:
+        """In a child by fork, which has no thread that closes."""
+        while self.fds:
+            os.close(self.fds.pop())
 
 
 class TimelineSignaler(_Closable):
@@ -4825,51 +4867,63 @@ def _seat_length(slots: int) -> int:
     return _whole_pages((_RELEASED + 3 * slots) * 8)
 
 
-class _WakePipes:
-    """One end of two pipes between two processes. Each end wakes up the other, and sees its end."""
+class _WakeSockets:
+    """One end of two one-way sockets between two processes. Each end wakes up the other, and sees its end.
 
-    def __init__(self, read_end: int, write_end: int, on_wake: Callable[[], None]) -> None:
-        """Owns the descriptors, whose open files no other process has: so nobody can make them block."""
+    The other process may keep a copy of every end. Whatever it does with that, no call here blocks.
+    """
+
+    def __init__(self, receive_end: int, send_end: int, on_wake: Callable[[], None]) -> None:
+        """Owns the descriptors."""
         self.has_ended = False
-        self._read_end, self._write_end, self._on_wake = read_end, write_end, on_wake
+        self._receive_end, self._send_end = socket.socket(fileno=receive_end), socket.socket(fileno=send_end)
+        for end in (self._receive_end, self._send_end):
+            # Else Python would wait for as long as `socket.setdefaulttimeout` says.
+            end.setblocking(False)
+        self._fd, self._on_wake = receive_end, on_wake
         self._lock, self._is_closed = threading.Lock(), False
         _lifelines.add(self)
 
     def abandon(self) -> None:
-        """In a child by fork: the pipes are its parent's."""
+        """In a child by fork: the sockets are its parent's."""
         if not self._is_closed:
             self._is_closed = True
-            _close_fds((self._read_end, self._write_end))
+            self._receive_end.close()
+            self._send_end.close()
 
     @classmethod
-    def accept(cls, read_end: int, write_end: int, on_wake: Callable[[], None]) -> '_WakePipes':
-        """Opens the ends that another process has sent; the caller keeps them."""
-        if not _is_pipe(read_end) or not _is_pipe(write_end):
-            raise IpcError('received a channel without its pipes')
-        own = os.open(f'/proc/self/fd/{read_end}', os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    def accept(cls, receive_end: int, send_end: int, on_wake: Callable[[], None]) -> '_WakeSockets':
+        """Takes copies of the ends that another process has sent; the caller keeps them."""
+        if not _is_receive_end(receive_end) or not _is_send_end(send_end):
+            raise IpcError('received a channel without its sockets')
+        fds: List[int] = []
         try:
-            return cls(own, os.open(f'/proc/self/fd/{write_end}', os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), on_wake)
-        except OSError as error:
-            os.close(own)
-            if error.errno == errno.ENXIO:
-                raise PeerGoneError('the producer of this channel has ended') from None
+            for fd in (receive_end, send_end):
+                fds.append(os.dup(fd))
+            return cls(fds[0], fds[1], on_wake)
+        except OSError:
+            _close_fds(fds)
             raise
 
     def watch(self) -> None:
-        _background().watch(self._read_end, self._on_ready)
+        _background().watch(self._fd, self._on_ready)
 
     def _on_ready(self) -> None:
         with self._lock:
             if self._is_closed or self.has_ended:
                 return
             try:
-                self.has_ended = not os.read(self._read_end, 256)
+                data, controls, flags, _ = self._receive_end.recvmsg(
+                    4096, _FD_SPACE, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)  # fmt: skip
+                # No wake-up of cuffi has descriptors.
+                _close_fds(_received_fds(controls))
+                self.has_ended = not data
             except BlockingIOError:
                 return
             except OSError:
                 self.has_ended = True
             if self.has_ended:
-                _background().unwatch(self._read_end)
+                _background().unwatch(self._fd)
         self._on_wake()
 
     def wake(self) -> None:
@@ -4877,7 +4931,7 @@ class _WakePipes:
         with self._lock:
             if not self._is_closed and not self.has_ended:
                 try:
-                    os.write(self._write_end, b'\0')
+                    self._send_end.send(b'\0', socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 except OSError:
                     pass
 
@@ -4885,8 +4939,51 @@ class _WakePipes:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                _background().unwatch(self._read_end)
-                _close_fds((self._read_end, self._write_end))
+                _background().unwatch(self._fd)
+                # Nothing can arrive there, so its close never blocks.
+                self._send_end.close()
+                _close_fds([self._receive_end.detach()])
+
+
+def _one_way_sockets() -> Tuple[int, int]:
+    """A socket that only receives and a socket that only sends to it.
+
+    They serve as a pipe between processes that do not trust each other. The flags of a pipe's open file belong to
+    all processes that have it, so any of them could make this one block. A call on a socket says itself that it must
+    not block.
+    """
+    receive_end, send_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    send_end.shutdown(socket.SHUT_RD)
+    return receive_end.detach(), send_end.detach()
+
+
+def _is_receive_end(fd: int) -> bool:
+    """Whether a descriptor, from any process, is an end of a socket pair.
+
+    Only those have no name. A named socket may belong to another program, which would take what is sent there as this
+    process's words.
+    """
+    if _file_type(fd)[0] != stat.S_IFSOCK:
+        return False
+    with socket.socket(fileno=os.dup(fd)) as probe:
+        try:
+            return (probe.family, probe.type) == (socket.AF_UNIX, socket.SOCK_STREAM) and not any(
+                (probe.getsockname(), probe.getpeername()))  # fmt: skip
+        except OSError:
+            return False
+
+
+def _is_send_end(fd: int) -> bool:
+    """As `_is_receive_end`. From now on nothing can arrive there: its queue could hold descriptors whose close blocks."""
+    if not _is_receive_end(fd):
+        return False
+    with socket.socket(fileno=os.dup(fd)) as probe:
+        try:
+            probe.shutdown(socket.SHUT_RD)
+            unread = fcntl.ioctl(fd, termios.FIONREAD, bytes(4))
+        except OSError:
+            return False
+    return unread == bytes(4)
 
 
 class _Sleepers:
@@ -5194,7 +5291,7 @@ class _SlotMemory:
 
 
 class _Consumer(_ChannelState):
-    def __init__(self, ring: _Ring, seat: _Words, pipe_ends: Sequence[int], slots: _Slots, device: _Device,
+    def __init__(self, ring: _Ring, seat: _Words, ends: Sequence[int], slots: _Slots, device: _Device,
                  deliver: str, is_ahead: bool) -> None:  # fmt: skip
         super().__init__(ring, device, slots, deliver, is_ahead)
         self.seat = seat
@@ -5208,8 +5305,8 @@ class _Consumer(_ChannelState):
         self._has_ended_waits = False
         self.sleepers = _Sleepers(lambda is_asleep: seat.write(_ASLEEP, is_asleep))
         self._stores = _Stores(seat, lambda _: self._wake_producer(), False, is_ahead, ring.slots)
-        self._pipes = _WakePipes.accept(pipe_ends[0], pipe_ends[1], self._on_wake)
-        self._pipes.watch()
+        self._sockets = _WakeSockets.accept(ends[0], ends[1], self._on_wake)
+        self._sockets.watch()
 
     def assert_open(self) -> None:
         if self.is_closed:
@@ -5222,7 +5319,7 @@ class _Consumer(_ChannelState):
         with self.lock:
             self.assert_open()
             # Read first: what was stored before the producer ended is then seen.
-            is_gone = self._pipes.has_ended
+            is_gone = self._sockets.has_ended
             found = self._look_for_grant() if self.deliver == 'one' else self._look_for_next()
             if found is None and is_gone:
                 raise self._gone()
@@ -5298,7 +5395,7 @@ class _Consumer(_ChannelState):
         ring, stream = self.ring, self.ahead_streams[of if type(of) is int else _stream_handle(of)]
         with self.lock:
             self.assert_open()
-            is_gone, message = self._pipes.has_ended, self._next
+            is_gone, message = self._sockets.has_ended, self._next
             if ring.words[_CLOSED_AT]:
                 closed_at = ring.closed_at
                 if closed_at is not None and message >= closed_at:
@@ -5321,7 +5418,7 @@ class _Consumer(_ChannelState):
 
     def filled(self, message: int) -> Optional[bool]:
         """Whether a message was filled in the end; None as long as that is open."""
-        is_gone, is_filled = self._pipes.has_ended, not self.is_closed and self.ring.is_filled(message)
+        is_gone, is_filled = self._sockets.has_ended, not self.is_closed and self.ring.is_filled(message)
         if is_filled:
             return True
         self.assert_open()
@@ -5343,10 +5440,10 @@ class _Consumer(_ChannelState):
 
     def _wake_producer(self) -> None:
         if self.ring.read(_PRODUCER_SLEEPS) == 1:
-            self._pipes.wake()
+            self._sockets.wake()
 
     def _on_wake(self) -> None:
-        if self._pipes.has_ended and self.is_ahead and not self._has_ended_waits:
+        if self._sockets.has_ended and self.is_ahead and not self._has_ended_waits:
             # Frees the streams that wait for what the ended producer will not fill.
             self._has_ended_waits = True
             until = time.monotonic() + _REPAIR_S
@@ -5375,7 +5472,7 @@ class _Consumer(_ChannelState):
                 self.device.synchronize()
             except CuffiError:
                 pass  # The context is lost: nothing runs in it.
-            self._pipes.close()
+            self._sockets.close()
             _release_page(self.ring)
             _release_page(self.seat)
             kept.clear()
@@ -5591,15 +5688,15 @@ class _Seat:
             self.fds.append(_sealed_memory(_seat_length(slots), 'cuffi-seat'))
             self.words = _Words(self.fds[0], _seat_length(slots))
             for _ in range(2):
-                ends += os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+                ends += _one_way_sockets()
         except BaseException:
             _close_fds(self.fds + ends)
             raise
         self.words.write(_START, start)
-        their_read, own_write, own_read, their_write = ends
-        self.fds += [their_read, their_write]
-        self.pipes = _WakePipes(own_read, own_write, on_wake)
-        self.pipes.watch()
+        their_receive_end, own_send_end, own_receive_end, their_send_end = ends
+        self.fds += [their_receive_end, their_send_end]
+        self.sockets = _WakeSockets(own_receive_end, own_send_end, on_wake)
+        self.sockets.watch()
 
     def is_released(self, message: int) -> bool:
         return self.words.reached(_RELEASED + message % self._slots, message + 1)
@@ -5618,10 +5715,10 @@ class _Seat:
 
     def wake_if_asleep(self) -> None:
         if self.words.words[_ASLEEP] == 1:
-            self.pipes.wake()
+            self.sockets.wake()
 
     def close(self) -> None:
-        self.pipes.close()
+        self.sockets.close()
         self.words.end_waits(_RELEASED, _RELEASED + self._slots)
         _release_page(self.words)
 
@@ -5731,7 +5828,7 @@ class _Producer(_ChannelState):
             ring.words[_PUBLISHED] = self.published = message + 1
             for seat in self.seats:
                 if seat.words.words[_ASLEEP] == 1:
-                    seat.pipes.wake()
+                    seat.sockets.wake()
 
     def cancel(self, message: int) -> None:
         with self.lock:
@@ -5770,7 +5867,7 @@ class _Producer(_ChannelState):
     def _wake_consumers(self) -> None:
         for seat in self.seats:
             if seat.words.words[_ASLEEP] == 1:
-                seat.pipes.wake()
+                seat.sockets.wake()
 
     def _on_stored(self, error: Optional[CudaError]) -> None:
         if error is None:
@@ -5820,7 +5917,7 @@ class _Producer(_ChannelState):
             return [os.dup(self.ring_fd), *fds]
 
     def _on_wake(self) -> None:
-        gone = [seat for seat in list(self.seats) if seat.pipes.has_ended]
+        gone = [seat for seat in list(self.seats) if seat.sockets.has_ended]
         with self.lock:
             for seat in gone:
                 if seat in self.seats:

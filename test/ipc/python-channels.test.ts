@@ -716,6 +716,25 @@ describe('hostile processes, as Python meets them', options, () => {
       [4, [], ['file', 'read'], /a timeline whose memory is not sealed/],
       [4, [], [page, 'file'], /a timeline without its pipe/],
       [5, [0, 0, 0, 0, 0, 0, 0, 0], [page, 'read', page], /a timeline without its pipe/],
+      ...[
+        'write',
+        'both',
+        'path of read',
+        'fifo read',
+        'fifo write',
+        'fifo path',
+        'receive',
+        'messages',
+      ].map((name) => [4, [], [page, name], /a timeline without its pipe/] as const),
+      ...['read', 'both', 'fifo write', 'fifo path', 'send'].map(
+        (name) =>
+          [
+            5,
+            [0, 0, 0, 0, 0, 0, 0, 0],
+            [page, 'read', name],
+            /a timeline without its pipe/,
+          ] as const,
+      ),
       [5, [0, 0, 0, 0, 0, 0, 0, 255], [page, 'read', 'write'], /invalid-descriptor/],
       [4, [1], [page, 'read'], /invalid-descriptor: .*bytes follow its end/],
       [6, [0, 16, 0, 0, 0, 0, 0, 0], [page], /is not 4096 bytes that are allocated and sealed/],
@@ -736,6 +755,48 @@ describe('hostile processes, as Python meets them', options, () => {
       'opened',
     );
   });
+
+  test(
+    'what are no one-way sockets is refused as those of a channel, and huge pages as memory',
+    options,
+    async () => {
+      await using python = Python.start();
+      const accepted = (receiveEnd: string, sendEnd: string): Promise<string> =>
+        python.ask('accepted', { receive_end: receiveEnd, send_end: sendEnd });
+      assert.equal(await accepted('receive', 'send'), 'accepted');
+      for (const name of [
+        'read',
+        'write',
+        'fifo read',
+        'fifo write',
+        'fifo path',
+        'named',
+        'messages',
+        'internet',
+        'file',
+      ])
+        for (const [receiveEnd, sendEnd] of [
+          [name, 'send'],
+          ['receive', name],
+        ] as const)
+          assert.match(
+            await accepted(receiveEnd, sendEnd),
+            /^IpcError .*a channel without its sockets/,
+            name,
+          );
+      assert.match(await accepted('receive', 'unread'), /without its sockets/);
+      assert.equal(await python.ask('is_sealed_when_huge'), false);
+    },
+  );
+
+  test(
+    'a sender that makes its copies of the ends blocking, fills and empties them holds nobody up',
+    options,
+    async () => {
+      await using python = Python.start();
+      assert.deepEqual(await python.ask('disturbed_wakes'), [true, false, true]);
+    },
+  );
 
   test('nonsense in fields and in shared words raises errors of cuffi only', options, async () => {
     await using python = Python.start();

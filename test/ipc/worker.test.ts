@@ -12,12 +12,14 @@ import { ClosedError, Context, DeviceBuffer, MemoryPool, VirtualMemory } from '.
 import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
 import {
   Channel,
+  type ChannelConsumer,
   explain,
   exportIpc,
   getIpcHandle,
   leases,
   listen,
   openIpcBuffer,
+  type Timeline,
 } from '../../src/ipc/index.ts';
 import { nextLoopIteration } from '../../src/poller.ts';
 import { emulated } from '../support/driver.ts';
@@ -381,4 +383,21 @@ describe('worker threads', () => {
       assert.deepEqual(result, [10, 11, 12]);
     },
   );
+
+  test('what a worker thread has sent ends when the thread is terminated', deadline, async () => {
+    const name = `@cuffi-test-${process.pid}-holds`;
+    using listener = listen(name);
+    const worker = start();
+    const holding = ask(worker, { do: 'hold', name });
+    using peer = await listener.accept();
+    const sent = (await peer.receive()) as { channel: ChannelConsumer; timeline: Timeline };
+    using channel = sent.channel;
+    using timeline = sent.timeline;
+    await holding;
+    assert.equal(timeline.value, 0);
+    const limits = { timeoutMs: 20_000 };
+    await worker.terminate();
+    await assert.rejects(timeline.reached(1, limits), { name: 'PeerGoneError' });
+    await assert.rejects(channel.receive(limits), { name: 'PeerGoneError' });
+  });
 });

@@ -14,7 +14,7 @@ import type { Delivery } from './producer.ts';
 import type { Ring, Seat } from './ring.ts';
 import { Sleepers } from './sleepers.ts';
 import { MAX_AHEAD, SlotViews } from './slots.ts';
-import type { WakePipes } from './wake-pipes.ts';
+import type { WakeSockets } from './wake-sockets.ts';
 
 /** What a consumer is made of. */
 export interface ConsumerInit {
@@ -29,8 +29,8 @@ export interface ConsumerInit {
   readonly stride: number;
   readonly deliver: Delivery;
   readonly isAhead: boolean;
-  /** Opens the pipes to the producer. */
-  openPipes(onWake: () => void): WakePipes;
+  /** Opens the sockets to the producer. */
+  openSockets(onWake: () => void): WakeSockets;
   /** Called when nothing here can access the slots any more. */
   onReleased?: (() => void) | undefined;
 }
@@ -58,7 +58,7 @@ export class Consumer {
   readonly #memory: DeviceBuffer;
   readonly #mappedByteLength: number;
   readonly views: SlotViews;
-  readonly #pipes: WakePipes;
+  readonly #sockets: WakeSockets;
   readonly #stores: StoreTracker;
   readonly #onReleased: (() => void) | undefined;
   /** The next message; with `deliver: 'one'`, how many grants were taken. */
@@ -95,7 +95,7 @@ export class Consumer {
       isAwaited: () => ring.isProducerAsleep,
       isLazy: isAhead,
     });
-    this.#pipes = init.openPipes(() => this.#onWake());
+    this.#sockets = init.openSockets(() => this.#onWake());
   }
 
   assertOpen(): void {
@@ -126,7 +126,7 @@ export class Consumer {
 
   #look(): Found {
     // Read first: what was stored before the producer ended is then seen.
-    const isProducerGone = this.#pipes.hasEnded;
+    const isProducerGone = this.#sockets.hasEnded;
     const found = this.deliver === 'one' ? this.#lookForGrant() : this.#lookForNext();
     if (found === undefined && isProducerGone) throw this.#goneError();
     return found;
@@ -224,7 +224,7 @@ export class Consumer {
   #tryTakeAhead(stream: Stream): number | 'end' | undefined {
     this.assertOpen();
     const { ring } = this;
-    const isProducerGone = this.#pipes.hasEnded;
+    const isProducerGone = this.#sockets.hasEnded;
     const message = this.#next;
     const { closedAt } = ring;
     if (closedAt !== undefined && message >= closedAt) return 'end';
@@ -254,7 +254,7 @@ export class Consumer {
   async filled(message: number, wait: Wait): Promise<boolean> {
     let isFilled = false;
     await this.sleepers.wait(() => {
-      const isProducerGone = this.#pipes.hasEnded;
+      const isProducerGone = this.#sockets.hasEnded;
       isFilled = !this.#isClosed && this.ring.isFilled(message);
       if (isFilled) return true;
       this.assertOpen();
@@ -277,11 +277,11 @@ export class Consumer {
   }
 
   #wakeProducer(): void {
-    if (this.ring.isProducerAsleep) this.#pipes.wake();
+    if (this.ring.isProducerAsleep) this.#sockets.wake();
   }
 
   #onWake(): void {
-    if (this.#pipes.hasEnded) this.#endWaits();
+    if (this.#sockets.hasEnded) this.#endWaits();
     this.sleepers.wake();
   }
 
@@ -305,7 +305,7 @@ export class Consumer {
     this.sleepers.wake();
     this.context.releases.enqueue(
       () => {
-        this.#pipes.close();
+        this.#sockets.close();
         this.ring.words.close();
         this.#seat.words.close();
         releaseOrWarn(() => this.#onReleased?.());

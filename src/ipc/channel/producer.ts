@@ -17,7 +17,7 @@ import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './mess
 import { type Grant, MAX_SLOTS, Ring, Seat } from './ring.ts';
 import { Sleepers } from './sleepers.ts';
 import { SlotViews } from './slots.ts';
-import { type SentEnds, WakePipes } from './wake-pipes.ts';
+import { type SentEnds, WakeSockets } from './wake-sockets.ts';
 
 /** Whether each consumer gets each message, or each message goes to one consumer. */
 export type Delivery = 'all' | 'one';
@@ -477,24 +477,24 @@ class ProducerSeat {
   readonly seat: Seat;
   /** Its first message. Also in the seat, where the consumer could change it. */
   readonly start: number;
-  readonly #pipes: WakePipes;
+  readonly #sockets: WakeSockets;
   /** How many messages were granted. */
   #granted = 0;
   readonly #sent: SentEnds;
   #isClosed = false;
 
-  private constructor(seat: Seat, start: number, pipes: WakePipes, sent: SentEnds) {
+  private constructor(seat: Seat, start: number, sockets: WakeSockets, sent: SentEnds) {
     this.seat = seat;
     this.start = start;
-    this.#pipes = pipes;
+    this.#sockets = sockets;
     this.#sent = sent;
   }
 
   static create(slots: number, start: number, onWake: () => void): ProducerSeat {
     const seat = Seat.create(slots, start);
     try {
-      const { pipes, sent } = WakePipes.create(onWake);
-      return new ProducerSeat(seat, start, pipes, sent);
+      const { sockets, sent } = WakeSockets.create(onWake);
+      return new ProducerSeat(seat, start, sockets, sent);
     } catch (error) {
       seat.words.close();
       throw error;
@@ -503,7 +503,7 @@ class ProducerSeat {
 
   /** Whether the consumer has ended or closed the channel. */
   get isGone(): boolean {
-    return this.#pipes.hasEnded;
+    return this.#sockets.hasEnded;
   }
 
   get granted(): number {
@@ -517,19 +517,19 @@ class ProducerSeat {
   }
 
   wakeIfAsleep(): void {
-    if (this.seat.isAsleep) this.#pipes.wake();
+    if (this.seat.isAsleep) this.#sockets.wake();
   }
 
   /** The descriptors for the consumer. The caller owns them. Call it once. */
   takeFds(): readonly number[] {
-    const { readEnd, writeEnd } = this.#sent;
-    return [this.seat.words.takeFd(), readEnd, writeEnd];
+    const { receiveEnd, sendEnd } = this.#sent;
+    return [this.seat.words.takeFd(), receiveEnd, sendEnd];
   }
 
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    this.#pipes.close();
+    this.#sockets.close();
     this.seat.endWaits();
     this.seat.words.close();
   }

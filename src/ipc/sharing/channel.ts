@@ -6,7 +6,7 @@ import type { Channel } from '../channel/channel.ts';
 import { ChannelConsumer } from '../channel/channel-consumer.ts';
 import { checkLayout, type MessageLayout } from '../channel/message.ts';
 import { MAX_SLOTS, Ring, Seat } from '../channel/ring.ts';
-import { WakePipes } from '../channel/wake-pipes.ts';
+import { WakeSockets } from '../channel/wake-sockets.ts';
 import type { AnyExported, DescriptorFields, HostFields } from '../descriptor.ts';
 import { OwnedFds, type ReceivedFds, type Sender } from './imported-object.ts';
 import { type OpenOptions, openDescriptor } from './open.ts';
@@ -59,9 +59,8 @@ export function openChannel(
   const layout = checkedLayout(descriptor);
   const { slots, stride, byteLength, flags } = descriptor;
   const isAhead = (flags & IS_AHEAD) !== 0;
-  const [ringFd, seatFd, readEnd, writeEnd, ...slotFds] = fds.take() as SeatFds;
-  // The pipes are opened by descriptors of their own.
-  const left = new Set([ringFd, seatFd, readEnd, writeEnd]);
+  const [ringFd, seatFd, receiveEnd, sendEnd, ...slotFds] = fds.take() as SeatFds;
+  const left = new Set([ringFd, seatFd, receiveEnd, sendEnd]);
   const taken = (fd: number): number => {
     left.delete(fd);
     return fd;
@@ -91,7 +90,8 @@ export function openChannel(
       stride,
       deliver: (flags & DELIVERS_TO_ONE) === 0 ? 'all' : 'one',
       isAhead,
-      openPipes: (onWake) => WakePipes.accept({ readEnd, writeEnd }, onWake),
+      openSockets: (onWake) =>
+        WakeSockets.accept({ receiveEnd: taken(receiveEnd), sendEnd: taken(sendEnd) }, onWake),
       onReleased: lease && (() => lease.released()),
     });
   } catch (error) {
@@ -102,7 +102,13 @@ export function openChannel(
   }
 }
 
-type SeatFds = [ring: number, seat: number, readEnd: number, writeEnd: number, ...slots: number[]];
+type SeatFds = [
+  ring: number,
+  seat: number,
+  receiveEnd: number,
+  sendEnd: number,
+  ...slots: number[],
+];
 
 /** Opens the memory of the slots. Owns the descriptors in every case. @throws IpcError */
 function openSlots(

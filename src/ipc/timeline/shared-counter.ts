@@ -1,9 +1,14 @@
-import { closeSync, openSync } from 'node:fs';
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
-import { closeFd, createPipe, duplicateFd, isPipe, SystemError } from '../../../ffi/linux/libc.ts';
+import {
+  closeFd,
+  createPipe,
+  duplicateFd,
+  isPipeEnd,
+  SystemError,
+} from '../../../ffi/linux/libc.ts';
 import { createSealedMemfd, isSealedMemfd } from '../../../ffi/linux/memfd.ts';
 import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
-import { isMainThread } from '../../../ffi/thread.ts';
+import { closeWithThread, type ThreadFd } from '../../../ffi/linux/thread-fd.ts';
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
@@ -44,14 +49,17 @@ export class SharedCounter {
   /** Creates a counter that stands at 0, and the end of the pipe that its writer keeps. @throws SystemError */
   static create(): { readonly counter: SharedCounter; readonly writeEnd: WriteEnd } {
     const memory = createSealedMemfd('cuffi-timeline', PAGE_BYTE_LENGTH);
-    let ends: readonly [number, number] | undefined;
+    let lifeline: number | undefined;
+    let writeEnd: WriteEnd | undefined;
     try {
-      ends = createPipe();
-      const counter = new SharedCounter({ memory, lifeline: ends[0] });
-      return { counter, writeEnd: new WriteEnd(ends[1]) };
+      const [readEnd, end] = createPipe();
+      lifeline = readEnd;
+      writeEnd = new WriteEnd(end);
+      return { counter: new SharedCounter({ memory, lifeline }), writeEnd };
     } catch (error) {
       closeFd(memory);
-      ends?.forEach(closeFd);
+      if (lifeline !== undefined) closeFd(lifeline);
+      writeEnd?.close();
       throw error;
     }
   }
@@ -66,7 +74,8 @@ export class SharedCounter {
     try {
       if (!isSealedMemfd(fds.memory, PAGE_BYTE_LENGTH))
         throw new IpcError('received a timeline that is not sealed memory of its size');
-      if (!isPipe(fds.lifeline)) throw new IpcError('received a timeline without its pipe');
+      if (!isPipeEnd(fds.lifeline, 'read'))
+        throw new IpcError('received a timeline without its pipe');
       return new SharedCounter(fds);
     } catch (error) {
       discardFd(fds.memory);
@@ -176,7 +185,7 @@ export class SharedCounter {
     closeFd(this.fds.memory);
     this.page.close(() => {
       this.#stopWatching();
-      closeFd(this.fds.lifeline);
+      discardFd(this.fds.lifeline);
     });
   }
 
@@ -210,38 +219,38 @@ const ownNamespace = (): bigint => BigInt(localProcess().pidNamespace);
 
 /**
  * The end of the pipe that the writer of a counter keeps open. The kernel closes it when the process
- * ends.
+ * ends. Nothing is ever written to it.
  */
 export class WriteEnd {
-  readonly fd: number;
-  readonly #close: () => void;
+  readonly #owned: ThreadFd;
   #isClosed = false;
 
-  /** @param fd owned from now on */
+  /** @param fd owned from now on, also if it throws @throws SystemError */
   constructor(fd: number) {
-    if (isMainThread()) {
-      this.fd = fd;
-      this.#close = () => closeFd(fd);
-      return;
-    }
-    // Node closes only its own descriptors when a worker thread is terminated.
-    const own = openSync(`/proc/self/fd/${fd}`, 'w');
-    closeFd(fd);
-    this.fd = own;
-    this.#close = () => closeSync(own);
+    this.#owned = closeWithThread(fd, discardFd);
   }
 
   /** Takes the descriptor that another process has sent. Owned from now on. @throws IpcError */
   static accept(fd: number): WriteEnd {
-    if (isPipe(fd)) return new WriteEnd(fd);
-    discardFd(fd);
-    throw new IpcError("received a timeline's signaler without its pipe");
+    if (!isPipeEnd(fd, 'write')) {
+      discardFd(fd);
+      throw new IpcError("received a timeline's signaler without its pipe");
+    }
+    try {
+      return new WriteEnd(fd);
+    } catch (error) {
+      throw new IpcError("received a timeline's signaler that cannot be kept", error as Error);
+    }
+  }
+
+  get fd(): number {
+    return this.#owned.fd;
   }
 
   /** The second call does nothing. */
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    this.#close();
+    this.#owned.close();
   }
 }

@@ -1,3 +1,4 @@
+import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
 import { pidfdOf } from '../../../ffi/linux/pidfd.ts';
 import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
@@ -176,7 +177,7 @@ export class TimelineSignaler extends ShareableResource {
       release: () => {
         handover.writeEnd.close();
         closeFd(fds.memory);
-        closeFd(fds.lifeline);
+        discardFd(fds.lifeline);
       },
     });
     this.#handover = handover;

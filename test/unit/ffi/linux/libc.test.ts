@@ -1,14 +1,29 @@
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
-import { closeSync, fstatSync, openSync, readlinkSync, readSync, writeSync } from 'node:fs';
+import {
+  closeSync,
+  constants,
+  fstatSync,
+  mkdtempSync,
+  openSync,
+  readlinkSync,
+  readSync,
+  rmSync,
+  writeSync,
+} from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { describe, test } from 'node:test';
 import { openLibrary } from '../../../../ffi/library.ts';
 import {
   closeFd,
   createMemfd,
+  createPipe,
   duplicateFd,
   errno,
   isOpenFd,
+  isPipeEnd,
   isSameFile,
   isShortage,
   libc,
@@ -21,6 +36,7 @@ import {
   succeeded,
   writeProcessMemory,
 } from '../../../../ffi/linux/libc.ts';
+import { socketPair } from '../../../../ffi/linux/socket.ts';
 import { addressOf } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { openDescriptors } from '../../../support/process-state.ts';
@@ -209,6 +225,35 @@ describe('libc', () => {
     closeFd(copy);
     for (const wrong of [fd, -1, Number.NaN])
       assert.throws(() => duplicateFd(wrong), code('EBADF'));
+    assert.equal(openDescriptors(), before);
+  });
+
+  test('tells the ends of pipes without a name, with their access, from all other descriptors', () => {
+    const before = openDescriptors();
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-pipe-'));
+    const fifo = join(folder, 'fifo');
+    execFileSync('mkfifo', [fifo]);
+    const O_PATH = 0o1000_0000;
+    const [readEnd, writeEnd] = createPipe();
+    const ends = (fd: number) => [isPipeEnd(fd, 'read'), isPipeEnd(fd, 'write')];
+    assert.deepEqual(ends(readEnd), [true, false]);
+    assert.deepEqual(ends(writeEnd), [false, true]);
+    const others = [
+      openSync(fifo, constants.O_RDWR | constants.O_NONBLOCK),
+      openSync(fifo, constants.O_RDONLY | constants.O_NONBLOCK),
+      openSync(fifo, constants.O_WRONLY | constants.O_NONBLOCK),
+      openSync(fifo, O_PATH),
+      openSync(`/proc/self/fd/${readEnd}`, O_PATH),
+      openSync(`/proc/self/fd/${readEnd}`, constants.O_RDWR),
+      openSync('/dev/null', 'r'),
+      openSync(join(folder, 'file'), 'w+'),
+      createMemfd('memory', 16),
+      ...socketPair(),
+    ];
+    for (const fd of [...others, -1, 1 << 20, Number.NaN])
+      assert.deepEqual(ends(fd), [false, false]);
+    for (const fd of [...others, readEnd, writeEnd]) closeFd(fd);
+    rmSync(folder, { recursive: true });
     assert.equal(openDescriptors(), before);
   });
 

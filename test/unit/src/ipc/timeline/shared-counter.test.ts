@@ -1,9 +1,15 @@
 import assert from 'node:assert/strict';
-import { writeSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import { constants, mkdtempSync, openSync, rmSync, writeSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { describe, test } from 'node:test';
-import { createPipe, duplicateFd } from '../../../../../ffi/linux/libc.ts';
+import { closeFd, createPipe, duplicateFd, libc } from '../../../../../ffi/linux/libc.ts';
+import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { SharedCounter, WriteEnd } from '../../../../../src/ipc/timeline/shared-counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
+import { until } from '../../../../support/iterations.ts';
+import { openDescriptors } from '../../../../support/process-state.ts';
 
 describe('SharedCounter', () => {
   test('the host never sets it back', () => {
@@ -26,12 +32,47 @@ describe('SharedCounter', () => {
       });
       if (how === 'data') writeSync(other, 'data');
       else new WriteEnd(other).close();
+      await until(() => calls > 0);
       for (let turn = 0; turn < 20; turn += 1) await nextLoopIteration();
       assert.deepEqual([calls, copy.isEnded, counter.isEnded], [1, true, true]);
       if (how === 'data') new WriteEnd(other).close();
       writeEnd.close();
       for (const each of [counter, copy]) each.close();
     }
+  });
+
+  test('takes only a pipe to watch and a pipe to hold, with their access, and closes all others', async () => {
+    const before = openDescriptors();
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-lifeline-'));
+    const fifo = join(folder, 'fifo');
+    execFileSync('mkfifo', [fifo]);
+    const O_PATH = 0o1000_0000;
+    const hold = openSync(fifo, constants.O_RDWR | constants.O_NONBLOCK);
+    const [readEnd, writeEnd] = createPipe();
+    const refused: readonly (() => number)[] = [
+      () => openSync(fifo, constants.O_RDONLY | constants.O_NONBLOCK),
+      () => openSync(fifo, constants.O_WRONLY | constants.O_NONBLOCK),
+      () => openSync(fifo, O_PATH),
+      () => openSync(`/proc/self/fd/${readEnd}`, O_PATH),
+      () => openSync(`/proc/self/fd/${readEnd}`, constants.O_RDWR),
+      () => openSync(join(folder, 'file'), 'w+'),
+      () => libc.eventfd(0, 0),
+      () => libc.socket(1, 1, 0),
+    ];
+    const memory = (): number => createSealedMemfd('timeline', 4096);
+    for (const make of [...refused, () => duplicateFd(writeEnd)])
+      assert.throws(() => SharedCounter.accept({ memory: memory(), lifeline: make() }), {
+        name: 'IpcError',
+        message: /without its pipe/,
+      });
+    for (const make of [...refused, () => duplicateFd(readEnd)])
+      assert.throws(() => WriteEnd.accept(make()), {
+        name: 'IpcError',
+        message: /without its pipe/,
+      });
+    for (const fd of [hold, readEnd, writeEnd]) closeFd(fd);
+    rmSync(folder, { recursive: true });
+    assert.equal(openDescriptors(), before);
   });
 
   test('the last value stays the highest, whichever process notes the end last', () => {
