@@ -1,6 +1,6 @@
 /** Memory that processes share without trusting each other: nobody can shrink it or punch holes. */
 import { fstatSync } from 'node:fs';
-import { withAddress } from '../native.ts';
+import { addressOf, withAddress } from '../native.ts';
 import { closeFd, errno, libc, SystemError, succeeded } from './libc.ts';
 
 /**
@@ -31,11 +31,21 @@ export function allocatePages(fd: number, byteLength: number): void {
   succeeded(libc.fallocate(fd, 0, 0, byteLength), 'fallocate');
 }
 
-/** Whether a descriptor, from any process, is memory of exactly that size, which is fixed. */
+/**
+ * Whether a descriptor, from any process, is memory of exactly that size, which is fixed. Memory of
+ * huge pages is refused: touching it kills the process once the system has no huge page left.
+ */
 export function isSealedMemfd(fd: number, byteLength: number): boolean {
   // Files on a disk and devices have no seals. Their size is not read: that may block.
   const seals = libc.fcntl(fd, F_GET_SEALS, 0);
-  return seals >= 0 && (seals & SIZE_SEALS) === SIZE_SEALS && fstatSync(fd).size === byteLength;
+  if (seals < 0 || (seals & SIZE_SEALS) !== SIZE_SEALS) return false;
+  return fstatSync(fd).size === byteLength && !hasHugePages(fd);
+}
+
+/** @param fd a memfd: other file systems may block */
+function hasHugePages(fd: number): boolean {
+  const status = new BigInt64Array(STATFS_WORDS);
+  return libc.fstatfs(fd, addressOf(status)) < 0 || status[0] === HUGETLBFS_MAGIC;
 }
 
 /**
@@ -54,6 +64,9 @@ export function sealAgainstHolePunching(fd: number): boolean {
   throw new SystemError('fcntl', number);
 }
 
+/** struct statfs, of which the first word is the type of the file system. */
+const STATFS_WORDS = 16;
+const HUGETLBFS_MAGIC = 0x958458f6n;
 const MFD_CLOEXEC = 1;
 const MFD_ALLOW_SEALING = 2;
 const F_ADD_SEALS = 1033;

@@ -38,6 +38,18 @@ describe('createSealedMemfd', () => {
     for (const each of [fd, ...others]) closeFd(each);
   });
 
+  test('memory of huge pages is not taken for it, whose pages may be missing at their first use', () => {
+    const MFD_HUGETLB = 4;
+    const fd = withAddress(Buffer.from('huge\0'), (name) =>
+      libc.memfd_create(name, MFD_ALLOW_SEALING | MFD_HUGETLB),
+    );
+    assert.ok(fd >= 0);
+    assert.equal(libc.ftruncate(fd, 2 << 20), 0);
+    assert.equal(libc.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    assert.equal(isSealedMemfd(fd, 2 << 20), false);
+    closeFd(fd);
+  });
+
   test('memory that cannot be sealed is an error, and does not stay open', () => {
     const before = openDescriptors();
     const { fcntl } = libc;
