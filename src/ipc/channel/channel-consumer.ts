@@ -124,7 +124,7 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
       this.assertOpen();
       const message = await this.#state.takeAhead(checked, wait);
       if (message === undefined) return;
-      yield new ConsumerSlot<D>(this.#state, { message, record: {}, redelivered: false });
+      yield new ConsumerSlot<D>(this, this.#state, { message, record: {}, redelivered: false });
     }
   }
 
@@ -156,12 +156,14 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
 
   async #receive(wait: Wait): Promise<ConsumerSlot<D> | undefined> {
     const taken = await this.#state.take(wait);
-    return taken && new ConsumerSlot<D>(this.#state, taken);
+    return taken && new ConsumerSlot<D>(this, this.#state, taken);
   }
 }
 
 /** A message. Release it when the work that uses it is queued. */
 export class ConsumerSlot<out D extends Dtype = Dtype> {
+  /** A slot keeps its channel from being garbage collected. */
+  readonly #channel: ChannelConsumer<D>;
   readonly #consumer: Consumer;
   readonly #layout: MessageLayout;
   /** The number of the message, from 0. */
@@ -173,9 +175,10 @@ export class ConsumerSlot<out D extends Dtype = Dtype> {
   #isReleased = false;
 
   /** @internal */
-  constructor(consumer: Consumer, taken: Taken) {
+  constructor(channel: ChannelConsumer<D>, consumer: Consumer, taken: Taken) {
     assertInternal(consumer, Consumer, 'ConsumerSlot', 'channel.receive');
     const { message, record, redelivered } = taken;
+    this.#channel = channel;
     this.#consumer = consumer;
     this.#layout = record.layout ?? consumer.layout;
     this.message = message;
@@ -204,7 +207,8 @@ export class ConsumerSlot<out D extends Dtype = Dtype> {
    */
   async filled(options?: WaitOptions): Promise<boolean> {
     const wait = beginWait(options, `waiting for message ${this.message} of a channel`);
-    return this.#consumer.filled(this.message, wait);
+    // Awaited here: the wait then holds the slot, and so the channel.
+    return await this.#consumer.filled(this.message, wait);
   }
 
   /**
@@ -229,6 +233,6 @@ export class ConsumerSlot<out D extends Dtype = Dtype> {
 
   #assertUsable(): void {
     if (this.#isReleased) throw new CuffiError('this slot was released already');
-    this.#consumer.assertOpen();
+    this.#channel.assertOpen();
   }
 }

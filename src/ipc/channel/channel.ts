@@ -142,7 +142,7 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
     const chosen = streamOf(stream);
     if (chosen) checkAheadStream(chosen, this.#producer.isAhead);
     wait.signal?.throwIfAborted();
-    return new ProducerSlot<D>(this.#producer, await this.#producer.acquire(chosen, wait));
+    return new ProducerSlot<D>(this, this.#producer, await this.#producer.acquire(chosen, wait));
   }
 
   /**
@@ -154,7 +154,7 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
     this.assertOpen();
     if (stream) checkAheadStream(stream, this.#producer.isAhead);
     const message = this.#producer.tryAcquire(stream);
-    return message === undefined ? undefined : new ProducerSlot<D>(this.#producer, message);
+    return message === undefined ? undefined : new ProducerSlot<D>(this, this.#producer, message);
   }
 
   /**
@@ -187,14 +187,17 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
 
 /** A slot that this process fills: publish it, or cancel it. */
 export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
+  /** A slot keeps its channel from being garbage collected. */
+  readonly #channel: Channel<D>;
   readonly #producer: Producer;
   /** The number of the message, from 0. */
   readonly message: number;
   #isOver = false;
 
   /** @internal */
-  constructor(producer: Producer, message: number) {
+  constructor(channel: Channel<D>, producer: Producer, message: number) {
     assertInternal(producer, Producer, 'ProducerSlot', 'channel.acquire');
+    this.#channel = channel;
     this.#producer = producer;
     this.message = message;
   }
@@ -255,6 +258,7 @@ export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
 
   #assertUsable(): void {
     if (this.#isOver) throw new CuffiError('this slot was published or canceled already');
+    this.#channel.assertOpen();
     this.#producer.assertOpen();
   }
 }

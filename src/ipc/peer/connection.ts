@@ -83,11 +83,14 @@ const RETRY_MS = 5;
  */
 const MAX_EXIT_MS = 2000;
 
-/** The connections of this thread whose socket is open. */
-const connections = new Set<Connection>();
+/**
+ * The connections of this thread whose socket is open. Each has its peer while that keeps the process
+ * alive: such a peer is never garbage collected.
+ */
+const connections = new Map<Connection, object | undefined>();
 
 process.on('exit', (code) => {
-  for (const connection of connections) connection.onThreadExit(code === 0);
+  for (const connection of connections.keys()) connection.onThreadExit(code === 0);
 });
 
 /** One end of a connection: sends values, and receives them. */
@@ -159,7 +162,7 @@ export class Connection implements FramedSocketHandler {
     };
     this.#session.onGone = () => this.#onPeerGone();
     if (this.#session.isGone) setImmediate(() => this.#onPeerGone());
-    connections.add(this);
+    connections.set(this, undefined);
   }
 
   /** Why the connection ended; a ClosedError if it was closed in an orderly way. */
@@ -172,8 +175,16 @@ export class Connection implements FramedSocketHandler {
     this.#poller.durationUs = durationUs;
   }
 
-  setReferenced(isReferenced: boolean): void {
-    if (this.#state === 'open') this.#socket.setReferenced(isReferenced);
+  /**
+   * Makes the open connection keep the process alive, and the peer from being garbage collected: a
+   * program that only awaits what the peer does need not hold it, as with a socket of Node.
+   *
+   * @param peer undefined if the connection need not keep the process alive
+   */
+  setReferencedPeer(peer: object | undefined): void {
+    if (this.#state !== 'open') return;
+    connections.set(this, peer);
+    this.#socket.setReferenced(peer !== undefined);
   }
 
   /**
@@ -571,7 +582,10 @@ export class Connection implements FramedSocketHandler {
     this.#end ??= reason;
     this.#held.byFullQueue = false;
     if (state === 'closed') this.#closeSocket();
-    else this.#beginClosing(reason);
+    else {
+      connections.set(this, undefined);
+      this.#beginClosing(reason);
+    }
     if (!isFirst) return;
     this.onEnd?.(reason);
     this.#verifier.end(reason);

@@ -62,7 +62,8 @@ const DEFAULT_GRACE_MS = 2000;
  * either host waiting: see docs/lifetime.md. The receiver owns the objects that arrive, and closes them.
  *
  * Values arrive whole and in order. What the other process sent before it ended is received before
- * the end is reported. An open peer keeps the process alive, as a socket does.
+ * the end is reported. An open peer keeps the process alive, as a socket does, and is then never
+ * garbage collected.
  *
  * `Receives` is the type of what comes from there (values, requests and answers), `Sends` of what goes
  * there. They are not checked at run time: the other process may send anything.
@@ -111,7 +112,9 @@ export class Peer<Receives = unknown, Sends = Anything>
     this.pid = credentials.pid;
     this.uid = credentials.uid;
     this.#connection = connection;
-    // The connection outlives an unreferenced peer, so it must not keep the peer alive.
+    connection.setReferencedPeer(this);
+    // Other than through that, the connection does not hold the peer: one that is not referenced, or
+    // has ended, is released if the program drops it.
     const weak = new WeakRef(this);
     connection.onDrainedAfterEnd = () => weak.deref()?.close();
     this.ended = new Promise((resolve) => {
@@ -296,12 +299,15 @@ export class Peer<Receives = unknown, Sends = Anything>
 
   /** Makes the open peer keep the process alive, as it does from the start. */
   ref(): void {
-    this.#connection.setReferenced(true);
+    this.#connection.setReferencedPeer(this);
   }
 
-  /** Allows the process to exit while the peer is open. */
+  /**
+   * Allows the process to exit while the peer is open. Hold the peer then: garbage collection closes
+   * one that the program has dropped.
+   */
   unref(): void {
-    this.#connection.setReferenced(false);
+    this.#connection.setReferencedPeer(undefined);
   }
 
   /** @internal */
