@@ -6,7 +6,7 @@ import { cu } from '../../ffi/driver.ts';
 import { Device, DeviceBuffer, Stream } from '../../src/index.ts';
 import { Channel, type ChannelConsumer, type ConsumerSlot } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
-import { iterations, until } from '../support/iterations.ts';
+import { iterations, spinUntil, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
 import type { Seen, Step } from './fixtures/channels.ts';
@@ -371,6 +371,33 @@ describe('a channel between processes', () => {
       }
     },
   );
+
+  for (const end of ['producer', 'consumer'] as const)
+    test(
+      `a host that is blocked by its waiting stream goes on when the ${end} closes`,
+      options,
+      async () => {
+        const [other] = await shared.lend(1);
+        using stream = Stream.create({ nonBlocking: true });
+        let channel: Channel | ChannelConsumer;
+        if (end === 'producer') {
+          channel = await consumerOf(other, { ...small, ahead: true });
+          await channel.ahead(stream).next();
+        } else {
+          channel = Channel.create({ ...small, slots: 1, ahead: true });
+          await other.ask({ do: 'take', channel });
+          (await channel.acquire({ stream })).publish({ stream });
+          await channel.acquire({ stream });
+        }
+        assert.equal(stream.done, false);
+        const closed = other.ask({ do: 'close' });
+        // As a call of the driver that waits for the stream: the event loop does not turn.
+        spinUntil(() => stream.done);
+        assert.equal(stream.done, true);
+        await closed;
+        channel.close();
+      },
+    );
 
   test('many messages: memory, descriptors and mappings stay as they are', options, async () => {
     const [other] = await shared.lend(1);

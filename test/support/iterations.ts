@@ -38,3 +38,12 @@ export async function until(condition: () => boolean): Promise<void> {
     await new Promise((resolve) => setTimeout(resolve, 1));
   }
 }
+
+/**
+ * Waits until `condition` holds, for ten seconds at most, without a turn of the event loop: as a call of
+ * the driver that blocks.
+ */
+export function spinUntil(condition: () => boolean): void {
+  const end = performance.now() + 10_000;
+  while (!condition() && performance.now() < end);
+}

@@ -305,6 +305,8 @@ export class Consumer {
     this.sleepers.wake();
     this.context.releases.enqueue(
       () => {
+        // All is released. A producer whose host is blocked cannot end the waits of its streams itself.
+        if (this.isAhead) this.#seat.endWaits();
         this.#sockets.close();
         this.ring.words.close();
         this.#seat.words.close();

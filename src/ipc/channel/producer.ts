@@ -397,6 +397,7 @@ export class Producer {
   /** The work of a message failed: it will not come. */
   #fail(error: unknown): void {
     this.#failure ??= error;
+    if (this.isAhead) this.ring.endWaits();
     for (const seat of this.#seats) seat.close();
     this.#seats.clear();
     this.sleepers.wake();
@@ -446,6 +447,8 @@ export class Producer {
   }
 
   #release(): void {
+    // All is stored, or never will be. A consumer whose host is blocked cannot end the waits itself.
+    if (this.isAhead) this.ring.endWaits();
     for (const seat of this.#seats) {
       if (this.deliver === 'one') this.#finish(seat);
       seat.close();

@@ -221,8 +221,9 @@ export class Ring {
   }
 
   /**
-   * Ends the waits of streams for messages that will not come. May be called again, also by several
-   * processes: a device of the ended producer may still have written.
+   * Ends the waits of streams for messages that will not come: the producer does so when it closes,
+   * the consumers if it dies. May be called again, also by several processes: a device of the ended
+   * producer may still have written.
    */
   endWaits(): void {
     const { slots, words } = this;
@@ -343,7 +344,10 @@ export class Seat {
     return this.words.isReached(this.released(message));
   }
 
-  /** Ends the waits of streams for what the consumer will not release. */
+  /**
+   * Ends the waits of streams for what the consumer will not release: the consumer does so when it
+   * closes, the producer if it dies.
+   */
   endWaits(): void {
     this.words.endWaits(RELEASED, RELEASED + this.slots);
   }

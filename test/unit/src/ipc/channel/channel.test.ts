@@ -437,6 +437,39 @@ describe('the end of a Channel', () => {
     }
   });
 
+  test('ahead: its close frees the waiting streams itself, when what was published has come', async () => {
+    emulate();
+    const channel = Channel.create({ ...small, ahead: true });
+    using consumer = await sent(channel);
+    using held = Stream.create({ nonBlocking: true });
+    using first = Stream.create({ nonBlocking: true });
+    using second = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(held);
+    await produce(channel, held);
+    const one = (await consumer.ahead(first).next()).value as ConsumerSlot;
+    const two = (await consumer.ahead(second).next()).value as ConsumerSlot;
+    channel.close();
+    await until(() => channel.closed);
+    assert.deepEqual([first.done, second.done], [false, false]);
+    latch.open();
+    await first.synchronize();
+    await until(() => second.done);
+    assert.deepEqual([await one.filled(), await two.filled()], [true, false]);
+    assert.equal((await consumer.ahead(first).next()).done, true);
+  });
+
+  test('ahead: no host needs a turn of its event loop for the end of the producer', async () => {
+    emulate();
+    using waiting = Stream.create({ nonBlocking: true });
+    const channel = Channel.create({ ...small, ahead: true });
+    using consumer = await sent(channel);
+    await consumer.ahead(waiting).next();
+    assert.equal(waiting.done, false);
+    channel.close();
+    assert.equal(waiting.done, true);
+  });
+
   test('to one: a consumer ends when the others have released what they have', async () => {
     emulate();
     const channel = Channel.create({ ...small, deliver: 'one' });
