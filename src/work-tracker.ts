@@ -133,6 +133,15 @@ export class WorkTracker {
     return worst;
   }
 
+  /**
+   * Returns a fence behind the work queued now in one stream, but not in the legacy default stream. The
+   * stream may be closed: its handle stays valid as long as it has work. No event is recorded in a borrowed
+   * stream, which its owner may have destroyed: the one right behind the work of cuffi is used.
+   */
+  fenceBehind(stream: CUstream): Fence {
+    return new Fence([this.#fence(stream)]);
+  }
+
   /** Returns a fence behind the work queued now that may use memory of this context. */
   fence(): Fence {
     return new Fence([
@@ -163,7 +172,8 @@ export class WorkTracker {
     this.#epoch += 1;
   }
 
-  #fence(): FencePart {
+  /** @param only the stream whose work counts. Default: all. */
+  #fence(only?: CUstream): FencePart {
     const epoch = this.#epoch;
     const common = {
       isReset: () => this.#epoch !== epoch,
@@ -176,10 +186,12 @@ export class WorkTracker {
     const events: CUevent[] = [];
     try {
       if (this.#unrecorded.size > 0) return fallback;
-      for (const mark of this.#events.pending()) events.push(this.#events.retain(mark));
+      for (const mark of this.#events.pending(undefined, only))
+        events.push(this.#events.retain(mark));
       for (const stream of this.streams) {
         // An event in the legacy default stream would order other streams.
-        if (stream !== LEGACY && isBusy(stream)) events.push(this.#events.recordAndRetain(stream));
+        if (stream === LEGACY || (only !== undefined && stream !== only)) continue;
+        if (isBusy(stream)) events.push(this.#events.recordAndRetain(stream));
       }
       return { events, ...common };
     } catch {
@@ -233,11 +245,16 @@ class EventPool {
     return event;
   }
 
-  /** Returns the events whose work is not done, and frees the others; `onStatus` receives each status. */
-  pending(onStatus: (status: CUresult) => void = () => {}): readonly CUevent[] {
+  /**
+   * Returns the events whose work is not done, and frees the others; `onStatus` receives each status.
+   *
+   * @param only the stream whose event is asked for. Default: all.
+   */
+  pending(onStatus: (status: CUresult) => void = () => {}, only?: CUstream): readonly CUevent[] {
     if (this.#latest.size === 0) return NO_EVENTS;
     const pending: CUevent[] = [];
     for (const [stream, event] of this.#latest) {
+      if (only !== undefined && stream !== only) continue;
       const status = cu.cuEventQuery(event);
       onStatus(status);
       if (status === CUresult.CUDA_ERROR_NOT_READY) pending.push(event);

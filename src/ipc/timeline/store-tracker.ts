@@ -1,7 +1,8 @@
 import { CU_STREAM_LEGACY } from '../../../ffi/constants.ts';
 import type { CUstream } from '../../../ffi/types.ts';
+import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
-import { CudaError } from '../../errors.ts';
+import { CudaError, isSticky } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { InternalEvent } from '../../internal-event.ts';
 import { pollUntil } from '../../poller.ts';
@@ -22,6 +23,8 @@ interface QueuedStore {
   readonly point: TimelinePoint;
   readonly context: Context;
   readonly stream: Stream | undefined;
+  /** The handle of the stream, which may be closed before its work is done. */
+  readonly handle: CUstream;
 }
 
 /** Who hears of stores. */
@@ -42,8 +45,8 @@ export interface StoreListener {
 export class StoreTracker {
   readonly #page: StoredPage;
   readonly #listener: StoreListener;
-  #isTracking = false;
-  #latest: QueuedStore | undefined;
+  /** The streams of which a store is tracked; if later ones are not, with the latest. */
+  readonly #tracked = new Map<Stream | undefined, QueuedStore | undefined>();
 
   constructor(page: StoredPage, listener: StoreListener) {
     this.#page = page;
@@ -69,9 +72,11 @@ export class StoreTracker {
       this.#listener.onStored();
       return;
     }
-    const queued = { point, context, stream };
+    const handle = stream?.handle ?? LEGACY;
+    const queued = { point, context, stream, handle };
     const { isLazy, isAwaited } = this.#listener;
-    if (isByDevice && isLazy && this.#isTracking) this.#latest = queued;
+    // Only the work of one stream is done in order.
+    if (isByDevice && isLazy && this.#tracked.has(stream)) this.#tracked.set(stream, queued);
     else if (isByDevice && !isAwaited()) this.#poll(queued);
     else this.#track(queued, isByDevice);
   }
@@ -80,56 +85,87 @@ export class StoreTracker {
   #poll(queued: QueuedStore): void {
     const page = this.#page;
     let begun = 0;
-    this.#isTracking = true;
+    this.#begin(queued);
     const isOver = (): boolean => {
       if (page.isReached(queued.point)) return true;
       begun ||= performance.now();
       return performance.now() - begun > POLL_MS;
     };
     void pollUntil(isOver).then(() => {
-      if (page.isReached(queued.point)) this.#end();
+      if (page.isReached(queued.point)) this.#end(queued);
       else this.#trackAgain(queued);
     });
   }
 
-  #track({ point, context, stream }: QueuedStore, isByDevice: boolean): void {
+  #track(queued: QueuedStore, isByDevice: boolean): void {
     const page = this.#page;
-    const event = InternalEvent.behind(context, stream);
-    const isStored = (): boolean => (isByDevice && page.isReached(point)) || event.isDone;
-    this.#isTracking = true;
-    pollUntil(isStored, {}, undefined, event.armWakeUp).then(
+    const { point, context, stream } = queued;
+    const work = stream?.closed ? workBehind(queued) : InternalEvent.behind(context, stream);
+    const isStored = (): boolean => (isByDevice && page.isReached(point)) || work.isDone;
+    this.#begin(queued);
+    pollUntil(isStored, {}, undefined, work.armWakeUp).then(
       () => {
         // After a reset of the context the device stores nothing any more.
         if (!page.isReached(point)) page.store(point);
-        event[Symbol.dispose]();
-        this.#end();
+        work[Symbol.dispose]();
+        this.#end(queued);
       },
       (error: unknown) => {
-        event[Symbol.dispose]();
-        this.#isTracking = false;
+        work[Symbol.dispose]();
+        this.#tracked.delete(stream);
         this.#listener.onStored(error);
       },
     );
   }
 
-  #end(): void {
-    this.#isTracking = false;
+  /** A later store may be known already. */
+  #begin({ stream }: QueuedStore): void {
+    if (!this.#tracked.has(stream)) this.#tracked.set(stream, undefined);
+  }
+
+  #end({ stream }: QueuedStore): void {
+    const latest = this.#tracked.get(stream);
+    this.#tracked.delete(stream);
     this.#listener.onStored();
-    const latest = this.#latest;
-    this.#latest = undefined;
     if (latest && !this.#page.isReached(latest.point)) this.#trackAgain(latest);
   }
 
-  /** Tracks a store behind all that its stream has queued since. */
+  /** Tracks a store by the device behind all that its stream has queued since. */
   #trackAgain(queued: QueuedStore): void {
-    const { context, stream } = queued;
     try {
-      this.#track({ ...queued, stream: stream?.closed ? undefined : stream }, true);
+      this.#track(queued, true);
     } catch (error) {
-      this.#isTracking = false;
-      this.#listener.onStored(context.isLost ? error : undefined);
+      if (!queued.context.isLost) {
+        // Such as while a graph is captured.
+        this.#poll(queued);
+        return;
+      }
+      this.#tracked.delete(queued.stream);
+      this.#listener.onStored(error);
     }
   }
+}
+
+const LEGACY = CU_STREAM_LEGACY as CUstream;
+
+/** Work that is tracked: an {@link InternalEvent}, or what stands for one. */
+type TrackedWork = Pick<InternalEvent, 'isDone' | typeof Symbol.dispose> &
+  Partial<Pick<InternalEvent, 'armWakeUp'>>;
+
+/** The work of a stream that is closed. */
+function workBehind({ context, handle }: QueuedStore): TrackedWork {
+  const { workTracker } = context;
+  const fence = workTracker.fenceBehind(handle);
+  return {
+    get isDone() {
+      if (!fence.isDone()) return false;
+      // To a fence, work that was lost is done.
+      const status = workTracker.poll();
+      if (isSticky(status)) check(status, 'cuStreamQuery');
+      return true;
+    },
+    [Symbol.dispose]: () => fence.dispose(),
+  };
 }
 
 /** After so long, an event shows whether the context is lost. */
@@ -142,7 +178,7 @@ function storeFromDevice(
   context: Context,
   stream: Stream | undefined,
 ): boolean {
-  const handle = stream?.handle ?? (CU_STREAM_LEGACY as CUstream);
+  const handle = stream?.handle ?? LEGACY;
   if (!canUseStreams(context.device) || !hasRoomForWork(context, handle)) return false;
   try {
     const address = page.hostPage.addressIn(context, index);

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
+import { setTimeout } from 'node:timers/promises';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { DeviceBuffer, Stream } from '../../../../../src/index.ts';
@@ -37,7 +38,7 @@ describe('StoreTracker', () => {
         using latch = new Latch();
         latch.hold(stream);
         stores.store(ring.filled(0), stream.context, stream);
-        await new Promise((resolve) => setTimeout(resolve, 5));
+        await setTimeout(5);
         assert.deepEqual([ring.isFilled(0), reports], [false, []]);
         latch.open();
         await until(() => reports.length > 0);
@@ -81,6 +82,77 @@ describe('StoreTracker', () => {
     ring.words.close();
   });
 
+  test('if it is lazy, reports the last store of each stream', async () => {
+    emulate();
+    const { ring, stores, reports } = tracker({ isAwaited: true, isLazy: true });
+    using one = Stream.create({ nonBlocking: true });
+    using other = Stream.create({ nonBlocking: true });
+    using first = new Latch();
+    using last = new Latch();
+    using beside = new Latch();
+    first.hold(one);
+    stores.store(ring.filled(0), one.context, one);
+    last.hold(one);
+    stores.store(ring.filled(1), one.context, one);
+    beside.hold(other);
+    stores.store(ring.filled(2), other.context, other);
+    beside.open();
+    await until(() => reports.length === 1);
+    first.open();
+    await until(() => reports.length === 2);
+    assert.deepEqual([ring.isFilled(2), ring.isFilled(1)], [true, false]);
+    last.open();
+    await until(() => reports.length === 3);
+    assert.equal(ring.isFilled(1), true);
+    ring.words.close();
+  });
+
+  test('stores behind the work of a stream that is closed meanwhile, own or borrowed', async () => {
+    for (const isLazy of [false, true])
+      for (const isBorrowed of [false, true]) {
+        emulate();
+        const { ring, stores, reports } = tracker({ isLazy });
+        using own = Stream.create({ nonBlocking: true });
+        const stream = isBorrowed ? Stream.fromHandle(own.handle) : own;
+        using latch = new Latch();
+        using last = new Latch();
+        latch.hold(stream);
+        stores.store(ring.filled(0), stream.context, stream);
+        last.hold(stream);
+        stores.store(ring.filled(1), stream.context, stream);
+        stream.close();
+        // For longer than it polls.
+        await setTimeout(150);
+        assert.deepEqual([ring.isFilled(0), ring.isFilled(1), reports], [false, false, []]);
+        latch.open();
+        await until(() => reports.length > 0);
+        await setTimeout(150);
+        assert.deepEqual([ring.isFilled(0), ring.isFilled(1), reports.length], [true, false, 1]);
+        last.open();
+        await until(() => reports.length === 2);
+        assert.equal(ring.isFilled(1), true);
+        ring.words.close();
+      }
+  });
+
+  test('lets the host store what the device did not, once the work is done', async () => {
+    for (const isClosed of [false, true]) {
+      selectDriver({ ...emulate(), cuStreamWriteValue64_v2: () => CUresult.CUDA_SUCCESS });
+      const { ring, stores, reports } = tracker();
+      using stream = Stream.create({ nonBlocking: true });
+      using latch = new Latch();
+      latch.hold(stream);
+      stores.store(ring.filled(0), stream.context, stream);
+      if (isClosed) stream.close();
+      await setTimeout(150);
+      assert.equal(ring.isFilled(0), false);
+      latch.open();
+      await until(() => reports.length > 0);
+      assert.deepEqual([ring.isFilled(0), reports], [true, [undefined]]);
+      ring.words.close();
+    }
+  });
+
   test('lets the host store what has no room behind a wait', async () => {
     emulate();
     const { ring, stores, reports } = tracker({ isAwaited: true });
@@ -107,13 +179,21 @@ describe('StoreTracker', () => {
   });
 
   test('reports the error of a context that is lost', async () => {
-    for (const isAwaited of [true, false]) {
+    for (const [isAwaited, isClosed] of [
+      [true, false],
+      [false, false],
+      [false, true],
+    ]) {
       const { driver, lose } = losing(emulate(), CUresult.CUDA_ERROR_ILLEGAL_ADDRESS);
       selectDriver(driver);
-      const { ring, stores, reports } = tracker({ isAwaited });
+      const { ring, stores, reports } = tracker({ isAwaited: isAwaited === true });
       using stream = Stream.create({ nonBlocking: true });
       new Latch().hold(stream);
       stores.store(ring.filled(0), stream.context, stream);
+      if (isClosed) {
+        stream.close();
+        await setTimeout(150);
+      }
       lose();
       await until(() => reports.length > 0);
       assert.equal((reports[0] as Error).name, 'CudaError');
