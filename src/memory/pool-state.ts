@@ -205,6 +205,9 @@ export class PoolAllocation implements StreamOrderedRelease {
     else if (stream?.context.workTracker.streams.has(this.#handle))
       // The stream was closed with work in it, and is destroyed only after that work.
       stream.context.run(() => call(this.#handle));
+    else if (stream && hasWork(stream.context, this.#handle))
+      // The owner of a borrowed stream may have destroyed it, so nothing can be queued there any more.
+      stream.context.releases.enqueue(() => this.#free(), { mayBlock: false });
     // The stream was closed while idle, or it is the default stream.
     else this.#context.run(() => call(0 as CUstream));
   }
@@ -213,6 +216,14 @@ export class PoolAllocation implements StreamOrderedRelease {
     orderAfterTransfers(this.#context, stream);
     check(cu.cuMemFreeAsync(this.#address, stream), 'cuMemFreeAsync');
   }
+}
+
+/** Whether work that was queued in a stream, which may be closed, is not done yet. */
+function hasWork({ workTracker }: Context, stream: CUstream): boolean {
+  const work = workTracker.fenceBehind(stream);
+  const isDone = work.isDone();
+  work.dispose();
+  return !isDone;
 }
 
 /** The file descriptors of this process's pools: another process may send one back. */

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { inspect } from 'node:util';
-import { OUT0 } from '../../../../ffi/arena.ts';
+import { OUT0, readHandle } from '../../../../ffi/arena.ts';
 import {
   CU_MEM_ACCESS_FLAGS_PROT_NONE,
   CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -15,10 +15,12 @@ import {
   CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
   CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
   CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+  CU_STREAM_NON_BLOCKING,
 } from '../../../../ffi/constants.ts';
-import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { cu, recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import type { Driver, FunctionName } from '../../../../ffi/functions.ts';
 import { CUresult } from '../../../../ffi/results.ts';
+import type { CUstream } from '../../../../ffi/types.ts';
 import {
   Context,
   Device,
@@ -30,6 +32,7 @@ import {
 } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
+import { until } from '../../../support/iterations.ts';
 import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
 
@@ -52,6 +55,28 @@ describe('MemoryPool', () => {
       assert.throws(() => MemoryPool.create(options as never), error);
     recorder.stop();
     assert.deepEqual(recorder.calls, []);
+  });
+
+  test('memory of a borrowed stream that was closed is freed behind its work', async () => {
+    emulate();
+    using pool = MemoryPool.create();
+    Context.primary().run(() => cu.cuStreamCreateWithPriority(OUT0, CU_STREAM_NON_BLOCKING, 0));
+    const theirs = readHandle<CUstream>(OUT0);
+    for (const isBusy of [false, true]) {
+      using latch = new Latch();
+      const stream = Stream.fromHandle(theirs);
+      const buffer = pool.allocate(MIB, { stream });
+      await stream.synchronize();
+      if (isBusy) latch.hold(stream);
+      stream.close();
+      const recorder = recordCalls();
+      const freed = (): boolean => recorder.calls.some(({ name }) => name === 'cuMemFreeAsync');
+      buffer.close();
+      assert.equal(freed(), !isBusy);
+      latch.open();
+      await until(freed);
+      recorder.stop();
+    }
   });
 
   test('create() passes each given option to the driver, and no other', () => {
