@@ -4,6 +4,7 @@ import { isProcessAliveCached } from '../../ffi/linux/pidfd.ts';
 import {
   bootId,
   isOtherUsersProcess,
+  isProcessEnding,
   pidNamespace,
   processStartTime,
   processUser,
@@ -75,6 +76,14 @@ export function isExporterGone({ pid, startTime, pidNamespace: namespace }: IpcE
   const self = localProcess();
   return namespace === self.pidNamespace && !self.isAlive(pid, startTime);
 }
+
+/**
+ * Like {@link isExporterGone}, but true as soon as the process begins to exit. Its pid exists for a
+ * while after the driver has released what it shared.
+ */
+export const isExporterEnding = (exporter: IpcExporter): boolean =>
+  isExporterGone(exporter) ||
+  (exporter.pidNamespace === localProcess().pidNamespace && isProcessEnding(exporter.pid) === true);
 
 function isWsl(): boolean {
   try {

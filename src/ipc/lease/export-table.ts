@@ -2,6 +2,8 @@ import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { ReferenceCount, type Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
+import { type AnyFields, isHostFields } from '../descriptor.ts';
+import { nameOfExport } from '../identity.ts';
 import {
   type AddressRange,
   defaultStreamOf,
@@ -36,19 +38,38 @@ export class ExportTable {
    * of its own.
    */
   hasLeaseOn(object: Shareable): boolean {
-    const { pid } = this.#holder;
-    if (pid === process.pid) return true;
+    if (this.#holder.pid === process.pid) return true;
     return leaseRegistry
       .leasesOf(ownerOf(object))
-      .some(
-        (lease) =>
-          (lease.holder === this.#holder || (pid > 0 && lease.holder.pid === pid)) &&
-          lease.covers(object),
-      );
+      .some((lease) => this.#isHeldByPeer(lease) && lease.covers(object));
   }
 
-  /** Adds a lease for each object. @throws ClosedError; then none is added */
-  add(objects: readonly Shareable[], stream: Stream | undefined): Lease[] {
+  /**
+   * Whether the peer holds a lease on an object that was closed here and then collected. Its export
+   * had that name.
+   */
+  hasLeaseOnCollected(name: string): boolean {
+    return leaseRegistry.all.some(
+      (lease) => this.#isHeldByPeer(lease) && lease.isCollected && lease.exportName === name,
+    );
+  }
+
+  #isHeldByPeer({ holder }: Lease): boolean {
+    const { pid } = this.#holder;
+    return holder === this.#holder || (pid > 0 && holder.pid === pid);
+  }
+
+  /**
+   * Adds a lease for each object.
+   *
+   * @param exported what each object was exported as
+   * @throws ClosedError; then none is added
+   */
+  add(
+    objects: readonly Shareable[],
+    stream: Stream | undefined,
+    exported: readonly ExportedObject[] = [],
+  ): Lease[] {
     const added: Lease[] = [];
     try {
       for (const object of objects) {
@@ -57,6 +78,7 @@ export class ExportTable {
           object,
           this.#holder,
           stream ?? defaultStreamOf(object),
+          exported[added.length]?.descriptor,
         );
         added.push(lease);
       }
@@ -97,6 +119,11 @@ export class ExportTable {
   }
 }
 
+/** The part of an exported object that a lease remembers. */
+interface ExportedObject {
+  readonly descriptor: AnyFields;
+}
+
 // ---- A lease ----
 
 /** The process that holds a lease. */
@@ -129,7 +156,13 @@ export class Lease {
   }
 
   /** @throws ClosedError */
-  static of(id: number, object: Shareable, holder: LeaseHolder, stream: Stream | undefined): Lease {
+  static of(
+    id: number,
+    object: Shareable,
+    holder: LeaseHolder,
+    stream: Stream | undefined,
+    descriptor: AnyFields | undefined,
+  ): Lease {
     const { kind, byteLength, owner, context, range, release } = keepObject(object, holder.name);
     const weak = new WeakRef(owner);
     const leased = {
@@ -139,6 +172,7 @@ export class Lease {
       context,
       range,
       stream,
+      descriptor,
       release,
       leases: new ReferenceCount(),
     };
@@ -177,6 +211,21 @@ export class Lease {
   /** Whether the object is closed or collected here, so that only leases keep it. */
   get isOrphaned(): boolean {
     return this.owner.deref()?.closed ?? true;
+  }
+
+  /** Whether the object was collected. */
+  get isCollected(): boolean {
+    return this.owner.deref() === undefined;
+  }
+
+  /** The name that the object was exported by; undefined if it had none. */
+  get exportName(): string | undefined {
+    const { descriptor } = this.#object;
+    if (!descriptor || isHostFields(descriptor)) return undefined;
+    // Borrowed memory has no number.
+    if (descriptor.kind !== 'event' && descriptor.generation === 0 && descriptor.byteLength > 0)
+      return undefined;
+    return nameOfExport(descriptor);
   }
 
   /**
@@ -249,6 +298,8 @@ interface LeasedObject {
   readonly context: Context | undefined;
   /** The stream that the object was sent with. Later work there runs behind the holder's work. */
   readonly stream: Stream | undefined;
+  /** What it was exported as. */
+  readonly descriptor: AnyFields | undefined;
   /** Ends the keeping, when the last of these leases ends. */
   readonly release: () => void;
   readonly leases: ReferenceCount;

@@ -176,7 +176,7 @@ export class Session implements SharingSession {
     const ownFds: number[] = [...(forwarded?.links ?? NONE)];
     let leases: readonly Lease[] = NONE;
     try {
-      leases = this.exports.add(objects, stream);
+      leases = this.exports.add(objects, stream, exported);
       forwarded?.indices.forEach((index, at) => {
         (leases[index] as Lease).onEnd = forwarded.releases[at];
       });
@@ -246,6 +246,11 @@ export class Session implements SharingSession {
   /** As {@link SharingSession}. */
   hasLeaseOn(object: Shareable): boolean {
     return this.exports.hasLeaseOn(object);
+  }
+
+  /** As {@link SharingSession}. */
+  hasLeaseOnCollected(name: string): boolean {
+    return this.exports.hasLeaseOnCollected(name);
   }
 
   /** As {@link SharingSession}. */

@@ -1,4 +1,4 @@
-import { IpcError } from '../../errors.ts';
+import { ClosedError, IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
 import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
@@ -24,7 +24,8 @@ export function openAlias(
   access: Access = 'read-write',
   sender?: Sender,
 ): DeviceBuffer | CudaEvent | MemoryPool {
-  const exported = findExport(nameOfExport(descriptor));
+  const name = nameOfExport(descriptor);
+  const exported = findExport(name);
   const lease = sender?.lease;
   if (descriptor.kind === 'event' && exported instanceof CudaEvent) {
     checkExportedToSender(exported, sender);
@@ -44,6 +45,8 @@ export function openAlias(
       return lease ? leasedView(view, lease) : view;
     }
   }
+  // An object is collected some time after it was closed, which must not change the error.
+  if (sender?.hasLeaseOnCollected(name)) throw new ClosedError('it was closed, and then collected');
   throw sender && !sender.isOwnProcess ? notExportedToSender() : blockedError(exportGoneBlocker);
 }
 

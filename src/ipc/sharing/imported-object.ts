@@ -99,6 +99,11 @@ export interface Sender {
    * access.
    */
   hasLeaseOn(object: DeviceBuffer | CudaEvent | MemoryPool): boolean;
+  /**
+   * Whether it has a lease on an object that was exported by that name, and that was collected here
+   * since.
+   */
+  hasLeaseOnCollected(name: string): boolean;
 }
 
 /** Returns how imported memory is closed: its exporter is notified, and the mapping is released. */

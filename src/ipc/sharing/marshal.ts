@@ -53,6 +53,8 @@ export interface SharingSession {
   onPoolClosed(pool: string): void;
   /** See {@link Sender.hasLeaseOn}. */
   hasLeaseOn: Sender['hasLeaseOn'];
+  /** See {@link Sender.hasLeaseOnCollected}. Default: no. */
+  hasLeaseOnCollected?: Sender['hasLeaseOnCollected'];
 }
 
 /** A session in which nothing was sent or received, and nobody is notified. */
@@ -159,6 +161,7 @@ export function importFromPeer(
       lease,
       isOwnProcess: isOwnProcess(session),
       hasLeaseOn: (object) => session.hasLeaseOn(object),
+      hasLeaseOnCollected: (name) => session.hasLeaseOnCollected?.(name) ?? false,
     };
     // Objects of this process never need the pool's file descriptor.
     if (isHostFields(descriptor) || descriptor.kind !== 'pool' || isFromThisProcess(descriptor))

@@ -2,9 +2,11 @@
 
 import { selectionCount } from '../../../ffi/driver.ts';
 import { isMarkedReadOnly, mayBeDriverMemory } from '../../../ffi/fd-kind.ts';
+import { CUresult } from '../../../ffi/results.ts';
 import type { DeviceArray } from '../../array/device-array.ts';
 import { Context, type PlaceOptions } from '../../context.ts';
 import { type Device, devices } from '../../device.ts';
+import { CudaError, IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
@@ -12,6 +14,7 @@ import type { MemoryPool } from '../../memory/pool.ts';
 import { ALWAYS_WRITABLE, type DescriptorFields, type IpcKind } from '../descriptor.ts';
 import {
   findExport,
+  isExporterEnding,
   isFromThisProcess,
   type LocalProcess,
   localProcess,
@@ -106,15 +109,19 @@ export function openDescriptor(
       if (blocked) throw blockedError(blocked);
     },
   };
-  switch (descriptor.kind) {
-    case 'legacy':
-      return openLegacy({ descriptor, ...request });
-    case 'pool':
-      return openPool({ descriptor, ...request });
-    case 'virtual':
-      return openVirtual({ descriptor, ...request });
-    case 'event':
-      return openEvent({ descriptor, ...request });
+  try {
+    switch (descriptor.kind) {
+      case 'legacy':
+        return openLegacy({ descriptor, ...request });
+      case 'pool':
+        return openPool({ descriptor, ...request });
+      case 'virtual':
+        return openVirtual({ descriptor, ...request });
+      case 'event':
+        return openEvent({ descriptor, ...request });
+    }
+  } catch (error) {
+    throw goneMeanwhile(error, descriptor) ?? error;
   }
 }
 
@@ -307,16 +314,8 @@ function exporterBlocker(
   self: LocalProcess,
 ): OpenBlocker | undefined {
   if (!sharesPidNamespace(descriptor, self)) return undefined;
-  const { kind, pid, startTime } = descriptor;
-  // The file descriptors of virtual memory keep the memory alive themselves.
-  if (!self.isAlive(pid, startTime))
-    return kind === 'virtual'
-      ? undefined
-      : {
-          code: 'exporter-gone',
-          reason: `process ${pid}, which shared it, has exited`,
-          hint: 'It must run until the other process has opened what it shares: share it again.',
-        };
+  const { pid, startTime } = descriptor;
+  if (!self.isAlive(pid, startTime)) return goneBlocker(descriptor);
   // Reading /proc takes longer than opening the memory.
   if (allowOtherUsers) return undefined;
   const user = self.userOf(pid);
@@ -328,6 +327,29 @@ function exporterBlocker(
     reason: `process ${pid}, which shared it, runs as ${isHidden ? 'a hidden user' : `user ${user}`}, and this one as user ${self.user}`,
     hint: 'Run both as one user; or, if that user is trusted, open it with { allowOtherUsers: true }.',
   };
+}
+
+/** The file descriptors of virtual memory keep the memory alive themselves. */
+const goneBlocker = ({ kind, pid }: DescriptorFields): OpenBlocker | undefined =>
+  kind === 'virtual'
+    ? undefined
+    : {
+        code: 'exporter-gone',
+        reason: `process ${pid}, which shared it, has exited`,
+        hint: 'It must run until the other process has opened what it shares: share it again.',
+      };
+
+/**
+ * Returns the error of an exporter that has ended since it was checked, which makes the driver refuse
+ * what it shared. Undefined for any other error.
+ */
+function goneMeanwhile(error: unknown, descriptor: DescriptorFields): IpcError | undefined {
+  const refusal = error instanceof IpcError ? error.cause : error;
+  if (!(refusal instanceof CudaError) || refusal.sticky) return undefined;
+  // The end of another process frees memory: the driver does not lack it for that.
+  if (refusal.status === CUresult.CUDA_ERROR_OUT_OF_MEMORY) return undefined;
+  const blocker = isExporterEnding(descriptor) ? goneBlocker(descriptor) : undefined;
+  return blocker && Object.assign(blockedError(blocker), { cause: refusal });
 }
 
 function fdBlocker(

@@ -142,7 +142,7 @@ describe('leases', () => {
     emulate();
     const holder = (pid: number) => ({ pid, name: `process ${pid}`, revoke() {} });
     using buffer = DeviceBuffer.allocate(64);
-    const lease = Lease.of(0, buffer, holder(7), undefined);
+    const lease = Lease.of(0, buffer, holder(7), undefined, undefined);
     const passed = lease.forwardTo(holder(8));
     let ended = 0;
     lease.onEnd = () => {

@@ -23,6 +23,7 @@ import {
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { collectGarbage } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { RawPeer, tableOf } from '../peer/support.ts';
 
@@ -49,6 +50,37 @@ function shareables(): Record<string, Shareable> {
 const holder = (pid: number): LeaseHolder => ({ pid, name: `process ${pid}`, revoke() {} });
 
 describe('openAlias', () => {
+  test('what comes back after it was closed and collected is a closed object of this process, if its peer holds a lease', async () => {
+    emulate();
+    const [lent, none] = [new ExportTable(holder(2 ** 30)), new ExportTable(holder(2 ** 30 - 1))];
+    const sessionOf = (table: ExportTable) => ({
+      ...emptySharingSession(),
+      hasLeaseOn: (asked: Shareable) => table.hasLeaseOn(asked),
+      hasLeaseOnCollected: (name: string) => table.hasLeaseOnCollected(name),
+    });
+    const made = ((): [string, IpcDescriptor][] => {
+      const objects = shareables();
+      const exported = Object.values(objects).map((object) => exportIpc(object));
+      lent.add(Object.values(objects), undefined, exported);
+      objects['pooled']?.close();
+      for (const object of Object.values(objects)) object.close();
+      return Object.keys(objects).map((name, at) => [
+        name,
+        exported[at]?.descriptor as IpcDescriptor,
+      ]);
+    })();
+    await collectGarbage();
+    for (const [name, descriptor] of made) {
+      const receive = (table: ExportTable) => () =>
+        importFromPeer(descriptor, [], sessionOf(table));
+      assert.throws(receive(lent), { name: 'ClosedError' }, name);
+      assert.throws(receive(none), refused, name);
+    }
+    lent.endAll();
+    for (const [name, descriptor] of made)
+      assert.throws(() => importFromPeer(descriptor, [], sessionOf(lent)), refused, name);
+  });
+
   test('an alias of an event is closed with the original, and closing it keeps the original open', () => {
     emulate();
     const event = CudaEvent.create({ interprocess: true });
