@@ -7,6 +7,7 @@ import { devicesCommand } from './devices-command.ts';
 import { doctorCommand } from './doctor-command.ts';
 import { explainCommand } from './explain-command.ts';
 import { lsCommand } from './ls-command.ts';
+import { print, printError } from './output.ts';
 import { pythonCommand } from './python-command.ts';
 import { roundtripCommand } from './roundtrip-command.ts';
 
@@ -27,7 +28,7 @@ const commands: Readonly<Record<string, Command>> = {
     usage: 'usage: cuffi version',
     run(argv) {
       refuseArguments('version', argv);
-      console.log(packageVersion());
+      print([packageVersion()]);
       return true;
     },
   },
@@ -41,7 +42,7 @@ export async function runCommandLine(argv: readonly string[]): Promise<number> {
   } catch (error) {
     const message = error instanceof Error ? error.message : String(error);
     const isUsage = error instanceof UsageError;
-    console.error(isUsage ? `cuffi: ${message}\n\n${usage}` : `cuffi: ${message}`);
+    printError([`cuffi: ${message}`, ...(isUsage ? ['', ...usage.split('\n')] : [])]);
     return isUsage || error instanceof CannotRunError ? 2 : 1;
   }
 }
@@ -67,7 +68,7 @@ function commandNamed(name: string): Command {
 function help(argv: readonly string[]): boolean {
   const [name, ...others] = argv;
   refuseArguments('help', others);
-  console.log(name === undefined ? overview() : commandNamed(name).usage);
+  print((name === undefined ? overview() : commandNamed(name).usage).split('\n'));
   return true;
 }
 

@@ -1,6 +1,7 @@
 /** Reads the descriptor that a command is given: as JSON, in a file, or on stdin. */
-import { readFileSync } from 'node:fs';
+import { closeSync, openSync, readSync } from 'node:fs';
 import { decodeDescriptor } from '../ipc/descriptor-codec.ts';
+import { formatBytes } from '../validate.ts';
 import { UsageError } from './command.ts';
 
 const STDIN = 0;
@@ -33,10 +34,50 @@ export function readDescriptor(argument: string): unknown {
   return hasDescriptor ? (message as { readonly descriptor: unknown }).descriptor : message;
 }
 
+/** A descriptor has a few kilobytes at most. */
+const MAX_BYTE_LENGTH = 1 << 20;
+
+/** @throws UsageError for a file that cannot be read, or that is too long for a descriptor */
 function readBytes(path: string): Buffer {
+  let bytes: Buffer;
   try {
-    return readFileSync(path === '-' ? STDIN : path);
+    bytes = readStart(path);
   } catch (error) {
     throw new UsageError(`${path} cannot be read: ${(error as Error).message}`);
+  }
+  if (bytes.byteLength <= MAX_BYTE_LENGTH) return bytes;
+  throw new UsageError(
+    `${path} is not a descriptor: it has more than ${formatBytes(MAX_BYTE_LENGTH)}`,
+  );
+}
+
+/** Reads a file, but at most one byte more than a descriptor may have: a device or a pipe has no end. */
+function readStart(path: string): Buffer {
+  const fd = path === '-' ? STDIN : openSync(path, 'r');
+  try {
+    const bytes = Buffer.alloc(MAX_BYTE_LENGTH + 1);
+    let length = 0;
+    while (length < bytes.byteLength) {
+      const count = readSome(fd, bytes, length);
+      if (count === 0) break;
+      length += count;
+    }
+    return bytes.subarray(0, length);
+  } finally {
+    if (fd !== STDIN) closeSync(fd);
+  }
+}
+
+const RETRY_MS = 10;
+
+/** Reads what there is. Waits for more if another process has made the pipe non-blocking. */
+function readSome(fd: number, into: Buffer, offset: number): number {
+  for (;;) {
+    try {
+      return readSync(fd, into, offset, into.byteLength - offset, null);
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code !== 'EAGAIN') throw error;
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, RETRY_MS);
+    }
   }
 }

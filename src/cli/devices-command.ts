@@ -4,6 +4,7 @@ import { deviceFacts } from '../ipc/inspect/process-facts.ts';
 import { type IpcSupport, ipcSupport } from '../ipc/sharing/support.ts';
 import { type Command, parseCommand, refuseArguments } from './command.ts';
 import { chooseDriver } from './driver-choice.ts';
+import { print, printJson } from './output.ts';
 import { columns, shortBytes } from './table.ts';
 
 export const devicesCommand: Command = {
@@ -43,11 +44,11 @@ function run(argv: readonly string[]): boolean {
     support: ipcSupport(device),
   }));
   if (values.json) {
-    console.log(JSON.stringify({ driver: driver.name, devices: facts }));
+    printJson({ driver: driver.name, devices: facts });
     return true;
   }
   if (driver.name === 'emulated')
-    console.log(`The emulated driver is used, ${driver.reason}: these are no GPUs.`);
+    print([`The emulated driver is used, ${driver.reason}: these are no GPUs.`]);
   const rows = facts.map((device) => [
     String(device.ordinal),
     device.uuid,
@@ -57,11 +58,7 @@ function run(argv: readonly string[]): boolean {
     sharedBy(device.support),
     device.peers.map((uuid) => ordinalOf(all, uuid)).join(', ') || '-',
   ]);
-  for (const line of columns([
-    ['#', 'UUID', 'NAME', 'MEMORY', 'CC', 'SHARES', 'ACCESSES'],
-    ...rows,
-  ]))
-    console.log(line);
+  print(columns([['#', 'UUID', 'NAME', 'MEMORY', 'CC', 'SHARES', 'ACCESSES'], ...rows]));
   return true;
 }
 

@@ -1,7 +1,6 @@
 /** `cuffi doctor`: what works on this machine, and between two processes. */
 import { arch, platform } from 'node:process';
 import { parseDescriptor } from '../ipc/descriptor-codec.ts';
-import { printable } from '../ipc/inspect/inspect-messages.ts';
 import { type Explanation, explain } from '../ipc/sharing/explain.ts';
 import {
   CannotRunError,
@@ -16,6 +15,7 @@ import { gatherFacts, useDriver } from './doctor/gather.ts';
 import { gatherExporter, gatherPair } from './doctor/pair.ts';
 import { judgePair, type PairFacts } from './doctor/pair-rules.ts';
 import { isEmulated, judge, type MachineFacts } from './doctor/rules.ts';
+import { print, printJson } from './output.ts';
 
 export const doctorCommand: Command = {
   summary: 'tries what works here, or with another process, and says what to do about the rest',
@@ -60,14 +60,10 @@ async function run(argv: readonly string[]): Promise<boolean> {
   const facts = await gatherFacts({ driver: values.driver, device });
   const findings = judge(facts);
   const ok = isSound(findings);
-  if (values.json) console.log(JSON.stringify({ ok, findings, facts }));
+  if (values.json) printJson({ ok, findings, facts });
   else print([...header(facts), '', ...describeFindings(findings), '', verdict(ok, facts)]);
   return ok;
 }
-
-const print = (lines: readonly string[]): void => {
-  for (const line of lines) console.log(printable(line));
-};
 
 const header = ({ versions }: MachineFacts): string[] => [
   `cuffi ${versions.cuffi}, Node ${versions.node.slice(1)}, ${platform} ${arch} ${versions.kernel}`,
@@ -105,7 +101,7 @@ async function runWith(
     ...(isDescriptor ? [descriptorFinding(explain(message))] : []),
   ];
   const ok = isSound(findings);
-  if (isJson) console.log(JSON.stringify({ ok, findings, facts }));
+  if (isJson) printJson({ ok, findings, facts });
   else
     print([
       pairHeader(facts, reason),

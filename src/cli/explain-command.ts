@@ -6,6 +6,7 @@ import { formatBytes } from '../validate.ts';
 import { type Command, parseCommand, singleArgument, UsageError } from './command.ts';
 import { readDescriptor } from './descriptor-input.ts';
 import { chooseDriver } from './driver-choice.ts';
+import { print, printJson } from './output.ts';
 
 export const explainCommand: Command = {
   summary: 'says what a descriptor describes, and whether it can be opened here',
@@ -42,10 +43,8 @@ function run(argv: readonly string[]): boolean {
   // Nobody can give file descriptors on a command line.
   const isOpenable = explanation.openable || explanation.code === NEEDS_FDS;
   if (values.json)
-    console.log(
-      JSON.stringify({ driver: driver.name, openable: isOpenable, explanation, descriptor }),
-    );
-  else for (const line of describe(descriptor, explanation)) console.log(line);
+    printJson({ driver: driver.name, openable: isOpenable, explanation, descriptor });
+  else print(describe(descriptor, explanation));
   return isOpenable;
 }
 

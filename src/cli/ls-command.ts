@@ -1,7 +1,8 @@
 /** `cuffi ls`: which processes of this user share what, and who has it. */
 import { inspect, inspectableProcesses } from '../ipc/inspect/inspect-client.ts';
-import { printable, type Reply } from '../ipc/inspect/inspect-messages.ts';
+import type { Reply } from '../ipc/inspect/inspect-messages.ts';
 import { type Command, parseCommand, refuseArguments } from './command.ts';
+import { print, printJson } from './output.ts';
 import { columns, shortAge, shortBytes } from './table.ts';
 
 export const lsCommand: Command = {
@@ -34,16 +35,14 @@ async function run(argv: readonly string[]): Promise<boolean> {
   refuseArguments('ls', positionals);
   const asked = await Promise.all(inspectableProcesses().map(askOne));
   if (values.json)
-    console.log(
-      JSON.stringify({
-        processes: asked.map(({ pid, reply, error }) => ({
-          pid,
-          ...reply,
-          ...(error && { error }),
-        })),
-      }),
-    );
-  else for (const line of describe(asked)) console.log(line);
+    printJson({
+      processes: asked.map(({ pid, reply, error }) => ({
+        pid,
+        ...reply,
+        ...(error && { error }),
+      })),
+    });
+  else print(describe(asked));
   return asked.every(({ reply }) => reply !== undefined);
 }
 
@@ -60,10 +59,10 @@ function describe(asked: readonly Asked[]): string[] {
   const rows = asked.flatMap(({ pid, reply, error }) => {
     if (!reply) return [[String(pid), '', '', '', `does not answer: ${error}`]];
     const { process, objects, omitted } = reply;
-    const owner = [pid > 0 ? String(pid) : `(${process.pid})`, printable(process.program ?? '')];
+    const owner = [pid > 0 ? String(pid) : `(${process.pid})`, process.program ?? ''];
     const lines = objects.map(({ kind, byteLength, isOrphaned, holders }) => [
       ...owner,
-      isOrphaned ? `${printable(kind)}, closed` : printable(kind),
+      isOrphaned ? `${kind}, closed` : kind,
       byteLength > 0 ? shortBytes(byteLength) : '-',
       describeHolders(holders),
     ]);
@@ -74,12 +73,20 @@ function describe(asked: readonly Asked[]): string[] {
   return columns([['PID', 'PROGRAM', 'KIND', 'BYTES', 'HOLDERS'], ...rows]);
 }
 
-const describeHolders = (holders: Reply<'list'>['objects'][number]['holders']): string =>
+type Holder = Reply<'list'>['objects'][number]['holders'][number];
+
+/** The most holders of an object that are named. `--json` names all. */
+const MAX_HOLDERS = 8;
+
+const describeHolders = (holders: readonly Holder[]): string =>
   holders.length === 0
     ? 'none by a connection; a descriptor was made'
-    : holders
-        .map(({ pid, ageMs, isRevoked }) => {
-          const name = pid > 0 ? String(pid) : 'a process of another pid namespace';
-          return `${name} for ${shortAge(ageMs)}${isRevoked ? ' (revoked)' : ''}`;
-        })
-        .join(', ');
+    : [...holders.slice(0, MAX_HOLDERS).map(describeHolder), ...omittedHolders(holders)].join(', ');
+
+const describeHolder = ({ pid, ageMs, isRevoked }: Holder): string => {
+  const name = pid > 0 ? String(pid) : 'a process of another pid namespace';
+  return `${name} for ${shortAge(ageMs)}${isRevoked ? ' (revoked)' : ''}`;
+};
+
+const omittedHolders = ({ length }: readonly Holder[]): readonly string[] =>
+  length > MAX_HOLDERS ? [`and ${length - MAX_HOLDERS} more`] : [];

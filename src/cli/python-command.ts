@@ -2,6 +2,7 @@ import { copyFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { companionFile } from '../python/companion.ts';
 import { type Command, parseCommand, refuseArguments } from './command.ts';
+import { print, printError } from './output.ts';
 
 /** Prints where the companion for Python is, or copies it. */
 export const pythonCommand: Command = {
@@ -15,17 +16,17 @@ Prints the path of cuffi.py, the companion for Python: put its folder on PYTHONP
     const copyTo = parse(argv);
     const file = companionFile();
     if (copyTo === undefined) {
-      console.log(file);
+      print([file]);
       return true;
     }
     const target = join(copyTo, 'cuffi.py');
     try {
       copyFileSync(file, target);
     } catch (error) {
-      console.error(`cuffi: ${target} cannot be written: ${(error as Error).message}`);
+      printError([`cuffi: ${target} cannot be written: ${(error as Error).message}`]);
       return false;
     }
-    console.log(target);
+    print([target]);
     return true;
   },
 };

@@ -5,6 +5,7 @@ import type { Support } from '../ipc/sharing/support.ts';
 import { type Command, parseCommand, refuseArguments, UsageError } from './command.ts';
 import { chooseDriver, type DriverChoice } from './driver-choice.ts';
 import { defaultKind, type KindName, kindNames, kinds } from './kinds.ts';
+import { print, printJson } from './output.ts';
 import { type DeviceSupport, inspectDevice, type RoundtripResult, roundtrip } from './roundtrip.ts';
 
 export const roundtripCommand: Command = {
@@ -150,12 +151,12 @@ async function run(argv: readonly string[]): Promise<boolean> {
   const options = readOptions(argv);
   const { elements, device: ordinal, json } = options;
   const driver = chooseDriver(options.driver);
-  const print = (...lines: string[]): void => {
-    if (!json) for (const line of lines) console.log(line);
+  const say = (...lines: string[]): void => {
+    if (!json) print(lines);
   };
-  print(describeDriver(driver));
+  say(describeDriver(driver));
   const place = inspectDevice(ordinal);
-  print(...describePlace(place));
+  say(...describePlace(place));
   const facts = {
     driver: driver.name,
     device: { ordinal, name: place.device.name, uuid: place.device.uuid },
@@ -164,11 +165,11 @@ async function run(argv: readonly string[]): Promise<boolean> {
   const kind = options.kind ?? defaultKind(place.device, place.support);
   const { supported, reason } = place.support[kinds[kind].capability];
   if (!supported) {
-    print(`This device cannot share ${kind} memory between processes: ${reason}. Nothing to show.`);
-    if (json) console.log(JSON.stringify({ ...facts, result: null }));
+    say(`This device cannot share ${kind} memory between processes: ${reason}. Nothing to show.`);
+    if (json) printJson({ ...facts, result: null });
     return true;
   }
-  print(describeKind(kind));
+  say(describeKind(kind));
   const result = await roundtrip({
     elements,
     kind,
@@ -176,7 +177,7 @@ async function run(argv: readonly string[]): Promise<boolean> {
     driver,
     deadlineMs: CHILD_DEADLINE_MS,
   });
-  print(...describeResult(result));
-  if (json) console.log(JSON.stringify({ ...facts, result }));
+  say(...describeResult(result));
+  if (json) printJson({ ...facts, result });
   return result.ok;
 }

@@ -1,17 +1,38 @@
 /** Prints rows in columns. */
 
-/** Lines of cells, each column as wide as its widest cell; the last one as long as it is. */
+/** A cell is cut to this length: another process chooses some of the text. */
+const MAX_CELL_LENGTH = 60;
+/** The last cell of a line pads no other. */
+const MAX_LAST_CELL_LENGTH = 400;
+
+/**
+ * Returns a line of cells for each row. Each column is as wide as its widest cell; the last cell of a
+ * row is as long as it is. Longer cells end with `…`.
+ */
 export function columns(rows: readonly (readonly string[])[]): string[] {
-  const count = Math.max(0, ...rows.map((row) => row.length));
-  const widths = Array.from({ length: count }, (_, at) =>
-    Math.max(...rows.map((row) => (row[at] ?? '').length)),
+  const widths: number[] = [];
+  const cut = rows.map((row) =>
+    row.map((cell, at) => {
+      const isLast = at === row.length - 1;
+      const text = truncate(cell, isLast ? MAX_LAST_CELL_LENGTH : MAX_CELL_LENGTH);
+      if (!isLast) widths[at] = Math.max(widths[at] ?? 0, text.length);
+      return text;
+    }),
   );
-  return rows.map((row) =>
+  return cut.map((row) =>
     row
       .map((cell, at) => (at === row.length - 1 ? cell : cell.padEnd(widths[at] as number)))
       .join('  ')
       .trimEnd(),
   );
+}
+
+/** Returns a text of at most so many characters. Longer ones end with `…`. */
+export function truncate(text: string, length: number): string {
+  if (text.length <= length) return text;
+  const start = text.slice(0, length - 1);
+  // Half of a character does not stay.
+  return `${start.replace(/[\ud800-\udbff]$/, '')}…`;
 }
 
 /** A number of bytes for a table: `64 KiB`. */

@@ -115,6 +115,3 @@ export function decodeReply<R extends InspectionRequest>(
     return undefined;
   }
 }
-
-/** Control characters of a program's name could rewrite the terminal. */
-export const printable = (text: string): string => text.replaceAll(/[\p{Cc}\p{Cf}]/gu, '?');

@@ -124,6 +124,44 @@ describe('cuffi command', () => {
     assert.equal(devices[1].support.events.supported, false);
   });
 
+  test('the text of a file does not reach the terminal as it is, and its length is bounded', () => {
+    const { path, execArgv } = programFile(main);
+    const ask = (args: readonly string[], input: string | Buffer = ''): Outcome => {
+      const { status, stdout, stderr } = spawnSync(process.execPath, [...execArgv, path, ...args], {
+        env: { ...process.env, CUFFI_DRIVER: 'emulated' },
+        encoding: 'utf8',
+        input,
+        timeout: DEADLINE_MS,
+      });
+      return { code: status, stdout, stderr };
+    };
+    const escapes = '\u001b]0;OWNED\u0007\u009b2J\u202e';
+    for (const args of [
+      ['explain', '-'],
+      ['doctor', '--with', '-'],
+    ]) {
+      const { code, stderr } = ask(args, `${escapes}\ncuffi: fine`);
+      assert.equal(code, 2);
+      assert.match(stderr, /^cuffi: .* is not a descriptor: /);
+      assert.doesNotMatch(stderr.replaceAll('\n', ''), /[\p{Cc}\p{Cf}]/u);
+      assert.doesNotMatch(stderr, /^cuffi: fine/m);
+    }
+    const unknownKey = JSON.stringify({ kind: 'legacy', [`\u009b2J\nopenable  yes`]: 1 });
+    const { code, stdout } = ask(['explain', '-'], unknownKey);
+    assert.equal(code, 1);
+    assert.match(stdout, /Unrecognized key/);
+    assert.doesNotMatch(stdout.replaceAll('\n', ''), /[\p{Cc}\p{Cf}]/u);
+    assert.doesNotMatch(stdout, /^openable {2}yes/m);
+    for (const [file, input] of [
+      ['/dev/zero', ''],
+      ['-', Buffer.alloc(3 << 20, 0x20)],
+    ] as const) {
+      const long = ask(['explain', file], input);
+      assert.equal(long.code, 2, file);
+      assert.match(long.stderr, /^cuffi: .* is not a descriptor: it has more than 1048576 bytes/);
+    }
+  });
+
   test('explain says what a descriptor is, and why it cannot be opened', async () => {
     using buffer = DeviceBuffer.allocate(4096);
     const descriptor = getIpcHandle(buffer.subarray(16, 48));

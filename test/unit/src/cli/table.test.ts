@@ -12,6 +12,19 @@ describe('table', () => {
     assert.deepEqual(columns([]), []);
   });
 
+  test('a cell of any length pads no row beyond 60 characters, and the last one ends after 400', () => {
+    const [long, short] = columns([
+      ['x'.repeat(4096), 'y'.repeat(59).concat('😀z'), 'z'.repeat(4096)],
+      ['a', 'b', 'c'],
+    ]);
+    assert.equal(long, `${'x'.repeat(59)}…  ${'y'.repeat(59)}…  ${'z'.repeat(399)}…`);
+    assert.equal(short, `${'a'.padEnd(60)}  ${'b'.padEnd(60)}  c`);
+  });
+
+  test('there may be more rows than a call has arguments', () => {
+    assert.equal(columns(Array.from({ length: 300_000 }, () => ['a', 'b'])).length, 300_000);
+  });
+
   test('sizes and ages are given in the largest unit that fits', () => {
     assert.deepEqual([0, 1023, 1536, 3 << 20, 4 * 2 ** 30].map(shortBytes), [
       '0 B',

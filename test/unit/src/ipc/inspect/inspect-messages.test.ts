@@ -4,7 +4,6 @@ import {
   decodeReply,
   decodeRequest,
   encodeRequest,
-  printable,
   REQUESTS,
 } from '../../../../../src/ipc/inspect/inspect-messages.ts';
 import { listReply } from '../../../../../src/ipc/inspect/inspect-server.ts';
@@ -87,9 +86,5 @@ describe('facts from the text of /proc', () => {
       lockedMemory: { soft: 8_388_608, hard: null },
     });
     assert.deepEqual(limitsIn(''), { descriptors: undefined, lockedMemory: undefined });
-  });
-
-  test('a name from another process prints as one line', () => {
-    assert.equal(printable('a\u001b[2Jb\n\u202ec'), 'a?[2Jb??c');
   });
 });

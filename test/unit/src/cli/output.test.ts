@@ -1,0 +1,54 @@
+import assert from 'node:assert/strict';
+import { readdirSync, readFileSync } from 'node:fs';
+import { describe, mock, test } from 'node:test';
+import { print, printError, printJson } from '../../../../src/cli/output.ts';
+
+/** What a call printed with one of the functions of the console. */
+function printed(stream: 'log' | 'error', call: () => void): unknown[][] {
+  const { mock: calls } = mock.method(console, stream, () => {});
+  try {
+    call();
+    return calls.calls.map(({ arguments: said }) => said);
+  } finally {
+    mock.restoreAll();
+  }
+}
+
+const HOSTILE = 'a\u001b]0;x\u0007\u009b2J\r\u202eb\u2028c\u{e0041}';
+
+describe('output', () => {
+  for (const [stream, say] of [
+    ['log', print],
+    ['error', printError],
+  ] as const)
+    test(`what would control the terminal is a question mark in what ${say.name} prints`, () => {
+      assert.deepEqual(
+        printed(stream, () => say([HOSTILE, 'plain é 漢 😀'])),
+        [['a?]0;x??2J??b?c?'], ['plain é 漢 😀']],
+      );
+    });
+
+  test('a line break in a text does not begin a line of the command', () => {
+    assert.deepEqual(
+      printed('log', () => print(['why  x\nopenable  yes\n\n  y'])),
+      [['why  x\n    openable  yes\n\n  y']],
+    );
+  });
+
+  test('printJson prints one line without control characters, which parses to the same value', () => {
+    const value = { [HOSTILE]: [HOSTILE, '\n', '\\u0000', 1] };
+    const [[text] = []] = printed('log', () => printJson(value)) as string[][];
+    assert.doesNotMatch(text as string, /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/u);
+    assert.deepEqual(JSON.parse(text as string), value);
+  });
+
+  test('no other file of the command prints', () => {
+    const folder = new URL('../../../../src/cli/', import.meta.url);
+    const printing = readdirSync(folder, { recursive: true, encoding: 'utf8' }).filter(
+      (name) =>
+        name.endsWith('.ts') &&
+        /console\.|std(out|err)\.write/.test(readFileSync(new URL(name, folder), 'utf8')),
+    );
+    assert.deepEqual(printing, ['output.ts']);
+  });
+});
