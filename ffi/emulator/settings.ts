@@ -13,6 +13,8 @@ import type { CUresult } from '../results.ts';
  * - `CUFFI_EMULATED_VERSION`: the CUDA version of the driver, as `11.4` (the oldest) or `13.0` (the
  *   default). Functions and device attributes that a driver of that version lacks are not there.
  * - `CUFFI_EMULATED_FAULTS`: see {@link parseFaults}.
+ * - `CUFFI_EMULATED_SHARED_QUEUES=1`: each stream shares its queue with one that waits, as far as
+ *   that can happen on hardware: with 8 queues, all others stand still beside four waiting streams.
  * - `CUDA_DEVICE_MAX_CONNECTIONS`: the number of queues of a device, 1 to 32, as on hardware; 8 by default.
  */
 export interface Settings {
@@ -29,6 +31,8 @@ export interface Settings {
   readonly version: number;
   /** While so many streams of a context wait for words of memory, no other one runs. */
   readonly queueCount: number;
+  /** Whether every stream shares its queue with those that wait. */
+  readonly sharesQueues: boolean;
 }
 
 /** Reads the settings. @throws RangeError for an invalid value */
@@ -43,6 +47,7 @@ export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
     teardownMs: teardownMs(env),
     faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
     queueCount: queueCount(env),
+    sharesQueues: setting(env, 'CUFFI_EMULATED_SHARED_QUEUES') === '1',
     version: version(env),
   };
 };

@@ -19,7 +19,7 @@ interface QueuedWork {
   readonly work: Work;
   /** Whether it counts toward the stream's limit of queued work. */
   readonly isLimited: boolean;
-  /** Whether it waits for a word of memory: while it does, the stream keeps one of the device's queues. */
+  /** Whether it waits for a word of memory: while it does, the stream keeps its queue. */
   readonly keepsQueue: boolean;
 }
 
@@ -28,6 +28,8 @@ export interface Stream {
   readonly context: Context;
   readonly flags: number;
   readonly priority: number;
+  /** The queue of the device that it shares with other streams; undefined for internal work. */
+  readonly queue: number | undefined;
   readonly items: QueuedWork[];
   /** The capture that records its work, if one is active. */
   capture: Capture | undefined;
@@ -36,13 +38,15 @@ export interface Stream {
   done: number;
   /** The number of unfinished pieces of work that count toward the limit. */
   limitedCount: number;
-  /** Whether it keeps one of the device's queues. */
+  /** Whether it waits for a word of memory. Then streams that share its queue may stand still. */
   keepsQueue: boolean;
 }
 
-interface DefaultStreams {
+/** The streams that a context always has, and how many others it ever had. */
+interface ContextStreams {
   readonly legacy: Stream;
   readonly perThread: Stream;
+  createdCount: number;
 }
 
 const isReached = (point: StreamPosition): boolean => point.stream.done >= point.count;
@@ -57,6 +61,16 @@ const MAX_BLOCKED_MS = 2000;
 const MAX_LIMITED_WORK = 1020;
 /** The kinds of work that count toward the limit. Host functions do not; others were not measured. */
 const LIMITED_KINDS: ReadonlySet<NodeKind> = new Set<NodeKind>(['kernel', 'copy', 'fill', 'value']);
+
+/**
+ * Whether a stream stands still beside waiting ones: if it shares its queue with one of them, and they
+ * are half as many as there are queues. Beside fewer the device moves it to another queue.
+ */
+const standsStillBeside = (
+  waitingCount: number,
+  sharesQueue: boolean,
+  queueCount: number,
+): boolean => waitingCount >= queueCount || (sharesQueue && waitingCount >= queueCount / 2);
 
 /** The name of a stream in error messages. */
 const describeStream = ({ handle }: Stream): string => {
@@ -79,8 +93,9 @@ export class StreamQueues {
   readonly #contexts: Contexts;
   readonly #handles: Handles;
   readonly #queueCount: number;
+  readonly #sharesAlways: boolean;
   readonly #streams = new Map<number, Stream>();
-  readonly #defaults = new Map<Context, DefaultStreams>();
+  readonly #contextStreams = new Map<Context, ContextStreams>();
   /** Streams with unfinished work, including destroyed ones. */
   readonly #busy = new Set<Stream>();
   /** The active captures. */
@@ -92,15 +107,19 @@ export class StreamQueues {
   #immediate: NodeJS.Immediate | undefined;
   #timer: NodeJS.Timeout | undefined;
 
-  constructor(contexts: Contexts, handles: Handles, { queueCount }: Settings) {
+  constructor(contexts: Contexts, handles: Handles, { queueCount, sharesQueues }: Settings) {
     this.#contexts = contexts;
     this.#handles = handles;
     this.#queueCount = queueCount;
+    this.#sharesAlways = sharesQueues;
     contexts.onEnd((context) => this.#releaseContext(context));
   }
 
   create(context: Context, flags: number, priority: number): Stream {
-    const stream = this.#make(this.#handles.make('CUstream'), context, flags, priority);
+    const streams = this.#streamsOf(context);
+    streams.createdCount += 1;
+    const queue = streams.createdCount % this.#queueCount;
+    const stream = this.#make(this.#handles.make('CUstream'), context, flags, priority, queue);
     this.#streams.set(stream.handle, stream);
     return stream;
   }
@@ -108,13 +127,13 @@ export class StreamQueues {
   /** The stream of a handle. The handle of a default stream means that of the current context. */
   get(handle: number): Stream | undefined {
     if (handle === 0 || handle === CU_STREAM_LEGACY)
-      return this.#defaultsOf(this.#contexts.current).legacy;
-    if (handle === CU_STREAM_PER_THREAD) return this.#defaultsOf(this.#contexts.current).perThread;
+      return this.#streamsOf(this.#contexts.current).legacy;
+    if (handle === CU_STREAM_PER_THREAD) return this.#streamsOf(this.#contexts.current).perThread;
     return this.#streams.get(handle);
   }
 
   legacy(context: Context): Stream {
-    return this.#defaultsOf(context).legacy;
+    return this.#streamsOf(context).legacy;
   }
 
   /** Destroys a stream; its queued work continues. Returns false for an unknown handle. */
@@ -220,7 +239,7 @@ export class StreamQueues {
 
   /** Creates an internal stream whose work runs after all work that a context has queued so far. */
   createJoinStream(context: Context): Stream {
-    const stream = this.#make(0, context, CU_STREAM_NON_BLOCKING, 0);
+    const stream = this.#make(0, context, CU_STREAM_NON_BLOCKING, 0, undefined);
     const after = [...this.#busy]
       .filter((other) => other.context === context)
       .map((other) => ({ stream: other, count: other.queued }));
@@ -243,17 +262,25 @@ export class StreamQueues {
       if (isDone()) return;
       if (performance.now() - begin > MAX_BLOCKED_MS) {
         const what = waitedFor();
-        const names =
-          typeof what === 'string'
-            ? what
-            : [...new Set(what.flatMap(blockingStreams))].map(describeStream).join(' and ');
+        const names = typeof what === 'string' ? `${what}, which is blocked` : this.#explain(what);
         throw new Error(
-          `${this.currentCall} has waited ${MAX_BLOCKED_MS} ms for ${names}, which is blocked. On hardware the ` +
-            'call would block forever: nothing else can run in this thread meanwhile',
+          `${this.currentCall} has waited ${MAX_BLOCKED_MS} ms for ${names}. On hardware the call ` +
+            'would block forever: nothing else can run in this thread meanwhile',
         );
       }
       if (turns >= SPINS) Atomics.wait(this.#sleeper, 0, 0, SLEEP_MS);
     }
+  }
+
+  /** Which streams block the given ones, and why. */
+  #explain(waitedFor: readonly Stream[]): string {
+    const streams = [...new Set(waitedFor.flatMap(blockingStreams))];
+    const names = streams.map(describeStream).join(' and ');
+    const waitingCount = Math.max(0, ...streams.map((each) => this.#countWaitingThatStop(each)));
+    return waitingCount === 0
+      ? `${names}, which is blocked`
+      : `${names}, which stands still: ${waitingCount} streams wait, and it shares a queue of the ` +
+          'device with one of them';
   }
 
   /** Registers a function to call after each synchronization. `isContext`: of a whole context. */
@@ -271,7 +298,7 @@ export class StreamQueues {
    * streams of its context, and those wait for the legacy stream.
    */
   #dependencies(stream: Stream, onlyLegacy = false): readonly StreamPosition[] {
-    const legacy = this.#defaults.get(stream.context)?.legacy;
+    const legacy = this.#contextStreams.get(stream.context)?.legacy;
     if (stream === legacy) {
       return [...this.#busy]
         .filter((other) => other !== stream && other.context === stream.context)
@@ -282,17 +309,21 @@ export class StreamQueues {
     return [{ stream: legacy, count: legacy.queued }];
   }
 
-  /** Whether a stream cannot run, because other streams of its context keep all queues. */
-  #lacksQueue(stream: Stream): boolean {
-    if (stream.keepsQueue) return false;
-    let kept = 0;
+  /** The number of streams of a context that wait, if a stream stands still for them; else 0. */
+  #countWaitingThatStop(stream: Stream): number {
+    if (stream.keepsQueue || stream.queue === undefined) return 0;
+    let count = 0;
+    let sharesQueue = this.#sharesAlways;
     for (const other of this.#busy)
-      if (other.keepsQueue && other.context === stream.context) kept += 1;
-    return kept >= this.#queueCount;
+      if (other.keepsQueue && other.context === stream.context) {
+        count += 1;
+        sharesQueue ||= other.queue === stream.queue;
+      }
+    return standsStillBeside(count, sharesQueue, this.#queueCount) ? count : 0;
   }
 
   #advance(stream: Stream): boolean {
-    if (this.#lacksQueue(stream)) return false;
+    if (this.#countWaitingThatStop(stream) > 0) return false;
     let moved = false;
     stream.keepsQueue = false;
     for (let item = stream.items[0]; item?.after.every(isReached); item = stream.items[0]) {
@@ -334,25 +365,32 @@ export class StreamQueues {
     for (const stream of this.#busy) if (stream.context === context) this.#busy.delete(stream);
     for (const [handle, stream] of this.#streams)
       if (stream.context === context) this.destroy(handle);
-    this.#defaults.delete(context);
+    this.#contextStreams.delete(context);
     for (const capture of this.captures)
       if (capture.origin.context === context) this.captures.delete(capture);
   }
 
-  #defaultsOf(context: Context): DefaultStreams {
-    const known = this.#defaults.get(context);
+  #streamsOf(context: Context): ContextStreams {
+    const known = this.#contextStreams.get(context);
     if (known) return known;
     const made = {
-      legacy: this.#make(CU_STREAM_LEGACY, context, 0, 0),
-      perThread: this.#make(CU_STREAM_PER_THREAD, context, 0, 0),
+      legacy: this.#make(CU_STREAM_LEGACY, context, 0, 0, 0),
+      perThread: this.#make(CU_STREAM_PER_THREAD, context, 0, 0, 0),
+      createdCount: 0,
     };
-    this.#defaults.set(context, made);
+    this.#contextStreams.set(context, made);
     return made;
   }
 
-  #make(handle: number, context: Context, flags: number, priority: number): Stream {
+  #make(
+    handle: number,
+    context: Context,
+    flags: number,
+    priority: number,
+    queue: number | undefined,
+  ): Stream {
     const counts = { queued: 0, done: 0, limitedCount: 0, keepsQueue: false };
-    return { handle, context, flags, priority, items: [], capture: undefined, ...counts };
+    return { handle, context, flags, priority, queue, items: [], capture: undefined, ...counts };
   }
 }
 

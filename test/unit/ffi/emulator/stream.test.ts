@@ -47,43 +47,151 @@ function held(emulated: Emulated, flags = 0): { stream: CUstream; release: () =>
   };
 }
 
+const hex = (handle: number): string => handle.toString(16);
+
+/** A clock by which the emulated driver's patience is over in a moment. */
+function hurry(t: TestContext): void {
+  let now = 0;
+  t.mock.method(performance, 'now', () => {
+    now += 100;
+    return now;
+  });
+}
+
 describe('emulated streams', () => {
-  for (const [env, queues] of [
-    [{}, 8],
-    [{ CUDA_DEVICE_MAX_CONNECTIONS: '3' }, 3],
-    [{ CUDA_DEVICE_MAX_CONNECTIONS: '33' }, 8],
-  ] as const)
-    test(`while ${queues} streams of a context wait for words, no other stream of it runs`, () => {
-      const emulated = new Emulated({ ...env, CUFFI_EMULATED_DEVICES: '2' });
-      const { cu } = emulated;
-      const elsewhere = emulated.retain(1);
-      emulated.push(emulated.retain());
-      const host = hostWords(1);
-      emulated.ok(cu.cuMemHostRegister_v2(host.address, 4, 1));
-      const word = host.address as unknown as CUdeviceptr;
-      const target = emulated.allocate(4);
-      const waiting = Array.from({ length: queues }, () => emulated.stream(NON_BLOCKING));
-      const other = emulated.stream(NON_BLOCKING);
-      const wait = (stream: CUstream): void =>
+  /** Streams that wait for a word on the host, and others with work. */
+  function besideWaiting(env: NodeJS.ProcessEnv, count: number) {
+    const emulated = new Emulated(env);
+    const { cu } = emulated;
+    emulated.push(emulated.retain());
+    const host = hostWords(1);
+    emulated.ok(cu.cuMemHostRegister_v2(host.address, 4, 1));
+    const word = host.address as unknown as CUdeviceptr;
+    const target = emulated.allocate(4);
+    const waiting = Array.from({ length: count }, () => emulated.stream(NON_BLOCKING));
+    const others = Array.from({ length: 32 }, () => emulated.stream(NON_BLOCKING));
+    const query = (stream: CUstream): number => cu.cuStreamQuery(stream);
+    return {
+      emulated,
+      others,
+      wait(stream: CUstream): void {
         emulated.ok(cu.cuStreamWaitValue32_v2(stream, word, 1, GEQ));
-      const fill = (stream: CUstream): number => {
+        assert.equal(query(stream), NOT_READY);
+      },
+      /** Gives a stream work. Returns whether it is not done. */
+      standsStill(stream: CUstream): boolean {
         emulated.ok(cu.cuMemsetD32Async(target, 7, 1, stream));
-        return cu.cuStreamQuery(stream);
-      };
-      for (const stream of waiting.slice(1)) wait(stream);
-      assert.equal(fill(other), 0);
-      wait(waiting[0] as CUstream);
-      assert.equal(cu.cuStreamQuery(waiting[0] as CUstream), NOT_READY);
-      assert.equal(fill(other), NOT_READY);
-      emulated.push(elsewhere);
-      assert.equal(cu.cuStreamQuery(emulated.stream(NON_BLOCKING)), 0);
-      const there = emulated.stream(NON_BLOCKING);
-      const away = emulated.allocate(4);
-      emulated.ok(cu.cuMemsetD32Async(away, 7, 1, there));
-      assert.equal(cu.cuStreamQuery(there), 0);
-      host.words[0] = 1;
-      for (const stream of [...waiting, other]) assert.equal(cu.cuStreamQuery(stream), 0);
+        return query(stream) === NOT_READY;
+      },
+      waiting,
+      query,
+      release: () => {
+        host.words[0] = 1;
+      },
+    };
+  }
+
+  const queues = (count: string): NodeJS.ProcessEnv => ({ CUDA_DEVICE_MAX_CONNECTIONS: count });
+  for (const [given, count] of [
+    ['', 8],
+    ['3', 3],
+    ['32', 32],
+    ['33', 8],
+  ] as const)
+    test(`with '${given}' queues no other stream of a context runs while ${count} wait for words`, () => {
+      const { emulated, others, waiting, ...made } = besideWaiting(
+        { ...queues(given), CUFFI_EMULATED_DEVICES: '2' },
+        count,
+      );
+      for (const stream of waiting) made.wait(stream);
+      for (const stream of [...others, LEGACY])
+        assert.equal(made.standsStill(stream), true, hex(stream));
+      emulated.push(emulated.retain(1));
+      const elsewhere = emulated.stream(NON_BLOCKING);
+      emulated.ok(emulated.cu.cuMemsetD32Async(emulated.allocate(4), 7, 1, elsewhere));
+      assert.equal(made.query(elsewhere), 0);
+      made.release();
+      for (const stream of [...waiting, ...others]) assert.equal(made.query(stream), 0);
     });
+
+  for (const [given, most] of [
+    ['8', 3],
+    ['32', 6],
+  ] as const)
+    test(`with ${given} queues all others run beside up to ${most} waiting streams`, () => {
+      const { others, waiting, wait, standsStill } = besideWaiting(queues(given), most);
+      for (const stream of waiting) {
+        wait(stream);
+        assert.deepEqual([...others, LEGACY].filter(standsStill), []);
+      }
+    });
+
+  test('from the fourth waiting stream on, others that share a queue with one stand still', () => {
+    const { others, waiting, wait, standsStill, query, release } = besideWaiting({}, 7);
+    for (const stream of waiting.slice(0, 3)) wait(stream);
+    let last: CUstream[] = [];
+    for (const stream of waiting.slice(3)) {
+      wait(stream);
+      const still = others.filter(standsStill);
+      assert.ok(still.length > 0 && still.length < others.length, `${still.length}`);
+      // A stream keeps its queue.
+      assert.deepEqual(
+        last.filter((each) => !still.includes(each)),
+        [],
+      );
+      last = still;
+    }
+    release();
+    for (const stream of others) assert.equal(query(stream), 0);
+  });
+
+  test('streams go on when fewer than four still wait', () => {
+    const { emulated, others, waiting, wait, standsStill, query } = besideWaiting({}, 4);
+    const word = emulated.allocate(4);
+    emulated.write(word, 0);
+    for (const stream of waiting.slice(1)) wait(stream);
+    const fourth = waiting[0] as CUstream;
+    emulated.ok(emulated.cu.cuStreamWaitValue32_v2(fourth, word, 1, GEQ));
+    assert.equal(query(fourth), NOT_READY);
+    const still = others.filter(standsStill);
+    assert.notDeepEqual(still, []);
+    const free = others.find((stream) => !still.includes(stream)) as CUstream;
+    emulated.ok(emulated.cu.cuStreamWriteValue32_v2(free, word, 1, 0));
+    for (const stream of [free, fourth, ...still]) assert.equal(query(stream), 0);
+  });
+
+  test('with CUFFI_EMULATED_SHARED_QUEUES every other stream stands still beside four that wait', () => {
+    const env = { CUFFI_EMULATED_SHARED_QUEUES: '1' };
+    const { others, waiting, wait, standsStill, query, release } = besideWaiting(env, 4);
+    for (const stream of waiting.slice(1)) wait(stream);
+    assert.deepEqual(others.filter(standsStill), []);
+    wait(waiting[0] as CUstream);
+    assert.equal([...others, LEGACY].every(standsStill), true);
+    release();
+    for (const stream of [...waiting, ...others, LEGACY]) assert.equal(query(stream), 0);
+  });
+
+  test('a call that blocks because its stream stands still says so', (t) => {
+    const { emulated, others, waiting, wait, release } = besideWaiting(
+      { CUFFI_EMULATED_SHARED_QUEUES: '1' },
+      4,
+    );
+    for (const stream of waiting) wait(stream);
+    const [other] = others as [CUstream];
+    const memory = emulated.allocate(4);
+    hurry(t);
+    assert.throws(
+      () => emulated.cu.cuMemcpyDtoHAsync_v2(BLOCK, memory, 4, other),
+      new RegExp(
+        `^Error: cuMemcpyDtoHAsync_v2 has waited 2000 ms for the stream 0x${hex(other)}, which stands still: ` +
+          '4 streams wait, and it shares a queue of the device with one of them',
+      ),
+    );
+    // Nothing is left to wait for in a stream without work.
+    emulated.ok(emulated.cu.cuStreamSynchronize(others[1] as CUstream));
+    release();
+    emulated.ok(emulated.cu.cuStreamSynchronize(other));
+  });
 
   test('a stream tells its flags, its priority and its context', () => {
     const emulated = Emulated.inContext();
@@ -350,17 +458,6 @@ describe('emulated streams', () => {
       child.kill('SIGKILL');
     }
   });
-
-  const hex = (handle: number): string => handle.toString(16);
-
-  /** A clock by which the emulated driver's patience is over in a moment. */
-  function hurry(t: TestContext): void {
-    let now = 0;
-    t.mock.method(performance, 'now', () => {
-      now += 100;
-      return now;
-    });
-  }
 
   test('where hardware blocks its caller for good, an error names the call and the stream', (t) => {
     hurry(t);
