@@ -13,8 +13,8 @@ import type { CUresult } from '../results.ts';
  * - `CUFFI_EMULATED_VERSION`: the CUDA version of the driver, as `11.4` (the oldest) or `13.0` (the
  *   default). Functions and device attributes that a driver of that version lacks are not there.
  * - `CUFFI_EMULATED_FAULTS`: see {@link parseFaults}.
- * - `CUFFI_EMULATED_SHARED_QUEUES=1`: each stream shares its queue with one that waits, as far as
- *   that can happen on hardware: with 8 queues, all others stand still beside four waiting streams.
+ * - `CUFFI_EMULATED_SHARED_QUEUES`: from so many waiting streams on, others share the queue of one of
+ *   them, as if all queues had unfinished work. Without it only if they have.
  * - `CUDA_DEVICE_MAX_CONNECTIONS`: the number of queues of a device, 1 to 32, as on hardware; 8 by default.
  */
 export interface Settings {
@@ -31,8 +31,8 @@ export interface Settings {
   readonly version: number;
   /** While so many streams of a context wait for words of memory, no other one runs. */
   readonly queueCount: number;
-  /** Whether every stream shares its queue with those that wait. */
-  readonly sharesQueues: boolean;
+  /** While so many do, others share the queue of one of them. */
+  readonly queuesSharedFrom: number;
 }
 
 /** Reads the settings. @throws RangeError for an invalid value */
@@ -47,7 +47,7 @@ export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
     teardownMs: teardownMs(env),
     faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
     queueCount: queueCount(env),
-    sharesQueues: setting(env, 'CUFFI_EMULATED_SHARED_QUEUES') === '1',
+    queuesSharedFrom: queuesSharedFrom(env),
     version: version(env),
   };
 };
@@ -74,6 +74,15 @@ function deviceCount(env: NodeJS.ProcessEnv): number {
 function queueCount(env: NodeJS.ProcessEnv): number {
   const given = Number(setting(env, 'CUDA_DEVICE_MAX_CONNECTIONS'));
   return Number.isInteger(given) && given >= 1 && given <= 32 ? given : 8;
+}
+
+function queuesSharedFrom(env: NodeJS.ProcessEnv): number {
+  const name = 'CUFFI_EMULATED_SHARED_QUEUES';
+  const value = setting(env, name);
+  if (value === undefined) return Number.POSITIVE_INFINITY;
+  return /^[1-9]\d?$/.test(value)
+    ? Number(value)
+    : throwInvalid(name, value, 'a number of waiting streams from 1 to 99');
 }
 
 function memoryByteLength(env: NodeJS.ProcessEnv): number {

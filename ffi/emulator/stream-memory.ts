@@ -76,7 +76,7 @@ export function streamMemoryFunctions(queues: StreamQueues, memory: Memory): Str
       queues.failContext(stream);
       return true;
     };
-    queues.enqueue(stream, work, 'value');
+    queues.enqueue(stream, work, 'wait');
     return CUDA_SUCCESS;
   };
 

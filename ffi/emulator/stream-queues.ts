@@ -19,8 +19,10 @@ interface QueuedWork {
   readonly work: Work;
   /** Whether it counts toward the stream's limit of queued work. */
   readonly isLimited: boolean;
-  /** Whether it waits for a word of memory: while it does, the stream keeps its queue. */
-  readonly keepsQueue: boolean;
+  /** Whether it waits for a word of memory: while it does, it stops what comes later in its queue. */
+  readonly isWait: boolean;
+  /** Its place in the order of all work. */
+  readonly place: number;
 }
 
 export interface Stream {
@@ -28,8 +30,6 @@ export interface Stream {
   readonly context: Context;
   readonly flags: number;
   readonly priority: number;
-  /** The queue of the device that it shares with other streams; undefined for internal work. */
-  readonly queue: number | undefined;
   readonly items: QueuedWork[];
   /** The capture that records its work, if one is active. */
   capture: Capture | undefined;
@@ -38,15 +38,17 @@ export interface Stream {
   done: number;
   /** The number of unfinished pieces of work that count toward the limit. */
   limitedCount: number;
-  /** Whether it waits for a word of memory. Then streams that share its queue may stand still. */
-  keepsQueue: boolean;
+  /** The queue of the device that it has: only while it has work that does not wait for other streams. */
+  queue: number | undefined;
+  /** Work that comes earlier in the order of all work is before it in that queue. */
+  queuedSince: number;
+  /** The work that waits for an event, if that comes next. */
+  waitForEvent: QueuedWork | undefined;
 }
 
-/** The streams that a context always has, and how many others it ever had. */
-interface ContextStreams {
+interface DefaultStreams {
   readonly legacy: Stream;
   readonly perThread: Stream;
-  createdCount: number;
 }
 
 const isReached = (point: StreamPosition): boolean => point.stream.done >= point.count;
@@ -60,23 +62,27 @@ const MAX_BLOCKED_MS = 2000;
 /** The most pieces of work behind a blocked one. The call that queues one more blocks. */
 const MAX_LIMITED_WORK = 1020;
 /** The kinds of work that count toward the limit. Host functions do not; others were not measured. */
-const LIMITED_KINDS: ReadonlySet<NodeKind> = new Set<NodeKind>(['kernel', 'copy', 'fill', 'value']);
+const LIMITED_KINDS: ReadonlySet<NodeKind> = new Set<NodeKind>([
+  'kernel',
+  'copy',
+  'fill',
+  'value',
+  'wait',
+]);
 
-/**
- * Whether a stream stands still beside waiting ones: if it shares its queue with one of them, and they
- * are half as many as there are queues. Beside fewer the device moves it to another queue.
- */
-const standsStillBeside = (
-  waitingCount: number,
-  sharesQueue: boolean,
-  queueCount: number,
-): boolean => waitingCount >= queueCount || (sharesQueue && waitingCount >= queueCount / 2);
+/** The handle of internal streams, which take no queue. */
+const INTERNAL = 0;
+/** Whether the next work of a stream waits for a word of memory. */
+const isWaiting = ({ items }: Stream): boolean => items[0]?.isWait === true;
+/** The place of a stream's next work in its queue, which runs what has a lower one before. */
+const placeInQueue = ({ items, queuedSince }: Stream): number =>
+  Math.max(items[0]?.place ?? 0, queuedSince);
 
 /** The name of a stream in error messages. */
 const describeStream = ({ handle }: Stream): string => {
   if (handle === CU_STREAM_LEGACY) return 'the legacy stream';
   if (handle === CU_STREAM_PER_THREAD) return 'the per-thread stream';
-  return handle === 0 ? 'an internal stream' : `the stream 0x${handle.toString(16)}`;
+  return handle === INTERNAL ? 'an internal stream' : `the stream 0x${handle.toString(16)}`;
 };
 
 /** The streams that block a stream: itself, or others that its next work waits for. */
@@ -93,9 +99,13 @@ export class StreamQueues {
   readonly #contexts: Contexts;
   readonly #handles: Handles;
   readonly #queueCount: number;
-  readonly #sharesAlways: boolean;
+  readonly #sharedFrom: number;
+  /** The queue that was shared last. */
+  #lastShared = 0;
+  /** The number of pieces of work that were ever queued. */
+  #places = 0;
   readonly #streams = new Map<number, Stream>();
-  readonly #contextStreams = new Map<Context, ContextStreams>();
+  readonly #defaults = new Map<Context, DefaultStreams>();
   /** Streams with unfinished work, including destroyed ones. */
   readonly #busy = new Set<Stream>();
   /** The active captures. */
@@ -107,19 +117,16 @@ export class StreamQueues {
   #immediate: NodeJS.Immediate | undefined;
   #timer: NodeJS.Timeout | undefined;
 
-  constructor(contexts: Contexts, handles: Handles, { queueCount, sharesQueues }: Settings) {
+  constructor(contexts: Contexts, handles: Handles, { queueCount, queuesSharedFrom }: Settings) {
     this.#contexts = contexts;
     this.#handles = handles;
     this.#queueCount = queueCount;
-    this.#sharesAlways = sharesQueues;
+    this.#sharedFrom = queuesSharedFrom;
     contexts.onEnd((context) => this.#releaseContext(context));
   }
 
   create(context: Context, flags: number, priority: number): Stream {
-    const streams = this.#streamsOf(context);
-    streams.createdCount += 1;
-    const queue = streams.createdCount % this.#queueCount;
-    const stream = this.#make(this.#handles.make('CUstream'), context, flags, priority, queue);
+    const stream = this.#make(this.#handles.make('CUstream'), context, flags, priority);
     this.#streams.set(stream.handle, stream);
     return stream;
   }
@@ -127,13 +134,13 @@ export class StreamQueues {
   /** The stream of a handle. The handle of a default stream means that of the current context. */
   get(handle: number): Stream | undefined {
     if (handle === 0 || handle === CU_STREAM_LEGACY)
-      return this.#streamsOf(this.#contexts.current).legacy;
-    if (handle === CU_STREAM_PER_THREAD) return this.#streamsOf(this.#contexts.current).perThread;
+      return this.#defaultsOf(this.#contexts.current).legacy;
+    if (handle === CU_STREAM_PER_THREAD) return this.#defaultsOf(this.#contexts.current).perThread;
     return this.#streams.get(handle);
   }
 
   legacy(context: Context): Stream {
-    return this.#streamsOf(context).legacy;
+    return this.#defaultsOf(context).legacy;
   }
 
   /** Destroys a stream; its queued work continues. Returns false for an unknown handle. */
@@ -190,12 +197,11 @@ export class StreamQueues {
     // One piece of work may be blocked, with MAX_LIMITED_WORK behind it.
     const hasPlace = (): boolean => stream.limitedCount <= MAX_LIMITED_WORK;
     if (takesPlace && !hasPlace()) this.blockUntil(hasPlace, () => [stream]);
-    stream.items.push({
-      after: this.#dependencies(stream),
-      work,
-      isLimited: takesPlace,
-      keepsQueue: kind === 'value',
-    });
+    const after = this.#dependencies(stream);
+    this.#places += 1;
+    if (stream.items.length === 0 && after.every(isReached)) this.#takeQueue(stream);
+    const [isWait, place] = [kind === 'wait', this.#places];
+    stream.items.push({ after, work, isLimited: takesPlace, isWait, place });
     stream.queued += 1;
     if (takesPlace) stream.limitedCount += 1;
     this.#busy.add(stream);
@@ -239,11 +245,12 @@ export class StreamQueues {
 
   /** Creates an internal stream whose work runs after all work that a context has queued so far. */
   createJoinStream(context: Context): Stream {
-    const stream = this.#make(0, context, CU_STREAM_NON_BLOCKING, 0, undefined);
+    const stream = this.#make(INTERNAL, context, CU_STREAM_NON_BLOCKING, 0);
     const after = [...this.#busy]
       .filter((other) => other.context === context)
       .map((other) => ({ stream: other, count: other.queued }));
-    stream.items.push({ after, work: () => true, isLimited: false, keepsQueue: false });
+    const [isLimited, isWait, place] = [false, false, this.#places];
+    stream.items.push({ after, work: () => true, isLimited, isWait, place });
     stream.queued += 1;
     this.#busy.add(stream);
     return stream;
@@ -276,11 +283,10 @@ export class StreamQueues {
   #explain(waitedFor: readonly Stream[]): string {
     const streams = [...new Set(waitedFor.flatMap(blockingStreams))];
     const names = streams.map(describeStream).join(' and ');
-    const waitingCount = Math.max(0, ...streams.map((each) => this.#countWaitingThatStop(each)));
-    return waitingCount === 0
-      ? `${names}, which is blocked`
-      : `${names}, which stands still: ${waitingCount} streams wait, and it shares a queue of the ` +
-          'device with one of them';
+    const stopping = streams.map((each) => this.#stoppedBy(each)).find((each) => each);
+    return stopping
+      ? `${names}, which shares a queue of the device with ${describeStream(stopping)}, which waits`
+      : `${names}, which is blocked`;
   }
 
   /** Registers a function to call after each synchronization. `isContext`: of a whole context. */
@@ -298,7 +304,7 @@ export class StreamQueues {
    * streams of its context, and those wait for the legacy stream.
    */
   #dependencies(stream: Stream, onlyLegacy = false): readonly StreamPosition[] {
-    const legacy = this.#contextStreams.get(stream.context)?.legacy;
+    const legacy = this.#defaults.get(stream.context)?.legacy;
     if (stream === legacy) {
       return [...this.#busy]
         .filter((other) => other !== stream && other.context === stream.context)
@@ -309,27 +315,63 @@ export class StreamQueues {
     return [{ stream: legacy, count: legacy.queued }];
   }
 
-  /** The number of streams of a context that wait, if a stream stands still for them; else 0. */
-  #countWaitingThatStop(stream: Stream): number {
-    if (stream.keepsQueue || stream.queue === undefined) return 0;
-    let count = 0;
-    let sharesQueue = this.#sharesAlways;
+  /**
+   * Gives a stream one of the device's queues, as an H100 was measured to do: one without unfinished
+   * work, or else one after the other, even if a stream waits in it.
+   */
+  #takeQueue(stream: Stream): void {
+    if (stream.handle === INTERNAL) return;
+    const used = new Set<number | undefined>();
+    const waitedIn: number[] = [];
     for (const other of this.#busy)
-      if (other.keepsQueue && other.context === stream.context) {
-        count += 1;
-        sharesQueue ||= other.queue === stream.queue;
+      if (other.context === stream.context && other.queue !== undefined) {
+        used.add(other.queue);
+        if (isWaiting(other)) waitedIn.push(other.queue);
       }
-    return standsStillBeside(count, sharesQueue, this.#queueCount) ? count : 0;
+    let queue = 0;
+    while (used.has(queue)) queue += 1;
+    if (waitedIn.length >= this.#sharedFrom) queue = waitedIn[0] as number;
+    else if (queue >= this.#queueCount) {
+      this.#lastShared = (this.#lastShared + 1) % this.#queueCount;
+      queue = this.#lastShared;
+    }
+    stream.queue = queue;
+    stream.queuedSince = this.#places;
+  }
+
+  /** The stream that waits in the same queue, before this one's next work. */
+  #stoppedBy(stream: Stream): Stream | undefined {
+    if (stream.queue === undefined) return undefined;
+    const place = placeInQueue(stream);
+    for (const other of this.#busy)
+      if (
+        other.queue === stream.queue &&
+        other.context === stream.context &&
+        isWaiting(other) &&
+        placeInQueue(other) < place
+      )
+        return other;
+    return undefined;
   }
 
   #advance(stream: Stream): boolean {
-    if (this.#countWaitingThatStop(stream) > 0) return false;
     let moved = false;
-    stream.keepsQueue = false;
-    for (let item = stream.items[0]; item?.after.every(isReached); item = stream.items[0]) {
+    for (let item = stream.items[0]; item; item = stream.items[0]) {
+      if (!item.after.every(isReached)) {
+        stream.queue = undefined;
+        break;
+      }
+      // A stream that waits for an event has no queue: it stops no others, and none stops it.
+      if (stream.waitForEvent !== item) {
+        if (stream.queue === undefined) this.#takeQueue(stream);
+        if (this.#stoppedBy(stream)) break;
+      }
       // After a failure nothing runs.
       if (stream.context.failure === 0 && !item.work()) {
-        stream.keepsQueue = item.keepsQueue;
+        if (!item.isWait) {
+          stream.waitForEvent = item;
+          stream.queue = undefined;
+        }
         break;
       }
       stream.items.shift();
@@ -337,7 +379,10 @@ export class StreamQueues {
       if (item.isLimited) stream.limitedCount -= 1;
       moved = true;
     }
-    if (stream.items.length === 0) this.#busy.delete(stream);
+    if (stream.items.length === 0) {
+      stream.queue = undefined;
+      this.#busy.delete(stream);
+    }
     return moved;
   }
 
@@ -365,32 +410,26 @@ export class StreamQueues {
     for (const stream of this.#busy) if (stream.context === context) this.#busy.delete(stream);
     for (const [handle, stream] of this.#streams)
       if (stream.context === context) this.destroy(handle);
-    this.#contextStreams.delete(context);
+    this.#defaults.delete(context);
     for (const capture of this.captures)
       if (capture.origin.context === context) this.captures.delete(capture);
   }
 
-  #streamsOf(context: Context): ContextStreams {
-    const known = this.#contextStreams.get(context);
+  #defaultsOf(context: Context): DefaultStreams {
+    const known = this.#defaults.get(context);
     if (known) return known;
     const made = {
-      legacy: this.#make(CU_STREAM_LEGACY, context, 0, 0, 0),
-      perThread: this.#make(CU_STREAM_PER_THREAD, context, 0, 0, 0),
-      createdCount: 0,
+      legacy: this.#make(CU_STREAM_LEGACY, context, 0, 0),
+      perThread: this.#make(CU_STREAM_PER_THREAD, context, 0, 0),
     };
-    this.#contextStreams.set(context, made);
+    this.#defaults.set(context, made);
     return made;
   }
 
-  #make(
-    handle: number,
-    context: Context,
-    flags: number,
-    priority: number,
-    queue: number | undefined,
-  ): Stream {
-    const counts = { queued: 0, done: 0, limitedCount: 0, keepsQueue: false };
-    return { handle, context, flags, priority, queue, items: [], capture: undefined, ...counts };
+  #make(handle: number, context: Context, flags: number, priority: number): Stream {
+    const counts = { queued: 0, done: 0, limitedCount: 0, queuedSince: 0 };
+    const none = { capture: undefined, queue: undefined, waitForEvent: undefined };
+    return { handle, context, flags, priority, items: [], ...none, ...counts };
   }
 }
 
@@ -402,6 +441,7 @@ export type NodeKind =
   | 'copy'
   | 'fill'
   | 'value'
+  | 'wait'
   | 'host'
   | 'allocate'
   | 'free'

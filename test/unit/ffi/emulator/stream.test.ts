@@ -59,8 +59,8 @@ function hurry(t: TestContext): void {
 }
 
 describe('emulated streams', () => {
-  /** Streams that wait for a word on the host, and others with work. */
-  function besideWaiting(env: NodeJS.ProcessEnv, count: number) {
+  /** Streams that wait for a word on the host, and 32 others. */
+  function besideWaiting(count: number, env: NodeJS.ProcessEnv = {}) {
     const emulated = new Emulated(env);
     const { cu } = emulated;
     emulated.push(emulated.retain());
@@ -68,129 +68,158 @@ describe('emulated streams', () => {
     emulated.ok(cu.cuMemHostRegister_v2(host.address, 4, 1));
     const word = host.address as unknown as CUdeviceptr;
     const target = emulated.allocate(4);
-    const waiting = Array.from({ length: count }, () => emulated.stream(NON_BLOCKING));
-    const others = Array.from({ length: 32 }, () => emulated.stream(NON_BLOCKING));
+    const streams = (length: number) =>
+      Array.from({ length }, () => emulated.stream(NON_BLOCKING)) as [CUstream, ...CUstream[]];
+    const waiting = streams(count);
+    const others = streams(32);
     const query = (stream: CUstream): number => cu.cuStreamQuery(stream);
+    const wait = (stream: CUstream): void =>
+      emulated.ok(cu.cuStreamWaitValue32_v2(stream, word, 1, GEQ));
+    for (const stream of waiting) wait(stream);
+    const queue = (stream: CUstream): void =>
+      emulated.ok(cu.cuMemsetD32Async(target, 7, 1, stream));
     return {
       emulated,
-      others,
-      wait(stream: CUstream): void {
-        emulated.ok(cu.cuStreamWaitValue32_v2(stream, word, 1, GEQ));
-        assert.equal(query(stream), NOT_READY);
-      },
-      /** Gives a stream work. Returns whether it is not done. */
-      standsStill(stream: CUstream): boolean {
-        emulated.ok(cu.cuMemsetD32Async(target, 7, 1, stream));
-        return query(stream) === NOT_READY;
-      },
       waiting,
-      query,
-      release: () => {
+      others,
+      wait,
+      queue,
+      isDone: (stream: CUstream): boolean => query(stream) === 0,
+      /** Queues work in a stream when that of others is done. */
+      runs(stream: CUstream): boolean {
+        queue(stream);
+        return query(stream) === 0;
+      },
+      release(): void {
         host.words[0] = 1;
+        for (const stream of [...waiting, ...others, LEGACY]) assert.equal(query(stream), 0);
       },
     };
   }
 
-  const queues = (count: string): NodeJS.ProcessEnv => ({ CUDA_DEVICE_MAX_CONNECTIONS: count });
+  const queues = (count: number): NodeJS.ProcessEnv => ({
+    CUDA_DEVICE_MAX_CONNECTIONS: `${count}`,
+  });
   for (const [given, count] of [
-    ['', 8],
-    ['3', 3],
-    ['32', 32],
-    ['33', 8],
+    [8, 8],
+    [3, 3],
+    [32, 32],
+    [33, 8],
   ] as const)
-    test(`with '${given}' queues no other stream of a context runs while ${count} wait for words`, () => {
-      const { emulated, others, waiting, ...made } = besideWaiting(
-        { ...queues(given), CUFFI_EMULATED_DEVICES: '2' },
-        count,
-      );
-      for (const stream of waiting) made.wait(stream);
-      for (const stream of [...others, LEGACY])
-        assert.equal(made.standsStill(stream), true, hex(stream));
+    test(`with ${given} queues no stream runs beside ${count} that wait for words, but that of another context`, () => {
+      const { emulated, others, isDone, queue, runs, release } = besideWaiting(count, {
+        ...queues(given),
+        CUFFI_EMULATED_DEVICES: '2',
+      });
+      for (const stream of [...others, LEGACY]) assert.equal(runs(stream), false);
       emulated.push(emulated.retain(1));
       const elsewhere = emulated.stream(NON_BLOCKING);
       emulated.ok(emulated.cu.cuMemsetD32Async(emulated.allocate(4), 7, 1, elsewhere));
-      assert.equal(made.query(elsewhere), 0);
-      made.release();
-      for (const stream of [...waiting, ...others]) assert.equal(made.query(stream), 0);
+      assert.equal(isDone(elsewhere), true);
+      emulated.ok(emulated.cu.cuCtxPopCurrent_v2(OUT0));
+      release();
+      queue(others[0]);
+      assert.equal(isDone(others[0]), true);
     });
 
-  for (const [given, most] of [
-    ['8', 3],
-    ['32', 6],
-  ] as const)
-    test(`with ${given} queues all others run beside up to ${most} waiting streams`, () => {
-      const { others, waiting, wait, standsStill } = besideWaiting(queues(given), most);
-      for (const stream of waiting) {
-        wait(stream);
-        assert.deepEqual([...others, LEGACY].filter(standsStill), []);
-      }
-    });
-
-  test('from the fourth waiting stream on, others that share a queue with one stand still', () => {
-    const { others, waiting, wait, standsStill, query, release } = besideWaiting({}, 7);
-    for (const stream of waiting.slice(0, 3)) wait(stream);
-    let last: CUstream[] = [];
-    for (const stream of waiting.slice(3)) {
-      wait(stream);
-      const still = others.filter(standsStill);
-      assert.ok(still.length > 0 && still.length < others.length, `${still.length}`);
-      // A stream keeps its queue.
-      assert.deepEqual(
-        last.filter((each) => !still.includes(each)),
-        [],
-      );
-      last = still;
-    }
+  test('all others run beside waiting streams while one queue has no unfinished work', () => {
+    const { others, runs, release } = besideWaiting(7);
+    for (const stream of [...others, LEGACY]) assert.equal(runs(stream), true);
     release();
-    for (const stream of others) assert.equal(query(stream), 0);
   });
 
-  test('streams go on when fewer than four still wait', () => {
-    const { emulated, others, waiting, wait, standsStill, query } = besideWaiting({}, 4);
+  test('the queue of a wait that has ended is there for others', () => {
+    const { emulated, others, wait, runs, isDone, release } = besideWaiting(0);
+    const [first, ...rest] = others;
     const word = emulated.allocate(4);
     emulated.write(word, 0);
-    for (const stream of waiting.slice(1)) wait(stream);
-    const fourth = waiting[0] as CUstream;
-    emulated.ok(emulated.cu.cuStreamWaitValue32_v2(fourth, word, 1, GEQ));
-    assert.equal(query(fourth), NOT_READY);
-    const still = others.filter(standsStill);
-    assert.notDeepEqual(still, []);
-    const free = others.find((stream) => !still.includes(stream)) as CUstream;
-    emulated.ok(emulated.cu.cuStreamWriteValue32_v2(free, word, 1, 0));
-    for (const stream of [free, fourth, ...still]) assert.equal(query(stream), 0);
-  });
-
-  test('with CUFFI_EMULATED_SHARED_QUEUES every other stream stands still beside four that wait', () => {
-    const env = { CUFFI_EMULATED_SHARED_QUEUES: '1' };
-    const { others, waiting, wait, standsStill, query, release } = besideWaiting(env, 4);
-    for (const stream of waiting.slice(1)) wait(stream);
-    assert.deepEqual(others.filter(standsStill), []);
-    wait(waiting[0] as CUstream);
-    assert.equal([...others, LEGACY].every(standsStill), true);
+    emulated.ok(emulated.cu.cuStreamWaitValue32_v2(first, word, 1, EQ));
+    for (const stream of rest.slice(0, 6)) wait(stream);
+    const [last] = rest.slice(6) as [CUstream];
+    emulated.ok(emulated.cu.cuStreamWriteValue32_v2(last, word, 1, 0));
+    assert.equal(isDone(last), true);
+    assert.equal(isDone(first), true);
+    for (const stream of [first, ...rest.slice(6)]) assert.equal(runs(stream), true);
     release();
-    for (const stream of [...waiting, ...others, LEGACY]) assert.equal(query(stream), 0);
   });
 
-  test('a call that blocks because its stream stands still says so', (t) => {
-    const { emulated, others, waiting, wait, release } = besideWaiting(
-      { CUFFI_EMULATED_SHARED_QUEUES: '1' },
-      4,
-    );
-    for (const stream of waiting) wait(stream);
-    const [other] = others as [CUstream];
+  test('if all queues have unfinished work, streams share them, and some stand still until a wait ends', () => {
+    const { others, queue, runs, isDone, release } = besideWaiting(5);
+    for (const stream of others) queue(stream);
+    const still = others.filter((stream) => !isDone(stream));
+    assert.ok(still.length > 0 && still.length < others.length - 3, `${still.length}`);
+    // Those that came first have queues of their own.
+    for (const stream of others.slice(0, 3)) assert.equal(still.includes(stream), false);
+    // Queues that become idle meanwhile are for streams without work.
+    for (const stream of others) assert.equal(runs(stream), !still.includes(stream));
+    release();
+  });
+
+  test('work that was queued before a wait runs, although they share a queue', () => {
+    const { emulated, others, wait, queue, isDone, release } = besideWaiting(0, queues(1));
+    const [first, second] = others as unknown as [CUstream, CUstream];
+    const event = emulated.event();
+    queue(first);
+    emulated.ok(emulated.cu.cuEventRecord(event, first));
+    wait(second);
+    queue(first);
+    assert.equal(isDone(first), false);
+    assert.equal(emulated.cu.cuEventQuery(event), 0);
+    release();
+  });
+
+  test('a wait stands still behind another one in its queue, even if it is satisfied', () => {
+    const { emulated, others, wait, isDone, release } = besideWaiting(0, queues(1));
+    const word = emulated.allocate(4);
+    emulated.write(word, 0);
+    const satisfied = (stream: CUstream): boolean => {
+      emulated.ok(emulated.cu.cuStreamWaitValue32_v2(stream, word, 0, GEQ));
+      return isDone(stream);
+    };
+    assert.equal(satisfied(others[1] as CUstream), true);
+    wait(others[0]);
+    assert.equal(satisfied(others[1] as CUstream), false);
+    release();
+  });
+
+  test('streams that wait for events have no queue', () => {
+    const { emulated, waiting, others, runs, release } = besideWaiting(7);
+    const event = emulated.event();
+    emulated.ok(emulated.cu.cuEventRecord(event, waiting[0]));
+    for (const stream of others.slice(0, 16)) {
+      emulated.ok(emulated.cu.cuStreamWaitEvent(stream, event, 0));
+      assert.equal(runs(stream), false);
+    }
+    for (const stream of others.slice(16)) assert.equal(runs(stream), true);
+    release();
+  });
+
+  for (const from of [1, 4])
+    test(`with CUFFI_EMULATED_SHARED_QUEUES=${from} no other stream runs beside ${from} that wait`, () => {
+      const env = { CUFFI_EMULATED_SHARED_QUEUES: `${from}` };
+      const { others, wait, runs, isDone, release } = besideWaiting(from - 1, env);
+      const [last, ...rest] = others;
+      for (const stream of rest) assert.equal(runs(stream), true);
+      wait(last);
+      for (const stream of [...rest, LEGACY]) assert.equal(runs(stream), false);
+      assert.equal(isDone(last), false);
+      release();
+    });
+
+  test('a call that blocks because its stream stands still names the stream that waits', (t) => {
+    const { emulated, waiting, others, release } = besideWaiting(1, queues(1));
     const memory = emulated.allocate(4);
     hurry(t);
-    assert.throws(
-      () => emulated.cu.cuMemcpyDtoHAsync_v2(BLOCK, memory, 4, other),
-      new RegExp(
-        `^Error: cuMemcpyDtoHAsync_v2 has waited 2000 ms for the stream 0x${hex(other)}, which stands still: ` +
-          '4 streams wait, and it shares a queue of the device with one of them',
-      ),
+    const expected = new RegExp(
+      `^Error: cuMemcpyDtoHAsync_v2 has waited 2000 ms for the stream 0x${hex(others[0])}, ` +
+        `which shares a queue of the device with the stream 0x${hex(waiting[0])}, which waits`,
     );
-    // Nothing is left to wait for in a stream without work.
-    emulated.ok(emulated.cu.cuStreamSynchronize(others[1] as CUstream));
+    const { cu } = emulated;
+    assert.throws(() => cu.cuMemcpyDtoHAsync_v2(BLOCK, memory, 4, others[0]), expected);
+    // A stream without work has nothing to wait for.
+    emulated.ok(cu.cuStreamSynchronize(others[1] as CUstream));
     release();
-    emulated.ok(emulated.cu.cuStreamSynchronize(other));
+    emulated.ok(cu.cuStreamSynchronize(others[0]));
   });
 
   test('a stream tells its flags, its priority and its context', () => {
