@@ -120,6 +120,12 @@ export function kernelFunctions(
     return address;
   };
 
+  /** Code comes to the device when all work of the context is done. */
+  const load = (kernel: Kernel): void => {
+    if (!kernel.isLoaded) queues.drain(kernel.context);
+    kernel.isLoaded = true;
+  };
+
   const launch = (
     kernel: Kernel | undefined,
     stream: Stream | undefined,
@@ -129,6 +135,7 @@ export function kernelFunctions(
     if (!kernel || !stream || stream.context !== kernel.context) return CUDA_ERROR_INVALID_HANDLE;
     const work = createLaunch(kernel, shape, pointers);
     if (typeof work === 'number') return work;
+    load(kernel);
     queues.enqueue(stream, work, 'kernel');
     return CUDA_SUCCESS;
   };
@@ -170,7 +177,12 @@ export function kernelFunctions(
       host.setUint64(byteLength, size);
       return CUDA_SUCCESS;
     },
-    cuFuncLoad: (handle) => (modules.kernel(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE),
+    cuFuncLoad(handle) {
+      const kernel = modules.kernel(handle);
+      if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
+      load(kernel);
+      return CUDA_SUCCESS;
+    },
     cuLaunchKernelEx(address, handle, pointers) {
       const config = host.readStruct('CUlaunchConfig', address);
       if (!config) return CUDA_ERROR_INVALID_VALUE;

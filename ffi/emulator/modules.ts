@@ -28,6 +28,8 @@ export interface Kernel extends PtxEntry {
   readonly target: number;
   /** The attributes that were set, by number. */
   readonly attributes: Map<number, number>;
+  /** Whether its code is on the device: from its first launch, or from cuFuncLoad on. */
+  isLoaded: boolean;
 }
 
 interface Module {
@@ -93,6 +95,7 @@ export class Modules {
         context,
         target,
         attributes: new Map<number, number>(),
+        isLoaded: false,
       })),
     };
     this.#modules.set(module.handle, module);

@@ -11,7 +11,13 @@ import {
   writeBytes,
   writeStruct,
 } from '../../../../ffi/arena.ts';
-import type { Address, CUdeviceptr, CUmodule, CUstream } from '../../../../ffi/types.ts';
+import type {
+  Address,
+  CUdeviceptr,
+  CUfunction,
+  CUmodule,
+  CUstream,
+} from '../../../../ffi/types.ts';
 import { programFile } from '../../../support/program.ts';
 import {
   at,
@@ -529,6 +535,32 @@ describe('emulated streams', () => {
       assert.throws(() => call(emulated, stream, memory), expected);
       release();
       emulated.ok(call(emulated, stream, memory));
+    }
+  });
+
+  test('the first launch of a kernel waits for all streams, unless the kernel was loaded', (t) => {
+    hurry(t);
+    for (const name of ['cuFuncLoad', 'cuLaunchKernel'] as const) {
+      const emulated = new Emulated({}, new Map([['nothing', { params: [], run() {} }]]));
+      emulated.push(emulated.retain());
+      const { cu } = emulated;
+      emulated.ok(cu.cuModuleLoadDataEx(OUT0, writeBytes(PTX), 0, 0 as Address, 0 as Address));
+      const module = readSize(OUT0) as CUmodule;
+      emulated.ok(cu.cuModuleGetFunction(OUT0, module, writeBytes(Buffer.from('nothing\0'))));
+      const kernel = readSize(OUT0) as CUfunction;
+      const other = emulated.stream(NON_BLOCKING);
+      const launch = (): number =>
+        cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, other, 0 as Address, 0 as Address);
+      const first = held(emulated, NON_BLOCKING);
+      assert.throws(
+        name === 'cuFuncLoad' ? () => cu.cuFuncLoad(kernel) : launch,
+        new RegExp(`^Error: ${name} has waited 2000 ms for the stream 0x${hex(first.stream)},`),
+      );
+      first.release();
+      emulated.ok(name === 'cuFuncLoad' ? cu.cuFuncLoad(kernel) : launch());
+      const second = held(emulated, NON_BLOCKING);
+      emulated.ok(launch());
+      second.release();
     }
   });
 
