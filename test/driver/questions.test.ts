@@ -6,6 +6,7 @@ import assert from 'node:assert/strict';
 import { after, describe, test } from 'node:test';
 import { onHardware } from '../support/driver.ts';
 import { endIdle, MANY } from './facts/asked.ts';
+import { besideBlockingFacts, besideLegacyFacts, besideNonBlockingFacts } from './facts/beside.ts';
 import { besideCaptureFacts, withinCaptureFacts } from './facts/captures.ts';
 import { collectFacts, type FactGroup } from './facts/facts.ts';
 import {
@@ -18,6 +19,7 @@ import {
   wrapFacts,
 } from './facts/held.ts';
 import { destroyedFacts, lostFacts, reuseFacts } from './facts/lost.ts';
+import { queueFacts } from './facts/queues.ts';
 import {
   borderFacts,
   elapsedFacts,
@@ -35,6 +37,10 @@ const groups: Readonly<Record<string, FactGroup>> = {
   'handles given out again': reuseFacts,
   'pageable copies in a held stream': pageableFacts,
   'the depth of a stream': depthFacts,
+  'streams beside waiting ones': queueFacts,
+  'calls beside a waiting non-blocking stream': besideNonBlockingFacts,
+  'calls beside the waiting legacy stream': besideLegacyFacts,
+  'calls beside a waiting blocking stream': besideBlockingFacts,
   'work beside a capture': besideCaptureFacts,
   'calls in a capture': withinCaptureFacts,
   'events of another process': lentEventFacts,

@@ -197,8 +197,13 @@ export class Asked implements Side, AsyncDisposable {
     return (await this.#send<{ address: number }>({ map: { byteLength, ...options } })).address;
   }
 
-  async kernels(): Promise<Readonly<Record<'k' | 'write' | 'trap', number>> & { module: number }> {
-    const module = await this.made('cuModuleLoadDataEx', 'OUT0', text(PTX), 0, 0, 0);
+  /** The code of {@link kernels}. */
+  readonly image: Bytes = text(PTX);
+
+  async kernels(
+    isLoaded = true,
+  ): Promise<Readonly<Record<'k' | 'write' | 'trap', number>> & { module: number }> {
+    const module = await this.made('cuModuleLoadDataEx', 'OUT0', this.image, 0, 0, 0);
     const named = (name: string): Promise<number> =>
       this.made('cuModuleGetFunction', 'OUT0', module, text(name));
     const found = {
@@ -208,7 +213,9 @@ export class Asked implements Side, AsyncDisposable {
       trap: await named('trap'),
     };
     // A kernel's first launch waits for all streams, unless it is loaded.
-    for (const kernel of [found.k, found.write, found.trap]) await this.made('cuFuncLoad', kernel);
+    if (isLoaded)
+      for (const kernel of [found.k, found.write, found.trap])
+        await this.made('cuFuncLoad', kernel);
     return found;
   }
 
