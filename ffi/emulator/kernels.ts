@@ -145,6 +145,7 @@ export function kernelFunctions(
       const kernel = modules.kernel(handle);
       if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
       if (attribute > LAST_ATTRIBUTE) return CUDA_ERROR_INVALID_VALUE;
+      load(kernel);
       host.setInt32(out, attributeOf(kernel, attribute));
       return CUDA_SUCCESS;
     },
@@ -153,6 +154,7 @@ export function kernelFunctions(
       if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
       const range = SETTABLE_RANGES.get(attribute);
       if (!range || value < range[0] || value > range[1]) return CUDA_ERROR_INVALID_VALUE;
+      load(kernel);
       kernel.attributes.set(attribute, value);
       return CUDA_SUCCESS;
     },

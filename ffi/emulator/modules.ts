@@ -28,7 +28,7 @@ export interface Kernel extends PtxEntry {
   readonly target: number;
   /** The attributes that were set, by number. */
   readonly attributes: Map<number, number>;
-  /** Whether its code is on the device: from its first launch, or from cuFuncLoad on. */
+  /** Whether its code is on the device: once it was launched, loaded or asked for its attributes. */
   isLoaded: boolean;
 }
 

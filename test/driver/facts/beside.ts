@@ -514,6 +514,30 @@ const others: Readonly<Record<string, Prepare>> = {
   ],
   'cuLaunchKernel of a kernel that is not loaded': async ({ asked, free }) =>
     asked.launch((await asked.kernels(false)).k, free),
+  'cuLaunchKernel of a kernel whose attributes were read': async ({ asked, free }) => {
+    const { k } = await asked.kernels(false);
+    await asked.made('cuFuncGetAttribute', 'OUT0', MAX_DYNAMIC_SHARED, k);
+    return asked.launch(k, free);
+  },
+  'cuFuncGetAttribute of a kernel that is not loaded': async ({ asked }) => [
+    'cuFuncGetAttribute',
+    'OUT0',
+    MAX_DYNAMIC_SHARED,
+    (await asked.kernels(false)).k,
+  ],
+  'cuFuncSetAttribute of a kernel that is not loaded': async ({ asked }) => [
+    'cuFuncSetAttribute',
+    (await asked.kernels(false)).k,
+    MAX_DYNAMIC_SHARED,
+    1024,
+  ],
+  'cuFuncGetParamInfo of a kernel that is not loaded': async ({ asked }) => [
+    'cuFuncGetParamInfo',
+    (await asked.kernels(false)).write,
+    0,
+    'OUT0',
+    'OUT1',
+  ],
   cuFuncGetAttribute: async ({ asked }) => [
     'cuFuncGetAttribute',
     'OUT0',
