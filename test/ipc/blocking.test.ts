@@ -10,13 +10,21 @@ import {
   deviceArray,
   Stream,
 } from '../../src/index.ts';
-import { Timeline } from '../../src/ipc/index.ts';
-import { killed } from '../support/program.ts';
+import {
+  Channel,
+  type ChannelConsumer,
+  type ChildPeer,
+  spawnPeer,
+  Timeline,
+} from '../../src/ipc/index.ts';
+import { killed, programFile } from '../support/program.ts';
 import { SharedProcesses, StepProcess } from './fixtures/steps.ts';
 import type { Step } from './fixtures/timelines.ts';
 
 const options = { timeout: 60_000 };
 const program = new URL('./fixtures/timelines.ts', import.meta.url);
+const channelProgram = new URL('./fixtures/channels.ts', import.meta.url);
+const consumerProgram = new URL('./fixtures/consumer.ts', import.meta.url);
 const context = Context.primary();
 
 /** A child that signals the timeline that is returned, if asked to. */
@@ -28,6 +36,11 @@ class Other extends StepProcess<Step> {
 
 const shared = new SharedProcesses<Step, Other>(() => new Other(), { do: 'clear' });
 after(() => shared[Symbol.asyncDispose]());
+
+function start(url: URL): ChildPeer {
+  const { path, execArgv } = programFile(url);
+  return spawnPeer(path, { execArgv });
+}
 
 /** Kills a process soon, while this one does not turn its event loop. */
 const killSoon = (pid: number | undefined): void => {
@@ -65,7 +78,54 @@ const calls: Readonly<Record<string, (waiting: Waiting) => number | undefined>> 
   },
 };
 
+/** Makes a stream wait for a process in some way. What it returns is closed at the end. */
+const waysToWait: Readonly<
+  Record<string, (stream: Stream) => Promise<{ readonly child: ChildPeer; close(): void }>>
+> = {
+  'its message of a channel': async (stream) => {
+    const child = start(channelProgram);
+    const channel = (await child.request({
+      do: 'create',
+      options: { slots: 2, byteLength: 8, deliver: 'all', ahead: true },
+    })) as ChannelConsumer;
+    await channel.ahead(stream).next();
+    return { child, close: () => channel.close() };
+  },
+  'its release of a slot': async (stream) => {
+    const child = start(channelProgram);
+    const channel = Channel.create({ slots: 1, byteLength: 8, deliver: 'all', ahead: true });
+    await child.request({ do: 'take', channel });
+    (await channel.acquire({ stream })).publish({ stream });
+    await channel.acquire({ stream });
+    return { child, close: () => channel.close() };
+  },
+  'its work on what it has sent': async (stream) => {
+    const child = start(consumerProgram);
+    await child.send({ do: 'hold' });
+    await child.receive();
+    await child.send({ do: 'give' });
+    const buffer = (await child.receive({ stream })) as DeviceBuffer;
+    return { child, close: () => buffer.close() };
+  },
+};
+
 describe('a blocking call beside a stream that waits', () => {
+  for (const [name, makeWait] of Object.entries(waysToWait))
+    test(
+      `returns when a process is killed, and the stream waits for ${name}`,
+      options,
+      async () => {
+        using stream = Stream.create({ nonBlocking: true });
+        const waiting = await makeWait(stream);
+        assert.equal(stream.done, false);
+        killSoon(waiting.child.process.pid);
+        stream.synchronizeSync();
+        await killed(waiting.child.process);
+        waiting.close();
+        await waiting.child.ended.catch(() => {});
+      },
+    );
+
   for (const [name, call] of Object.entries(calls))
     test(`${name} returns when the process that is waited for is killed`, options, async () => {
       await using other = new Other();

@@ -30,10 +30,11 @@ export class WakeSockets {
   private constructor(receiveEnd: number, sendEnd: ThreadFd, onWake: () => void) {
     this.#receiveEnd = receiveEnd;
     this.#sendEnd = sendEnd;
-    this.#watch = watchFd(receiveEnd, { readable: true }, () => {
+    const received = (): void => {
       this.#receive();
       onWake();
-    });
+    };
+    this.#watch = watchFd(receiveEnd, { readable: true }, received, { urgent: true });
     this.#watch.unref();
   }
 
