@@ -1125,6 +1125,9 @@ class Map(Dict[Any, Any]):
 _MAX_PARTS, _MAX_BINARIES, _MAX_COLLECTIONS, _MAX_DEPTH = 1 << 20, 1 << 17, 1 << 17, 64
 _MAX_DIGITS, _MAX_VALUE, _MAX_TABLE, _MAX_CONTROL = 1 << 20, 16 << 20, 4 << 20, 1 << 20
 _MAX_OBJECTS, _MAX_FDS, _MAX_FIELDS, _MAX_POINTS, _MAX_RELEASE_POINTS = 4096, 253, 4096, 512, 2048
+# The most characters of a name, how often keys may collide in Node in all and for each, and how many are not
+# counted; how many steps a key may take in Python.
+_MAX_NAME, _MAX_COLLISIONS, _COLLISIONS_PER_KEY, _FEW_KEYS, _STEPS_PER_KEY = 16383, 2048, 16, 64, 32
 _COUNTERS, _PAGE = 512, 4096
 _SAFE = 2**53 - 1
 _pack_double, _pack_int = struct.Struct('<d').pack, struct.Struct('<i').pack
@@ -1337,6 +1340,8 @@ class _Encoder:
             self._count_collection()
         out.append(11 if is_object else 16 if isinstance(value, dict) else 17)
         _write_length(out, len(value))
+        if not is_object and len(value) > _FEW_KEYS:
+            _check_collisions_in_node(value)
         if not isinstance(value, dict):
             for item in value:
                 self.write(item, depth)
@@ -1345,6 +1350,8 @@ class _Encoder:
             if is_object:
                 if key == '__proto__':
                     raise ValueError('a name of an object must not be __proto__')
+                if _utf16_length(key) > _MAX_NAME:
+                    raise ValueError(f'a name of an object has more than {_MAX_NAME} characters: send a Map')
                 self.string(key)
             else:
                 self.write(key, depth)
@@ -1401,6 +1408,129 @@ class _Encoder:
         self.out += bytes((12, kind))
         _write_length(self.out, view.nbytes)
         self.out += view.tobytes()
+
+
+def _utf16_length(text: str) -> int:
+    """How many characters a string has in JavaScript."""
+    return len(text) if len(text) <= _MAX_NAME // 2 else len(text.encode('utf-16-le', 'surrogatepass')) // 2
+
+
+class _HashTable:
+    """Counts the steps of CPython to fill a dict or a set. Hashes of numbers and tuples have no seed: another
+    process can choose keys that take the same steps, and each of them passes all others."""
+
+    def __init__(self, is_set: bool) -> None:
+        self._is_set = is_set
+        # The hash in each slot, and the hashes in order: a set forgets the order when it grows.
+        self._slots: List[Optional[int]] = [None] * 8
+        self._hashes: List[int] = []
+        self._count = self._steps = 0
+        # Hashes of strings have a seed. Keys are counted from the first other one on.
+        self._strings: Optional[List[str]] = []
+
+    def add(self, key: Any) -> bool:
+        """Adds the next key. Returns False if the keys so far take too many steps."""
+        strings = self._strings
+        if strings is not None:
+            if type(key) is str:
+                strings.append(key)
+                return True
+            self._strings = None
+            for string in strings:
+                self._add(hash(string))
+        self._add(hash(key))
+        return self._steps <= _MAX_COLLISIONS + _STEPS_PER_KEY * self._count
+
+    def _add(self, hashed: int) -> None:
+        self._count += 1
+        size = len(self._slots)
+        if self._is_set:
+            self._place(hashed)
+            if self._count * 5 >= (size - 1) * 3:
+                self._grow(self._count * (2 if self._count > 50000 else 4) + 1, [one for one in self._slots if one is not None])
+        else:
+            if self._count > size * 2 // 3:
+                self._grow(size * 2, self._hashes)
+            self._hashes.append(hashed)
+            self._place(hashed)
+
+    def _place(self, hashed: int) -> None:
+        slots, mask = self._slots, len(self._slots) - 1
+        perturb, at = hashed & 0xFFFFFFFFFFFFFFFF, hashed & mask
+        steps, most = 0, _TOO_MANY_STEPS - self._steps
+        while slots[at] is not None and steps < most:
+            if self._is_set and at + 9 <= mask:
+                # Nine neighbours follow, which are in one or two lines of the cache.
+                near = slots[at : at + 10]
+                if None in near:
+                    at += near.index(None)
+                    break
+            steps += 1
+            perturb >>= 5
+            at = (at * 5 + perturb + 1) & mask
+        slots[at] = hashed
+        self._steps += steps
+
+    def _grow(self, least: int, hashes: List[int]) -> None:
+        self._slots = [None] * (1 << (least - 1).bit_length())
+        for hashed in hashes:
+            self._place(hashed)
+
+
+# More than any keys may take that are accepted.
+_TOO_MANY_STEPS = _MAX_COLLISIONS + _STEPS_PER_KEY * _MAX_PARTS
+_COLLIDING = 'a Map or Set has too many keys or members with the same hash in Python'
+
+
+def _check_collisions_in_node(keys: Any) -> None:
+    """Refuses the keys that Node's Maps and Sets take too long for. As `HashCollisions` of Node."""
+    hashes: List[int] = []
+    buckets, collisions = [0, 0], 0
+    for count, key in enumerate(keys):
+        if count == 2 * len(buckets):
+            buckets = [0] * (2 * len(buckets))
+            for hashed in hashes:
+                buckets[hashed & len(buckets) - 1] += 1
+        found = _hash_in_node(key)
+        if found is None:
+            continue
+        hashes.append(found)
+        at = found & len(buckets) - 1
+        collisions += buckets[at]
+        buckets[at] += 1
+        if collisions > _MAX_COLLISIONS + _COLLISIONS_PER_KEY * (count + 1):
+            raise ValueError(
+                'a Map or set has too many keys or members with the same hash in Node, and would be very slow there: '
+                'send a list of them, or strings in their place'
+            )
+
+
+def _hash_in_node(key: Any) -> Optional[int]:
+    """Returns the hash of V8 for keys whose hash has no seed."""
+    if isinstance(key, str):
+        length = _utf16_length(key)
+        return length if length > _MAX_NAME else None
+    if isinstance(key, bool) or not isinstance(key, (int, float)):
+        return None
+    is_bigint = isinstance(key, int) and (isinstance(key, BigInt) or abs(key) > _SAFE)
+    if is_bigint:
+        bits = abs(key) & 0xFFFFFFFFFFFFFFFF
+    elif -(2**31) <= key < 2**31 and key == math.floor(key):
+        low = int(key) & 0xFFFFFFFF
+        low = ((low ^ 0xFFFFFFFF) + (low << 15)) & 0xFFFFFFFF
+        low ^= low >> 12
+        low = low * 5 & 0xFFFFFFFF
+        low ^= low >> 4
+        low = low * 2057 & 0xFFFFFFFF
+        return (low ^ low >> 16) & 0x3FFFFFFF
+    else:
+        bits = int.from_bytes(_pack_double(key), 'little')
+    bits = ((bits ^ 0xFFFFFFFFFFFFFFFF) + (bits << 18)) & 0xFFFFFFFFFFFFFFFF
+    bits ^= bits >> 31
+    bits = bits * 21 & 0xFFFFFFFFFFFFFFFF
+    bits ^= bits >> 11
+    bits = bits * 65 & 0xFFFFFFFFFFFFFFFF
+    return (bits ^ bits >> 22) & 0x3FFFFFFF
 
 
 class _Decoder:
@@ -1485,6 +1615,8 @@ class _Decoder:
         found: Dict[str, Any] = {}
         for _ in range(self._from.length(3)):
             name = self._from.string()
+            if _utf16_length(name) > _MAX_NAME:
+                raise IpcError(f'a name of an object has more than {_MAX_NAME} characters', 'limit-exceeded')
             if name in found or name == '__proto__':
                 raise IpcError(f'the name {name[:80]!r} of an object is repeated or not allowed')
             found[name] = None
@@ -1493,9 +1625,17 @@ class _Decoder:
 
     def _read_map(self, depth: int) -> Map:
         found = Map()
-        for _ in range(self._from.length(2)):
+        count = self._from.length(2)
+        table = _HashTable(False) if count > _FEW_KEYS else None
+        for _ in range(count):
             places = len(self.places)
             key = self._hashable(self.read(lambda _: None, depth))
+            if table and not table.add(key):
+                # What follows is still read, and checked.
+                table, found, self.refusal = None, Map(), _COLLIDING
+            if self.refusal is _COLLIDING:
+                self.read(None, depth)
+                continue
             if len(self.places) > places:
                 self.refusal = 'a GPU object is in the key of a Map'
             elif key in found:
@@ -1506,9 +1646,15 @@ class _Decoder:
 
     def _read_set(self, depth: int) -> set:
         found: set = set()
-        for _ in range(self._from.length()):
+        count = self._from.length()
+        table = _HashTable(True) if count > _FEW_KEYS else None
+        for _ in range(count):
             places = len(self.places)
             member = self._hashable(self.read(found.add, depth))
+            if table and not table.add(member):
+                table, self.refusal = None, _COLLIDING
+            if self.refusal is _COLLIDING:
+                continue
             if len(self.places) == places:
                 if member in found:
                     self.refusal = f'a Set has the member {str(member)[:80]!r} twice, as Python compares them'

@@ -197,8 +197,11 @@ describe('EncodedValue', () => {
     const dense = 200_000;
     const names = first(dense, (n) => n);
     for (let n = 1; n <= 300; n++) names.push(dense + n * 1500, dense + n * 1500 - 5);
-    const built = decode(encode(Object.fromEntries(names.map((name) => [name, name])))) as object;
-    assert.deepEqual(Object.keys(built).length, names.length);
+    // V8 itself would take minutes to make such an object.
+    const parts = names.map((name) => Buffer.concat([encode(String(name)), encode(name)]));
+    const bytes = Buffer.concat([Buffer.of(Tag.object), lengthOf(names.length), ...parts]);
+    const built = decode(bytes) as object;
+    assert.equal(Object.keys(built).length, names.length);
     assert.ok(Object.entries(built).every(([name, value]) => name === String(value)));
   });
 
