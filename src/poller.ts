@@ -22,7 +22,8 @@ export type ArmWakeUp = (onWake: () => void) => (() => void) | undefined;
 
 /**
  * Resolves when `poll` returns true, and rejects with what it throws. The process stays alive meanwhile.
- * The first call of `poll` is immediate, so that finished work costs no iteration of the event loop.
+ * The first call of `poll` is immediate, so that finished work costs no iteration of the event loop,
+ * unless {@link isTurnDue}.
  *
  * @param limits its signal, and until when it waits
  * @param expected when the end is expected: from the earliest to the latest time, each iteration of the
@@ -38,7 +39,7 @@ export function pollUntil(
   const { signal } = limits;
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();
-    if (poll()) {
+    if (!isTurnDue() && poll()) {
       resolve();
       return;
     }
@@ -122,9 +123,34 @@ export function pollBackgroundNow(): void {
   }
 }
 
+/**
+ * Whether the event loop has not turned for about a millisecond. What can settle at once asks this
+ * first, and settles after a turn of the loop if so: a program that awaits in a loop what is always
+ * ready would otherwise keep its timers, its sockets and the ends of its peers waiting for as long as
+ * the loop runs. It stays true until the loop has turned.
+ *
+ * It costs a read of the clock.
+ */
+export function isTurnDue(): boolean {
+  const now = performance.now();
+  if (now - lastTurnSeenAt < MAX_TIME_WITHOUT_TURN_MS) return false;
+  const turn = nodeTiming?.uvMetricsInfo?.loopCount ?? Number.NaN;
+  if (turn === lastTurn) return true;
+  lastTurn = turn;
+  lastTurnSeenAt = now;
+  return false;
+}
+
 /** Resolves in the next iteration of the event loop. */
 export const nextLoopIteration = (): Promise<void> =>
   new Promise((resolve) => setImmediate(resolve));
+
+const MAX_TIME_WITHOUT_TURN_MS = 1;
+/** Other runtimes than Node lack it: there, nothing waits for a turn. */
+const { nodeTiming } = performance as Partial<typeof performance>;
+/** The number of a turn of the event loop, and when it was first seen. */
+let lastTurn = Number.NaN;
+let lastTurnSeenAt = Number.NEGATIVE_INFINITY;
 
 // ---------------------------------------------------------------------------------------------
 // The polls that are pending, and when they are polled next

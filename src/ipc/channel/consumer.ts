@@ -5,7 +5,7 @@ import { ClosedError, CuffiError, IpcError, PeerGoneError } from '../../errors.t
 import { releaseOrWarn } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { allowAccess } from '../../memory/physical-chunk.ts';
-import { pollInBackground } from '../../poller.ts';
+import { isTurnDue, pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { StoreTracker } from '../timeline/store-tracker.ts';
 import { enqueueWait } from '../timeline/stream-waits.ts';
@@ -114,7 +114,7 @@ export class Consumer {
   /** Returns the next message; undefined at the end. */
   async take(wait: Wait): Promise<Taken | undefined> {
     wait.signal?.throwIfAborted();
-    let found = this.#look();
+    let found = isTurnDue() ? undefined : this.#look();
     const poll = (): boolean => {
       this.assertOpen();
       found = this.#look();
@@ -211,7 +211,7 @@ export class Consumer {
 
   /** Makes a stream wait for the next message, and returns its number; undefined at the end. */
   async takeAhead(stream: Stream, wait: Wait): Promise<number | undefined> {
-    let taken = this.#tryTakeAhead(stream);
+    let taken = isTurnDue() ? undefined : this.#tryTakeAhead(stream);
     const poll = (): boolean => {
       taken = this.#tryTakeAhead(stream);
       return taken !== undefined;

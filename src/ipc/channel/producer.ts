@@ -7,7 +7,7 @@ import { ClosedError, CuffiError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import { pollInBackground } from '../../poller.ts';
+import { isTurnDue, pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { checkBoolean, checkInteger, checkOptions, formatValue } from '../../validate.ts';
 import { StoreTracker } from '../timeline/store-tracker.ts';
@@ -184,7 +184,7 @@ export class Producer {
   }
 
   async acquire(stream: Stream | undefined, wait: Wait): Promise<number> {
-    let message = this.tryAcquire(stream);
+    let message = isTurnDue() ? undefined : this.tryAcquire(stream);
     const poll = (): boolean => {
       message = this.tryAcquire(stream);
       return message !== undefined;

@@ -3,6 +3,7 @@ import { SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket, connectSocket } from '../../../ffi/linux/socket.ts';
 import { checkDeadline, timeoutError, type WaitOptions } from '../../deadline.ts';
 import { IpcError } from '../../errors.ts';
+import { isTurnDue, nextLoopIteration } from '../../poller.ts';
 import { checkOptions, formatValue } from '../../validate.ts';
 import {
   checkTrust,
@@ -64,6 +65,10 @@ export async function connect<Receives = unknown, Sends = Anything>(
   const until = performance.now() + (timeoutMs ?? 0);
   for (;;) {
     signal?.throwIfAborted();
+    if (isTurnDue()) {
+      await nextLoopIteration();
+      continue;
+    }
     try {
       return open(path, trust, init) as Peer<Receives, Sends>;
     } catch (error) {

@@ -5,6 +5,7 @@ import { isMainThread } from '../../../ffi/thread.ts';
 import { ClosedError, CuffiError, IpcError, type PeerGoneError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
+import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { ByteWriter } from '../bytes.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
@@ -336,12 +337,23 @@ export class Connection implements FramedSocketHandler {
   /** Requests the next value. Returns a function that cancels the request. */
   receive(recipient: Recipient): () => void {
     assertNotCapturing('receiving');
-    const { byHostWait, byLongValue } = this.#held;
-    if (this.#receiveQueue.isIdle && !byHostWait && !byLongValue) this.#socket.readNow();
-    const cancel = this.#receiveQueue.receive(recipient);
+    const isLater = isTurnDue();
+    if (!isLater && this.#receiveQueue.isIdle) this.#readNow();
+    const cancel = this.#receiveQueue.receive(recipient, isLater);
     this.#onDelivered();
     this.#beginPolling();
-    return cancel;
+    if (!isLater) return cancel;
+    // A time limit may come before the turn of the event loop, not before a value that has arrived.
+    return () => {
+      this.#readNow();
+      this.#receiveQueue.deliver();
+      cancel();
+    };
+  }
+
+  #readNow(): void {
+    const { byHostWait, byLongValue } = this.#held;
+    if (!byHostWait && !byLongValue) this.#socket.readNow();
   }
 
   /** Handles that values or answers were taken: there may be room for more, or nothing left. */

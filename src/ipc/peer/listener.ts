@@ -1,6 +1,6 @@
 import { closeSync, openSync } from 'node:fs';
 import { dirname } from 'node:path';
-import { setTimeout as sleep, setImmediate as turnOfLoop } from 'node:timers/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { isShortage } from '../../../ffi/linux/libc.ts';
 import { readable } from '../../../ffi/linux/poll.ts';
 import {
@@ -12,6 +12,7 @@ import {
 import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
 import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
+import { isTurnDue, nextLoopIteration } from '../../poller.ts';
 import { assertInternal, checkOptions, formatValue } from '../../validate.ts';
 import { noteFirstUse } from '../first-use.ts';
 import {
@@ -85,8 +86,6 @@ export function listen<Receives = unknown, Sends = Anything>(
   return new Listener(path, listenAt(path, mode), trust, init);
 }
 
-/** After this many connections, including refused ones, the event loop gets a turn. */
-const MAX_ACCEPTED_PER_TICK = 32;
 /**
  * The interval of retries while no descriptor is left. The kernel does not report when there is
  * one.
@@ -110,8 +109,6 @@ export class Listener<Receives = unknown, Sends = Anything>
   readonly #shortage: ShortageWarning;
   /** Calls of `accept` run one after the other, so that only one watches the socket. */
   #lastAccept: Promise<unknown> = Promise.resolve();
-  /** How many connections were accepted since the last turn of the event loop. */
-  #acceptedThisTick = 0;
 
   /** @internal */
   constructor(name: string, socket: BoundSocket, trust: TrustOptions, init: PeerOptions) {
@@ -184,9 +181,8 @@ export class Listener<Receives = unknown, Sends = Anything>
     for (;;) {
       canceled.throwIfAborted();
       this.assertOpen();
-      if (this.#acceptedThisTick === MAX_ACCEPTED_PER_TICK) {
-        await turnOfLoop();
-        this.#acceptedThisTick = 0;
+      if (isTurnDue()) {
+        await nextLoopIteration();
         continue;
       }
       const result = this.#acceptOne();
@@ -204,7 +200,6 @@ export class Listener<Receives = unknown, Sends = Anything>
   #acceptOne(): Peer | 'refused' | 'nobody' | 'too few' {
     const socket = this.#acceptOrRefuse();
     if (typeof socket !== 'number') return socket;
-    this.#acceptedThisTick += 1;
     const credentials = this.#admit(socket);
     if (!credentials) return 'refused';
     try {
@@ -223,7 +218,6 @@ export class Listener<Receives = unknown, Sends = Anything>
       if (!isShortage(error)) throw error;
       // The error is the same if no connection is pending.
       const instead = this.#spare.releaseWhile(() => refuseOne(this.#fd));
-      if (instead === 'refused') this.#acceptedThisTick += 1;
       if (instead !== 'nobody') this.#shortage.warn(error);
       return instead;
     }
@@ -265,7 +259,6 @@ export class Listener<Receives = unknown, Sends = Anything>
     this.#closing.signal.addEventListener('abort', abort, stop);
     try {
       await begin(either.signal);
-      this.#acceptedThisTick = 0;
     } catch (error) {
       // The caller checks which of the two it was.
       if (!either.signal.aborted) throw error;

@@ -3,6 +3,7 @@ import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts
 import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
+import { isTurnDue, nextLoopIteration } from '../../poller.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import { assertInternal, checkInteger, checkOptions, formatValue } from '../../validate.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
@@ -139,7 +140,10 @@ export class Peer<Receives = unknown, Sends = Anything>
     this.assertOpen();
     deadline.signal?.throwIfAborted();
     const sending = this.#connection.send(value, stream);
-    if (!sending) return;
+    if (!sending) {
+      if (isTurnDue()) await nextLoopIteration();
+      return;
+    }
     // A getter in the value may have aborted the signal. Then nobody awaits this promise.
     sending.catch(() => {});
     try {

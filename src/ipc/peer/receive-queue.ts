@@ -88,14 +88,25 @@ export class ReceiveQueue {
     return this.#serve();
   }
 
-  /** Requests the next value. Returns a function that cancels the request. */
-  receive(recipient: Recipient): () => void {
+  /**
+   * Requests the next value. Returns a function that cancels the request.
+   *
+   * @param isLater whether the event loop is to turn before the value is delivered
+   */
+  receive(recipient: Recipient, isLater = false): () => void {
     this.#recipients.push(recipient);
-    this.#serve();
+    if (isLater) setImmediate(() => this.deliver());
+    else this.#serve();
     return () => {
       const at = this.#recipients.indexOf(recipient);
       if (at >= 0) this.#recipients.splice(at, 1);
     };
+  }
+
+  /** Delivers what is ready to those that wait. */
+  deliver(): void {
+    this.#serve();
+    this.#onServed();
   }
 
   /** Ends the queue. What is queued can still be taken; callers after that get `reason`. */
@@ -153,7 +164,7 @@ export class ReceiveQueue {
       this.#isWaiting = true;
       void this.#session.whenReached(points).then(() => {
         this.#isWaiting = false;
-        this.#serveLater();
+        this.deliver();
       });
     }
     return false;
@@ -168,13 +179,8 @@ export class ReceiveQueue {
         return;
       }
       this.#building = undefined;
-      this.#serveLater();
+      this.deliver();
     });
-  }
-
-  #serveLater(): void {
-    this.#serve();
-    this.#onServed();
   }
 }
 

@@ -3,6 +3,7 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { CuffiError, IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
+import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { formatBytes, formatValue } from '../../validate.ts';
 import { FrameKind } from '../wire/frames.ts';
@@ -278,16 +279,20 @@ export class Requests {
   /** Takes the next request, unless as many are being handled as may be. */
   #takeNext(server: Server): void {
     if (!server.canTake) return;
-    // One that waits already is delivered before this returns.
+    // One that waits already is delivered before this returns, unless the event loop turns first.
     server.isTaking = true;
-    server.cancelTaking = this.#values.receive({
-      stream: server.settings.stream,
-      resolve: (value) => this.#begin(server, (context) => server.settings.handler(value, context)),
-      reject: (error) =>
-        this.#begin(server, () => {
-          throw error;
-        }),
-    });
+    server.cancelTaking = this.#values.receive(
+      {
+        stream: server.settings.stream,
+        resolve: (value) =>
+          this.#begin(server, (context) => server.settings.handler(value, context)),
+        reject: (error) =>
+          this.#begin(server, () => {
+            throw error;
+          }),
+      },
+      isTurnDue(),
+    );
     if (server.isTaking) this.#onAwaited();
   }
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { getEventListeners } from 'node:events';
-import { describe, type TestContext, test } from 'node:test';
-import { nextLoopIteration, pollInBackground, pollUntil } from '../../../src/poller.ts';
+import { beforeEach, describe, type TestContext, test } from 'node:test';
+import { isTurnDue, nextLoopIteration, pollInBackground, pollUntil } from '../../../src/poller.ts';
 import { until } from '../../support/iterations.ts';
 import { runProgram } from './emulate.ts';
 
@@ -128,7 +128,46 @@ describe('pollUntil with a wake-up', () => {
   });
 });
 
+describe('isTurnDue', () => {
+  // What runs behind an immediate is in a later turn than the next one is.
+  beforeEach(() => nextLoopIteration());
+
+  test('returns true once the event loop has not turned for long, until it has', async () => {
+    for (let round = 0; round < 3; round += 1) {
+      const end = performance.now() + DEADLINE.timeout;
+      while (!isTurnDue()) assert.ok(performance.now() < end, 'no turn was due');
+      assert.equal(isTurnDue(), true);
+      await nextLoopIteration();
+      assert.equal(isTurnDue(), false);
+    }
+  });
+
+  test('returns false where the loop turns in between, however long a turn takes', async () => {
+    for (let turns = 0; turns < 20; turns += 1) {
+      await nextLoopIteration();
+      assert.equal(isTurnDue(), false);
+      const begin = performance.now();
+      while (performance.now() - begin < 2);
+    }
+  });
+});
+
 describe('pollUntil', () => {
+  test('a wait polls after a turn of the event loop where one is due', async () => {
+    const end = performance.now() + DEADLINE.timeout;
+    while (!isTurnDue()) assert.ok(performance.now() < end, 'no turn was due');
+    let asked = 0;
+    let turns = 0;
+    setImmediate(() => {
+      turns += 1;
+    });
+    await pollUntil(() => {
+      asked += 1;
+      return true;
+    });
+    assert.deepEqual([asked, turns], [1, 1]);
+  });
+
   test('a poll that succeeds at once is called once', async () => {
     let asked = 0;
     await pollUntil(() => {
