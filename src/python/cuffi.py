@@ -1062,8 +1062,29 @@ def _wait_until(is_done: Callable[[], bool], timeout: Optional[float], what: str
 
 async def _await_until(is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
     """As `_wait_until`, for asyncio."""
+    await _turn_if_due()
     for pause in _pauses(is_done, _Deadline(timeout), what):
         await asyncio.sleep(pause)
+
+
+class _LastTurn(threading.local):
+    """When the event loop of this thread was last made to turn."""
+
+    at = 0.0
+
+
+_last_turn = _LastTurn()
+_MAX_S_WITHOUT_TURN = 0.001
+
+
+async def _turn_if_due() -> None:
+    """Lets the event loop turn, once a millisecond. What may be ready at once awaits this first.
+
+    A coroutine that awaits in a loop what is always ready would otherwise keep all other tasks waiting.
+    """
+    if time.monotonic() - _last_turn.at > _MAX_S_WITHOUT_TURN:
+        await asyncio.sleep(0)
+        _last_turn.at = time.monotonic()
 
 
 # ---- This process, as others see it -----------------------------------------------------------------------
@@ -3833,6 +3854,7 @@ class Peer(_Context):
         connection.send(prepared, slot=slot)
         await self._until(slot)
         slot.take()
+        await _turn_if_due()
 
     async def _prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
         if stream is not None:
@@ -3851,6 +3873,7 @@ class Peer(_Context):
 
     async def _next(self, take: Callable[[List[_Arrived]], bool], slots: Deque[_Slot]) -> Any:
         """What `take` finds, or is given to a slot: a value, a request, or the end. What comes for a canceled call is put back."""
+        await _turn_if_due()
         connection, slot = self._connection, _Slot(is_async=True)
         taken: List[_Arrived] = []
         with connection._cond:
@@ -4094,6 +4117,7 @@ class Listener(_Context):
 
     async def aaccept(self) -> Peer:
         """As `accept`."""
+        await _turn_if_due()
         loop = asyncio.get_running_loop()
         while True:
             peer = self._accept_now()
@@ -5190,6 +5214,7 @@ class _Sleepers:
 
     async def await_(self, poll: Callable[[], Any], timeout: Optional[float], what: str) -> Any:
         """As `wait`, for asyncio."""
+        await _turn_if_due()
         event, loop = asyncio.Event(), asyncio.get_running_loop()
         polls = self._polls(poll, timeout, what, lambda: loop.is_closed() or loop.call_soon_threadsafe(event.set))
         try:
