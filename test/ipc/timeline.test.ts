@@ -5,7 +5,7 @@ import { after, describe, test } from 'node:test';
 import { Stream } from '../../src/index.ts';
 import { Timeline } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
-import { iterations } from '../support/iterations.ts';
+import { iterations, spinUntil } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { killed } from '../support/program.ts';
 import { placements, SharedProcesses, StepProcess } from './fixtures/steps.ts';
@@ -96,6 +96,82 @@ describe('a timeline between processes', () => {
         name: 'PeerGoneError',
         message: /after value 2/,
       });
+    },
+  );
+
+  for (const dies of ['maker', 'middle'] as const)
+    test(
+      `a signaler that was handed on twice: the end of the ${dies} before the last value ends the timeline`,
+      options,
+      async () => {
+        await using maker = new Other();
+        await using middle = new Other();
+        const [third] = await shared.lend(1);
+        await maker.ask({ do: 'hold' });
+        await maker.ask({ do: 'signal', value: 5 });
+        const given = await maker.ask<Timeline>({ do: 'signaler' });
+        // This process keeps nothing of it, and goes on watching the maker.
+        const passed = given.signaler();
+        given.close();
+        (await middle.ask<Timeline>({ do: 'take', timeline: passed as never })).close();
+        using timeline = await middle.ask<Timeline>({ do: 'handOn' });
+        (await third.take(timeline)).close();
+        using stream = Stream.create({ nonBlocking: true });
+        timeline.signal(6, { stream });
+        await third.ask({ do: 'wait', value: 5 });
+        const reached = third.ask({ do: 'reached', value: 5 });
+        assert.deepEqual([stream.done, await third.ask({ do: 'isDone' })], [false, false]);
+        const { process: ended } = dies === 'maker' ? maker.child : middle.child;
+        ended.kill('SIGKILL');
+        await stream.synchronize();
+        assert.equal(await reached, 'PeerGoneError');
+        while (!(await third.ask({ do: 'isDone' })));
+        await assert.rejects(timeline.reached(5), {
+          name: 'PeerGoneError',
+          abandonedWaits: 1,
+          message: /has ended after value 0, before the values that it had signaled were reached/,
+        });
+        assert.throws(() => timeline.signal(7, { stream }), { name: 'PeerGoneError' });
+        assert.equal(await third.ask({ do: 'reached', value: 6 }), 'PeerGoneError');
+      },
+    );
+
+  test(
+    'what was queued before the hand-over comes from a process that has closed its connection',
+    options,
+    async () => {
+      await using maker = new Other();
+      await maker.ask({ do: 'hold' });
+      await maker.ask({ do: 'signal', value: 1 });
+      using timeline = await maker.ask<Timeline>({ do: 'signaler' });
+      using stream = Stream.create({ nonBlocking: true });
+      timeline.signal(2, { stream });
+      await maker.ask({ do: 'releaseLater' });
+      maker.child.close();
+      await timeline.reached(2);
+      assert.equal(timeline.value, 2);
+      await stream.synchronize();
+    },
+  );
+
+  test(
+    'a host that is blocked by its waiting stream goes on when the signaler closes',
+    options,
+    async () => {
+      const [other] = await shared.lend(1);
+      for (const how of ['close', 'signaler'] as const) {
+        using timeline = Timeline.create();
+        using theirs = await other.take(timeline);
+        using stream = Stream.create({ nonBlocking: true });
+        theirs.wait(1, { stream });
+        assert.equal(stream.done, false);
+        const closed = other.ask({ do: 'closeOwn', signaler: how === 'signaler' });
+        // As a call of the driver that waits for the stream: the event loop does not turn.
+        spinUntil(() => stream.done);
+        assert.equal(stream.done, true);
+        await closed;
+        assert.throws(() => theirs.value, { name: 'PeerGoneError', message: /after value 0/ });
+      }
     },
   );
 

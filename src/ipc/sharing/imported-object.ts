@@ -23,6 +23,7 @@ import {
   type MemoryKind,
 } from '../descriptor.ts';
 import { isExporterGone } from '../identity.ts';
+import type { SendingProcess } from '../timeline/timeline.ts';
 import type { Mapping, MappingUse } from './mapping.ts';
 
 /** What opening an object of another process needs. */
@@ -92,6 +93,8 @@ export interface ImportLease {
 /** The other end of the connection that a descriptor came over. */
 export interface Sender {
   readonly lease: ImportLease | undefined;
+  /** The process there, as the kernel states it. */
+  readonly process?: SendingProcess | undefined;
   /** Whether it is a thread of this process. */
   readonly isOwnProcess: boolean;
   /**

@@ -16,6 +16,7 @@ import {
 } from '../descriptor.ts';
 import { encodeFields } from '../descriptor-bytes.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
+import type { SendingProcess } from '../timeline/timeline.ts';
 import { type ImportLease, OwnedFds, type ReceivedFds, type Sender } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
 import {
@@ -48,7 +49,7 @@ export interface SharingSession {
   /**
    * The process at the other end, as the kernel states it. Its pid is 0 if it is not visible here.
    */
-  readonly process?: { readonly pid: number };
+  readonly process?: SendingProcess;
   /** Tells the other end that a pool was closed. */
   onPoolClosed(pool: string): void;
   /** See {@link Sender.hasLeaseOn}. */
@@ -159,6 +160,7 @@ export function importFromPeer(
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
     const sender: Sender = {
       lease,
+      process: session.process,
       isOwnProcess: isOwnProcess(session),
       hasLeaseOn: (object) => session.hasLeaseOn(object),
       hasLeaseOnCollected: (name) => session.hasLeaseOnCollected?.(name) ?? false,

@@ -24,8 +24,8 @@ export function openTimeline(
   const onReleased = lease && (() => lease.released());
   if (descriptor.kind === 'timeline' || writeEnd === undefined)
     return Timeline.open({ memory, lifeline }, undefined, onReleased);
-  const { last } = descriptor;
-  return Timeline.open({ memory, lifeline }, { writeEnd: acceptWriteEnd(), last }, onReleased);
+  const handover = { writeEnd: acceptWriteEnd(), last: descriptor.last, from: sender?.process };
+  return Timeline.open({ memory, lifeline }, handover, onReleased);
 
   function acceptWriteEnd(): WriteEnd {
     try {

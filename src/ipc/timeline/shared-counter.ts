@@ -25,7 +25,8 @@ export interface CounterFds {
 
 /**
  * One 64-bit word in a page of host memory that any number of processes map. One of them advances
- * it. When that process ends, each of the others stores {@link ENDED}, which ends all waits.
+ * it. When it closes the counter, it stores {@link ENDED}, which ends all waits. If it dies, each of
+ * the others does.
  *
  * Every process can write the whole page. A wrong value delays or releases waits too early, but
  * crashes nothing.
@@ -109,7 +110,9 @@ export class SharedCounter {
   get value(): number {
     if (this.#isEnded) return this.#lastValue;
     const value = readWord(this.#halves, VALUE);
-    if (value !== Number.POSITIVE_INFINITY) return value;
+    // Read second: a device may write over ENDED, but nobody sets the outcome back.
+    const isOpen = value !== Number.POSITIVE_INFINITY && this.#halves[2 * OUTCOME] === 0;
+    if (isOpen) return value;
     this.#isEnded = true;
     return this.#lastValue;
   }
@@ -119,7 +122,7 @@ export class SharedCounter {
     return this.#isEnded;
   }
 
-  /** Whether the process that advanced the counter has ended. */
+  /** Whether the process that advanced the counter has ended or closed it. */
   get isEnded(): boolean {
     // Reading the value notices what another process has stored.
     if (!this.page.isUnmapped) void this.value;
@@ -130,9 +133,14 @@ export class SharedCounter {
     return this.page.isUnmapped || this.value >= value;
   }
 
-  /** Stores a value from the CPU, unless the counter is already that far. */
+  /** Whether a process has ended before a value came that it had promised: see {@link abandon}. */
+  get isAbandoned(): boolean {
+    return !this.page.isUnmapped && this.#halves[2 * OUTCOME] === ABANDONED;
+  }
+
+  /** Stores a value from the CPU, unless the counter is already that far or has ended. */
   advanceTo(value: number): void {
-    if (this.page.isUnmapped || this.isReached(value)) return;
+    if (this.page.isUnmapped || this.isReached(value) || this.isEnded) return;
     Atomics.store(this.#words, VALUE, BigInt(value));
   }
 
@@ -141,12 +149,27 @@ export class SharedCounter {
    * device of the ended process may still write: later calls repair that.
    */
   markEnded(): void {
+    this.#end(CLOSED);
+  }
+
+  /**
+   * As {@link markEnded}, because a process has ended before a value came that it had promised. What
+   * devices still store behind that value counts no longer.
+   */
+  abandon(): void {
+    this.#end(ABANDONED);
+  }
+
+  #end(outcome: number): void {
     this.#isEnded = true;
     if (this.page.isUnmapped) return;
     for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
       const word = Atomics.load(this.#words, VALUE);
+      if (word < 2n ** 53n && !this.isAbandoned) this.#raiseLast(word);
+      // Before the waits end: whoever sees a later value must see this, too.
+      if ((this.#halves[2 * OUTCOME] as number) < outcome)
+        Atomics.store(this.#halves, 2 * OUTCOME, outcome);
       if (word === ENDED) return;
-      if (word < 2n ** 53n) this.#raiseLast(word);
       if (Atomics.compareExchange(this.#words, VALUE, word, ENDED) === word) return;
     }
   }
@@ -214,6 +237,10 @@ const VALUE = 0;
 const LAST = 1;
 const PID = 2;
 const PID_NAMESPACE = 3;
+/** How the counter has ended: 0 if it has not. */
+const OUTCOME = 4;
+const CLOSED = 1;
+const ABANDONED = 2;
 
 const ownNamespace = (): bigint => BigInt(localProcess().pidNamespace);
 

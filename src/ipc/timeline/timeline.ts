@@ -1,7 +1,8 @@
+import { CU_STREAM_LEGACY } from '../../../ffi/constants.ts';
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
-import { pidfdOf } from '../../../ffi/linux/pidfd.ts';
-import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
+import { hasEnded } from '../../../ffi/linux/pidfd.ts';
+import type { CUstream } from '../../../ffi/types.ts';
 import { Context } from '../../context.ts';
 import { beginWait, type WaitOptions } from '../../deadline.ts';
 import { Device } from '../../device.ts';
@@ -10,7 +11,7 @@ import type { Fence } from '../../fence.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import type { Details } from '../../inspect.ts';
 import { InternalEvent } from '../../internal-event.ts';
-import { releaseOrWarn, ShareableResource } from '../../lifetime.ts';
+import { ReferenceCount, releaseOrWarn, ShareableResource } from '../../lifetime.ts';
 import { pollInBackground, pollUntil } from '../../poller.ts';
 import { type Stream, type StreamOption, streamOption } from '../../stream.ts';
 import { assertInternal, checkInteger } from '../../validate.ts';
@@ -63,7 +64,11 @@ export class Timeline extends ShareableResource {
     return canUseStreams(Device.resolve(device));
   }
 
-  /** @internal Opens what another process has sent. It owns the file descriptors in every case. */
+  /**
+   * @internal Opens what another process has sent. It owns the file descriptors in every case.
+   *
+   * @throws IpcError
+   */
   static open(fds: CounterFds, handover?: Handover, onReleased?: () => void): Timeline {
     return new Timeline(TimelineState.open(fds, handover, onReleased));
   }
@@ -98,7 +103,8 @@ export class Timeline extends ShareableResource {
    *
    * @param value an integer above the last signaled one, up to 2^53 - 1
    * @throws RangeError for any other value; CuffiError if this process does not signal, or if too
-   * many streams wait; ClosedError, CudaError
+   * many streams wait; PeerGoneError if the process that handed the signaler over ended before its
+   * last value was reached; ClosedError, CudaError
    */
   signal(value: number, options?: StreamOption): void {
     this.assertOpen();
@@ -143,10 +149,11 @@ export class Timeline extends ShareableResource {
 
   /**
    * Returns the right to signal, to send to another process once. The timeline that arrives there
-   * signals, and this one no longer does. Values that are queued here still come first; if this
-   * process ends before their work is done, they count as signaled.
+   * signals, and this one no longer does. Values that are queued here still come first. If this
+   * process ends before their work is done, the timeline has ended for all: streams that wait
+   * continue, and later values reject with a {@link PeerGoneError}.
    *
-   * @throws CuffiError if this process does not signal, ClosedError
+   * @throws CuffiError if this process does not signal, PeerGoneError, ClosedError
    * @example
    * await peer.send(timeline.signaler());
    */
@@ -166,38 +173,30 @@ export class Timeline extends ShareableResource {
  * is closed instead of sent, the timeline has ended for all.
  */
 export class TimelineSignaler extends ShareableResource {
-  readonly #handover: Handover;
-  readonly #fds: CounterFds;
+  readonly #init: SignalerInit;
 
   /** @internal */
-  constructor(init: Handover & { readonly fds: CounterFds }) {
+  constructor(init: SignalerInit) {
     assertInternal(init, Object, 'TimelineSignaler', 'timeline.signaler');
-    const { fds, ...handover } = init;
-    super('TimelineSignaler', {
-      release: () => {
-        handover.writeEnd.close();
-        closeFd(fds.memory);
-        discardFd(fds.lifeline);
-      },
-    });
-    this.#handover = handover;
-    this.#fds = fds;
+    super('TimelineSignaler', { release: init.release });
+    this.#init = init;
   }
 
   /** @internal What another process needs. The signaler owns the file descriptors. */
   get fds(): readonly [memory: number, lifeline: number, writeEnd: number] {
     this.assertOpen();
-    return [this.#fds.memory, this.#fds.lifeline, this.#handover.writeEnd.fd];
+    const { fds, writeEnd } = this.#init;
+    return [fds.memory, fds.lifeline, writeEnd.fd];
   }
 
   /** @internal */
   protected override describe(): Details {
-    return [`after ${this.#handover.last}`];
+    return [`after ${this.#init.last}`];
   }
 
   /** @internal The last value that was signaled here. */
   get last(): number {
-    return this.#handover.last;
+    return this.#init.last;
   }
 }
 
@@ -209,6 +208,24 @@ export interface Handover {
   readonly writeEnd: WriteEnd;
   /** The last value that was signaled. Later ones are queued behind it. */
   readonly last: number;
+  /** The process that sent it; undefined if that is unknown. */
+  readonly from: SendingProcess | undefined;
+}
+
+/** The process at the other end of a connection, as the kernel states it. */
+export interface SendingProcess {
+  readonly pid: number;
+  /** Whether the end of the process can be observed. */
+  readonly isExitObservable?: boolean;
+  /** Calls `gone` once the process has ended. Returns a function that stops watching. @throws SystemError */
+  onGone?(gone: () => void): () => void;
+}
+
+/** What a {@link TimelineSignaler} is made of. */
+interface SignalerInit extends Omit<Handover, 'from'> {
+  readonly fds: CounterFds;
+  /** Called when this process no longer has it: it was closed, or the process that it was sent to ended it. */
+  readonly release: () => void;
 }
 
 /** A value that the host stores when the work before it is done. */
@@ -221,49 +238,51 @@ interface HostSignal {
 class TimelineState {
   readonly counter: SharedCounter;
   readonly #onReleased: (() => void) | undefined;
+  /**
+   * The page is used by the open object and by every duty: to store a value, or to watch a process
+   * until its last value is reached.
+   */
+  readonly #uses = new ReferenceCount();
   #writeEnd: WriteEnd | undefined;
   #last = 0;
   /** The stream of the last value; undefined if another process signaled it. */
   #lastStream: StreamWaits | undefined;
   #hostSignals: HostSignal[] = [];
-  /** Watches the process that handed over, while it may still signal what it has queued. */
-  #predecessor: { readonly watch: FdWatch; readonly pidfd: number } | undefined;
   readonly #resets = new ResetWatch((context) => this.#onReset(context));
   /** The awaited values of streams here that may not be reached yet. */
   #awaited: number[] = [];
+  /** The contexts of those streams, and whether the legacy default stream is one of them. */
+  readonly #waitingContexts = new Map<Context, boolean>();
   #abandonedWaits = 0;
+  /** The value that another process had promised and did not reach, and its pid, or 0. */
+  #lost: { readonly pid: number; readonly value: number } | undefined;
   #isClosed = false;
 
-  private constructor(counter: SharedCounter, handover?: Handover, onReleased?: () => void) {
+  private constructor(counter: SharedCounter, onReleased?: () => void) {
     this.counter = counter;
     this.#onReleased = onReleased;
-    if (!handover) return;
-    this.#writeEnd = handover.writeEnd;
-    this.#last = handover.last;
-    if (!counter.isReached(handover.last)) this.#watchPredecessor(counter.writerPid);
-    counter.becomeWriter();
+    this.#uses.add();
   }
 
   static create(): TimelineState {
     const { counter, writeEnd } = SharedCounter.create();
-    return new TimelineState(counter, { writeEnd, last: 0 });
+    const state = new TimelineState(counter);
+    state.#writeEnd = writeEnd;
+    counter.becomeWriter();
+    return state;
   }
 
   static open(fds: CounterFds, handover?: Handover, onReleased?: () => void): TimelineState {
-    let counter: SharedCounter;
+    let counter: SharedCounter | undefined;
     try {
       counter = SharedCounter.accept(fds);
-    } catch (error) {
-      handover?.writeEnd.close();
-      throw error;
-    }
-    const state = new TimelineState(counter, handover, onReleased);
-    if (handover) return state;
-    try {
-      state.#watchSignaler();
+      const state = new TimelineState(counter, onReleased);
+      if (handover) state.#takeOver(handover);
+      else state.#watchSignaler();
       return state;
     } catch (error) {
-      counter.close();
+      handover?.writeEnd.close();
+      counter?.close();
       throw error;
     }
   }
@@ -296,6 +315,7 @@ class TimelineState {
   }
 
   signal(value: number, stream: Stream | undefined): void {
+    if (this.#isLost) throw this.#goneError(value);
     if (!this.#writeEnd)
       throw new CuffiError(
         'this process does not signal this timeline: only the process that created it does, or the ' +
@@ -335,8 +355,9 @@ class TimelineState {
     }
   }
 
-  handOver(): Handover & { readonly fds: CounterFds } {
+  handOver(): SignalerInit {
     const writeEnd = this.#writeEnd;
+    if (this.#isLost) throw this.#goneError();
     if (!writeEnd)
       throw new CuffiError(
         'this process does not signal this timeline: it has no signaler to send',
@@ -344,23 +365,54 @@ class TimelineState {
     const fds = this.counter.duplicateFds();
     this.#writeEnd = undefined;
     this.#watchSignaler();
-    return { writeEnd, last: this.#last, fds };
+    this.#keepPromise();
+    this.#uses.add();
+    const release = (): void => {
+      closeFd(fds.memory);
+      this.#whenSignaled(() => {
+        writeEnd.close();
+        // Then no process can signal any more.
+        if (hasEnded(fds.lifeline)) this.counter.markEnded();
+        discardFd(fds.lifeline);
+        this.#release();
+      });
+    };
+    return { writeEnd, last: this.#last, fds, release };
   }
 
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    const writeEnd = this.#writeEnd;
-    const end = (): void => {
-      // The others learn of the end after the last value.
-      writeEnd?.close();
-      this.#resets.stop();
-      this.#stopWatchingPredecessor();
-      this.counter.close();
+    const release = (): void => {
       this.#onReleased?.();
+      this.#release();
     };
-    if (!writeEnd || this.#isLastSignaled) {
-      end();
+    if (this.#writeEnd) this.#end(this.#writeEnd, release);
+    else release();
+  }
+
+  // ---- The end, and what must come before it ----
+
+  #release(): void {
+    if (!this.#uses.remove()) return;
+    this.#resets.stop();
+    this.counter.close();
+  }
+
+  /** Ends the timeline for all, after the last value. */
+  #end(writeEnd: WriteEnd, then: () => void): void {
+    this.#whenSignaled(() => {
+      // A process whose host is blocked cannot end the waits of its streams itself.
+      this.counter.markEnded();
+      writeEnd.close();
+      then();
+    });
+  }
+
+  /** Calls `then` once the last value is stored, or never will be. */
+  #whenSignaled(then: () => void): void {
+    if (this.#isLastSignaled) {
+      then();
       return;
     }
     let work: Fence | undefined;
@@ -372,12 +424,23 @@ class TimelineState {
         this.counter.advanceTo(this.#last);
       }
       work?.dispose();
-      releaseOrWarn(end);
+      releaseOrWarn(then);
       return true;
     });
   }
 
-  /** Whether another process has stored what only the signaler may store. */
+  /** Stores the values that are queued here after the signaler was handed over, or that they never come. */
+  #keepPromise(): void {
+    if (!this.#lastStream || this.counter.isReached(this.#last)) return;
+    this.#uses.add();
+    this.#whenSignaled(() => {
+      // As after an error of the context.
+      if (!this.counter.isReached(this.#last)) this.counter.abandon();
+      this.#release();
+    });
+  }
+
+  /** Whether another process has stored what only the signaler may store, or the timeline has ended. */
   get #isDisturbed(): boolean {
     return this.counter.isEnded || this.counter.value === INVALID;
   }
@@ -387,6 +450,82 @@ class TimelineState {
     return this.counter.isReached(this.#last) || this.#lastStream?.context.isLost === true;
   }
 
+  // ---- Values that another process has promised ----
+
+  /** @throws IpcError if the end of the process that handed over cannot be observed */
+  #takeOver({ writeEnd, last, from }: Handover): void {
+    if (!this.counter.isReached(last)) this.#watchPredecessor(last, from);
+    this.#writeEnd = writeEnd;
+    this.#last = last;
+    this.counter.becomeWriter();
+  }
+
+  /**
+   * Watches the process that handed over until its last value is reached, also after the close of the
+   * timeline here: the next process that the signaler goes to watches only this one. Only the kernel
+   * says who that process is: every process can write the page.
+   *
+   * @throws IpcError
+   */
+  #watchPredecessor(last: number, from: SendingProcess | undefined): void {
+    let isOver = false;
+    let stopWatching: (() => void) | undefined;
+    const isSettled = (gone?: SendingProcess): boolean => {
+      if (isOver) return true;
+      const isReached = this.counter.isReached(last);
+      // That process may have found that another one before it has ended, and have stored that.
+      if (!isReached && !gone && !this.counter.isEnded) return false;
+      isOver = true;
+      stopWatching?.();
+      if (!isReached) this.#onLost({ pid: gone?.pid ?? 0, value: last });
+      this.#release();
+      return true;
+    };
+    this.#uses.add();
+    stopWatching = observe(from, () => isSettled(from), last);
+    if (!isSettled()) pollInBackground(isSettled);
+  }
+
+  /** Whether a value that was promised never comes, as this process or another one has found. */
+  get #isLost(): boolean {
+    return this.#lost !== undefined || this.counter.isAbandoned;
+  }
+
+  /** Ends the timeline, as a value that was promised never comes. */
+  #onLost(lost: { readonly pid: number; readonly value: number }): void {
+    this.#lost = lost;
+    this.#abandonWaits();
+    this.counter.abandon();
+    const writeEnd = this.#writeEnd;
+    if (!writeEnd || this.#isClosed) return;
+    this.#writeEnd = undefined;
+    this.#uses.add();
+    this.#end(writeEnd, () => this.#release());
+  }
+
+  #watchSignaler(): void {
+    this.counter.watchWriter(() => this.#abandonWaits());
+  }
+
+  /** Counts the waits that are abandoned, and frees their streams. */
+  #abandonWaits(): void {
+    this.#abandonedWaits += this.#awaited.filter((value) => !this.counter.isReached(value)).length;
+    this.#awaited = [];
+    const waiting = [...this.#waitingContexts].map(([context, inLegacyStream]) =>
+      workOf(context, inLegacyStream),
+    );
+    this.#waitingContexts.clear();
+    if (waiting.length === 0) return;
+    this.#uses.add();
+    // Another process, or a device of the ended one, may still store something else.
+    pollInBackground(() => {
+      this.counter.markEnded();
+      if (!waiting.every((isDone) => isDone())) return false;
+      this.#release();
+      return true;
+    });
+  }
+
   #enqueueWait(value: number, context: Context, stream: Stream | undefined): void {
     const wait = enqueueWait(this, { index: 0, count: value }, context, stream);
     if (wait === 'full') throw tooManyWaits();
@@ -394,6 +533,9 @@ class TimelineState {
     if (this.#awaited.length >= MAX_LISTED_WAITS)
       this.#awaited = this.#awaited.filter((awaited) => !this.counter.isReached(awaited));
     this.#awaited.push(value);
+    const isLegacy = stream === undefined || stream.handle === LEGACY;
+    const within = stream?.context ?? context;
+    this.#waitingContexts.set(within, isLegacy || this.#waitingContexts.get(within) === true);
   }
 
   /** Returns false if the device cannot write the counter. */
@@ -443,58 +585,67 @@ class TimelineState {
     if (this.#lastStream?.context === context) this.counter.advanceTo(this.#last);
   }
 
-  /**
-   * Stores the last value of the process that handed over, which nothing will write once that process
-   * has ended. Without a pid, as from another pid namespace, its end is not noticed.
-   */
-  #watchPredecessor(pid: number): void {
-    if (pid === 0 || pid === process.pid) return;
-    const last = this.#last;
-    let pidfd: number | undefined;
-    try {
-      pidfd = pidfdOf(pid);
-      if (pidfd === undefined) {
-        this.counter.advanceTo(last);
-        return;
-      }
-      const watch = watchFd(pidfd, { readable: true }, () => {
-        this.#stopWatchingPredecessor();
-        this.counter.advanceTo(last);
-      });
-      watch.unref();
-      this.#predecessor = { watch, pidfd };
-    } catch (error) {
-      if (pidfd !== undefined) closeFd(pidfd);
-      // /proc hides the process, or descriptors ran out.
-      if (!(error instanceof SystemError)) throw error;
-    }
-  }
-
-  #stopWatchingPredecessor(): void {
-    const predecessor = this.#predecessor;
-    this.#predecessor = undefined;
-    if (!predecessor) return;
-    predecessor.watch.close();
-    closeFd(predecessor.pidfd);
-  }
-
-  #watchSignaler(): void {
-    this.counter.watchWriter(() => {
-      const unreached = this.#awaited.filter((value) => !this.counter.isReached(value));
-      this.#abandonedWaits = unreached.length;
-      this.#awaited = [];
+  #goneError(value?: number): PeerGoneError {
+    // The end may have been read before the watch reports it.
+    this.#abandonWaits();
+    const pid = this.#lost?.pid ?? this.counter.writerPid;
+    const unreached = value === undefined ? '' : `: value ${value} will not be reached`;
+    return new PeerGoneError(`${this.#howItEnded(pid)}${unreached}`, {
+      pid,
+      abandonedWaits: this.#abandonedWaits,
     });
   }
 
-  #goneError(value?: number): PeerGoneError {
-    const { writerPid: pid, value: last } = this.counter;
+  #howItEnded(pid: number): string {
+    const after = `after value ${this.counter.value}`;
+    if (this.#isLost) {
+      const isNamed = this.#lost !== undefined && pid !== 0;
+      return (
+        `${isNamed ? `process ${pid}` : 'a process'} that had handed over the signaler of this timeline ` +
+        `has ended ${after}, before the values that it had signaled were reached`
+      );
+    }
     const who = pid === 0 ? 'the process that signals this timeline' : `process ${pid}`;
-    return new PeerGoneError(
-      `${who} has ended or closed the timeline after value ${last}` +
-        (value === undefined ? '' : `: value ${value} will not be reached`),
-      { pid, abandonedWaits: this.#abandonedWaits },
-    );
+    return `${who} has ended or closed the timeline ${after}`;
   }
+}
+
+const LEGACY = CU_STREAM_LEGACY as CUstream;
+
+/**
+ * Calls `gone` once a process has ended.
+ *
+ * @param last the value that it has promised
+ * @throws IpcError if that cannot be observed
+ */
+function observe(from: SendingProcess | undefined, gone: () => void, last: number): () => void {
+  const why =
+    `received the signaler of a timeline before value ${last} was reached, from a process whose end ` +
+    `cannot be observed here: await timeline.reached(${last}) there before it is sent`;
+  if (!from?.isExitObservable || !from.onGone) throw new IpcError(why, undefined, 'not-supported');
+  try {
+    return from.onGone(gone);
+  } catch (error) {
+    if (!(error instanceof SystemError)) throw error;
+    throw new IpcError(why, error, 'not-supported');
+  }
+}
+
+/** Returns whether the work that a context has now is done. */
+function workOf(context: Context, inLegacyStream: boolean): () => boolean {
+  const fence = context.workTracker.fence();
+  let event: InternalEvent | undefined;
+  try {
+    // No fence has an event in the legacy default stream.
+    if (inLegacyStream) event = InternalEvent.behind(context, undefined);
+  } catch {
+    // Nothing runs in a lost context.
+  }
+  return () => {
+    if (!fence.isDone() || event?.progress === 'pending') return false;
+    event?.[Symbol.dispose]();
+    return true;
+  };
 }
 
 /** Above this number, reached values are removed from the list of awaited ones. */

@@ -75,6 +75,21 @@ describe('SharedCounter', () => {
     assert.equal(openDescriptors(), before);
   });
 
+  test('what a device stores after the end, behind a value that never came, counts for nobody', () => {
+    const { counter, writeEnd } = SharedCounter.create();
+    const [early, late] = [0, 1].map(() => SharedCounter.accept(counter.duplicateFds()));
+    counter.advanceTo(4);
+    counter.abandon();
+    new BigUint64Array(counter.page.view())[0] = 6n;
+    assert.deepEqual([early?.isReached(5), early?.value, early?.isAbandoned], [false, 4, true]);
+    for (const each of [counter, early, late]) each?.markEnded();
+    assert.deepEqual([late?.isReached(6), late?.value], [false, 4]);
+    counter.advanceTo(7);
+    assert.deepEqual([late?.value, late?.isEnded], [4, true]);
+    writeEnd.close();
+    for (const each of [counter, early, late]) each?.close();
+  });
+
   test('the last value stays the highest, whichever process notes the end last', () => {
     const { counter, writeEnd } = SharedCounter.create();
     const copy = SharedCounter.accept(counter.duplicateFds());

@@ -11,6 +11,7 @@ import {
   isOpenFd,
   libc,
   mapShared,
+  SystemError,
 } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
@@ -27,6 +28,7 @@ import {
   Timeline,
   type TimelineSignaler,
 } from '../../../../../src/ipc/index.ts';
+import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { ENDED } from '../../../../../src/ipc/timeline/host-page.ts';
 import { SharedCounter } from '../../../../../src/ipc/timeline/shared-counter.ts';
@@ -180,6 +182,68 @@ describe('Timeline', () => {
     using timeline = Timeline.create();
     timeline.signaler().close();
     await assert.rejects(timeline.reached(1), gone(0));
+  });
+
+  test('a signaler that is closed ends the timeline behind the last value, for streams and hosts', async () => {
+    emulate();
+    using timeline = Timeline.create();
+    using held = Stream.create({ nonBlocking: true });
+    using waiting = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(held);
+    timeline.signal(1, { stream: held });
+    timeline.wait(2, { stream: waiting });
+    timeline.signaler().close();
+    for (let turn = 0; turn < 20; turn += 1) await nextLoopIteration();
+    assert.deepEqual([timeline.value, waiting.done], [0, false]);
+    latch.open();
+    await timeline.reached(1);
+    await assert.rejects(timeline.reached(2), gone(1));
+    await waiting.synchronize();
+  });
+
+  test('the side that closes frees waiting streams: no host needs a turn of its event loop', async () => {
+    emulate();
+    using waiting = Stream.create({ nonBlocking: true });
+    for (const how of ['timeline', 'signaler'] as const) {
+      const signaling = Timeline.create();
+      using theirs = await sent(signaling);
+      const closing = how === 'timeline' ? signaling : signaling.signaler();
+      theirs.wait(1, { stream: waiting });
+      assert.equal(waiting.done, false);
+      closing.close();
+      assert.equal(waiting.done, true);
+      assert.throws(() => theirs.value, gone(0));
+      signaling.close();
+    }
+  });
+
+  test('what is queued here is signaled though the timeline is closed after the hand-over', async () => {
+    const { attributeOr } = Device.prototype;
+    for (const byHost of [false, true]) {
+      emulate();
+      Device.prototype.attributeOr = function (this: Device, asked, unknown) {
+        return byHost && asked === 'hostRegisterSupported'
+          ? 0
+          : attributeOr.call(this, asked, unknown);
+      };
+      try {
+        const first = Timeline.create();
+        using held = Stream.create({ nonBlocking: true });
+        using latch = new Latch();
+        latch.hold(held);
+        first.signal(1, { stream: held });
+        using second = await sent(first.signaler());
+        first.close();
+        for (let turn = 0; turn < 20; turn += 1) await nextLoopIteration();
+        assert.equal(second.value, 0);
+        latch.open();
+        await second.reached(1);
+        assert.equal(second.value, 1);
+      } finally {
+        Device.prototype.attributeOr = attributeOr;
+      }
+    }
   });
 
   test('after the end, streams continue, and what was not signaled rejects', async () => {
@@ -499,40 +563,82 @@ describe('a timeline from a hostile process', () => {
     }
   });
 
-  test('that ends with values in its queues keeps nothing of the signaler that it handed over', async () => {
-    emulate();
-    const child = spawn('sleep', ['1000'], { stdio: 'ignore' });
-    await once(child, 'spawn');
-    const fds = openDescriptors();
-    const before = processState().mappings;
-    const [readEnd, writeEnd] = createPipe();
+  /** What it sends: a signaler with a last value that nobody stores, in a page that names another process. */
+  function promise(last: number): {
+    readonly fields: { readonly kind: 'signaler'; readonly last: number };
+    readonly fds: readonly number[];
+  } {
     const memory = sealed();
     const mapping = mapShared(memory, 4096);
-    new BigUint64Array(mapping.view()).set([
-      0n,
-      0n,
-      BigInt(child.pid as number),
-      BigInt(statSync('/proc/self/ns/pid').ino),
-    ]);
+    new BigUint64Array(mapping.view()).set([0n, 0n, 1n, BigInt(statSync('/proc/self/ns/pid').ino)]);
     mapping.unmap();
-    using timeline = importFromPeer(
-      { kind: 'signaler', last: 4 },
-      [memory, readEnd, writeEnd],
-      emptySharingSession(),
-    ) as Timeline;
-    using waiting = await sent(timeline);
-    using stream = Stream.create({ nonBlocking: true });
-    timeline.signal(5, { stream });
-    for (let turn = 0; turn < 20; turn += 1) await nextLoopIteration();
-    assert.deepEqual([stream.done, waiting.value], [false, 0]);
-    timeline.close();
-    child.kill('SIGKILL');
-    await waiting.reached(5);
-    await stream.synchronize();
-    waiting.close();
-    await Context.primary().flush();
-    await until(() => openDescriptors() === fds);
-    assert.equal(processState().mappings, before);
+    return { fields: { kind: 'signaler', last }, fds: [memory, ...createPipe()] };
+  }
+
+  test('that dies before its last value ends the timeline, and nothing of it is kept', async () => {
+    emulate();
+    for (const closes of [false, true]) {
+      const child = spawn('sleep', ['1000'], { stdio: 'ignore' });
+      await once(child, 'spawn');
+      const fds = openDescriptors();
+      const before = processState().mappings;
+      const pid = child.pid as number;
+      const session = { ...emptySharingSession(), process: PeerProcess.ofChild(pid) };
+      const { fields, fds: received } = promise(4);
+      using timeline = importFromPeer(fields, received, session) as Timeline;
+      using waiting = await sent(timeline);
+      using stream = Stream.create({ nonBlocking: true });
+      timeline.signal(5, { stream });
+      for (let turn = 0; turn < 20; turn += 1) await nextLoopIteration();
+      assert.deepEqual([stream.done, waiting.value], [false, 0]);
+      if (closes) timeline.close();
+      child.kill('SIGKILL');
+      // Nobody takes 5 for reached, although the stream stores it in the end.
+      await assert.rejects(waiting.reached(5), gone(0));
+      await stream.synchronize();
+      await assert.rejects(waiting.reached(4), gone(0));
+      if (!closes) {
+        const lost = { name: 'PeerGoneError', pid, abandonedWaits: 1, message: /handed over/ };
+        await assert.rejects(timeline.reached(4), lost);
+        assert.throws(() => timeline.signal(6, { stream }), lost);
+        assert.throws(() => timeline.signaler(), lost);
+        assert.throws(() => timeline.wait(6, { stream }), lost);
+        assert.throws(() => timeline.value, lost);
+        await timeline.reached(0);
+        timeline.close();
+      }
+      waiting.close();
+      await Context.primary().flush();
+      await until(() => openDescriptors() <= fds);
+      assert.ok(processState().mappings <= before);
+    }
+  });
+
+  test('whose end cannot be observed is refused with values that are not reached', async () => {
+    emulate();
+    const before = openDescriptors();
+    const unobservable = { pid: 0, isExitObservable: false, onGone: () => () => {} };
+    const failing = {
+      pid: 1,
+      isExitObservable: true,
+      onGone() {
+        throw new SystemError('epoll_ctl', 28);
+      },
+    };
+    for (const process of [undefined, unobservable, failing]) {
+      const session = { ...emptySharingSession(), ...(process && { process }) };
+      const { fields, fds } = promise(4);
+      assert.throws(() => importFromPeer(fields, fds, session), {
+        name: 'IpcError',
+        code: 'not-supported',
+        message: /cannot be observed here: await timeline\.reached\(4\)/,
+      });
+      await until(() => openDescriptors() === before);
+      // What is reached needs nobody.
+      const reached = promise(0);
+      (importFromPeer(reached.fields, reached.fds, session) as Timeline).close();
+      await until(() => openDescriptors() === before);
+    }
   });
 
   test('that writes to the pipe counts as ended, and wakes nobody again', async () => {
