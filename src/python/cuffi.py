@@ -2429,6 +2429,7 @@ class _Connection:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll.register(self._wake_read, select.POLLIN)
         self._pidfd = self._watch_process()
+        self._started = _start_time(self.pid) if self.pid else 0
         # Who reads.
         self._is_read = self._is_read_by_own_thread = self._is_kicked = False
         self._waiting, self._last_wait = 0, 0.0
@@ -2499,6 +2500,25 @@ class _Connection:
             self._poll.register(pidfd, select.POLLIN)
         # Without one, for lack of the system or as the process is gone, the socket tells.
         return pidfd
+
+    def end_of_process(self) -> int:
+        """A new descriptor that can be read once the other process has ended; -1 if it has. Raises OSError if there is none."""
+        with self._wake_lock:
+            if self._pidfd >= 0:
+                return os.dup(self._pidfd)
+        if self._is_gone:
+            return -1
+        if not self._started or not hasattr(os, 'pidfd_open'):
+            raise OSError(errno.ENOSYS, 'the end of the process cannot be observed')
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return -1
+        # The number may have come to be that of another process.
+        if _start_time(self.pid) == self._started:
+            return pidfd
+        os.close(pidfd)
+        return -1
 
     def _close_own_fds(self) -> None:
         with self._wake_lock:
@@ -4614,27 +4634,37 @@ def _check_count(value: Any, least: int, name: str) -> None:
 # ---- Timelines --------------------------------------------------------------------------------------------
 
 # Behind the pid stands its pid namespace.
-_VALUE_WORD, _LAST_WORD, _PID_WORD = range(3)
+_VALUE_WORD, _LAST_WORD, _PID_WORD, _, _OUTCOME_WORD = range(5)
+# How a timeline has ended; 0 if it has not. Nobody sets that back, while a GPU may store over the value.
+_CLOSED, _ABANDONED = 1, 2
+# How often is looked whether a value that another process has promised is reached.
+_PROMISE_S = 0.02
 
 
 class _TimelineState:
     """A timeline, which outlives its object until its work is done."""
 
     def __init__(self, memory: int, lifeline: int, write_end: int, last: int, on_released: Callable[[], None],
-                 is_cut_off: Callable[[], bool] = lambda: False) -> None:  # fmt: skip
+                 sender: Optional[_Connection] = None) -> None:  # fmt: skip
         """Owns the descriptors, also if it raises. `write_end` is -1 for those who only wait.
 
-        :param last: the last value, which another process may still signal, until `is_cut_off`
+        :param last: the last value, which another process may still signal
+        :param sender: to that process, or to the one that handed over for it
         """
         self.fds, self.write_end, self.last, self.on_released = (memory, lifeline), write_end, last, on_released
-        self.is_cut_off = is_cut_off
         self.last_stream: Optional[_Stream] = None
-        self.is_ended = self.is_closed = False
+        # The value that another process has promised and did not reach, and the pid of that process, or 0.
+        self.lost: Optional[Tuple[int, int]] = None
+        self.is_ended = self.is_closed = self.is_released = False
+        # Its object, and every duty: to store a value, or to watch a process until its last value is reached.
+        self.uses = 1
         self.lock = threading.RLock()
         try:
             self.words = _Words.accept(memory, _PAGE, 'timeline')
             if not _is_pipe_end(lifeline, os.O_RDONLY) or (write_end >= 0 and not _is_pipe_end(write_end, os.O_WRONLY)):
                 raise IpcError('received a timeline without its pipe')
+            if write_end >= 0 and not self.read() >= last:
+                self._watch_predecessor(sender)
         except (OSError, IpcError) as error:
             _close_fds([fd for fd in (memory, lifeline, write_end) if fd >= 0])
             raise error if isinstance(error, IpcError) else IpcError(f'a timeline cannot be mapped: {error}') from None
@@ -4644,37 +4674,103 @@ class _TimelineState:
         else:
             self.watch()
 
+    def _watch_predecessor(self, sender: Optional[_Connection]) -> None:
+        """Watches the process that handed over until its last value is reached, also after the close here.
+
+        The next process that the signaler goes to watches only this one. Only the kernel says who the process
+        is: every process can write the page.
+        """
+        last = self.last
+        try:
+            if sender is None:
+                raise OSError(errno.ENOSYS, 'it is unknown')
+            pid, pidfd = sender.pid, sender.end_of_process()
+        except OSError as error:
+            raise IpcError(
+                f'received the signaler of a timeline before value {last} was reached, from a process whose end cannot be '
+                f'observed here: call timeline.reached({last}) there before it is sent: {error.strerror}', 'not-supported') from None
+        ended = select.poll()
+        if pidfd >= 0:
+            ended.register(pidfd, select.POLLIN)
+        self.uses += 1
+
+        def is_settled() -> Union[bool, float]:
+            # First: what was stored before the process ended is then seen.
+            is_gone = pidfd < 0 or bool(ended.poll(0))
+            is_reached = self.read() >= last
+            # That process may have found that another one before it has ended, and have stored that.
+            if not is_reached and not is_gone and not self.is_ended:
+                return _PROMISE_S
+            if not is_reached:
+                self.lose(pid if is_gone else 0, last)
+            if pidfd >= 0:
+                os.close(pidfd)
+            self.release()
+            return True
+
+        _background().poll(is_settled)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a value that was promised never comes, as this process or another one has found."""
+        return self.lost is not None or self.words.words[_OUTCOME_WORD] == _ABANDONED
+
+    def lose(self, pid: int, value: int) -> None:
+        """Ends the timeline, as a value that was promised never comes."""
+        with self.lock:
+            self.lost = (pid, value)
+            self._free_streams(_ABANDONED)
+            if self.is_closed:
+                return
+            write_end, self.write_end = self.write_end, -1
+            if write_end >= 0:
+                self.uses += 1
+                self._end(write_end)
+
     def watch(self) -> None:
         lifeline = self.fds[1]
-        ended = select.poll()
-        ended.register(lifeline, select.POLLIN)
 
         def on_ready() -> None:
             # Also for data: no writer of cuffi writes any.
-            if not self.is_ended and ended.poll(0):
+            if not self.is_released and _has_ended(lifeline):
                 _background().unwatch(lifeline)
-                self.mark_ended()
-                until = time.monotonic() + _REPAIR_S
-                # A GPU of the ended process may still write.
-                _background().poll(lambda: self.mark_ended() or time.monotonic() > until)
+                self._free_streams(_CLOSED)
 
         _background().watch(lifeline, on_ready)
 
-    def mark_ended(self) -> bool:
+    def _free_streams(self, outcome: int) -> None:
+        """Ends all waits, until the streams have gone on: a GPU of the ended process, or another process, may still write."""
+        is_awaited, until = _is_awaited(self.words), time.monotonic() + _REPAIR_S
+
+        def is_over() -> Union[bool, float]:
+            if self.mark_ended(outcome):
+                return True
+            is_late = time.monotonic() > until
+            return is_late and (0.05 if is_awaited else True)
+
+        if not self.mark_ended(outcome):
+            _background().poll(is_over)
+
+    def mark_ended(self, outcome: int = _CLOSED) -> bool:
         """Ends all waits, and stores the last value beside. Returns whether the memory is gone."""
         self.is_ended = True
         words = self.words.words
         value, last = words[_VALUE_WORD], words[_LAST_WORD]
+        # What a GPU still stores behind a value that never came counts for nobody.
+        if value <= _SAFE and words[_OUTCOME_WORD] != _ABANDONED and not value <= last <= _SAFE:
+            words[_LAST_WORD] = value
+        # Before the waits end: who sees a later value must see this, too.
+        if words[_OUTCOME_WORD] < outcome:
+            words[_OUTCOME_WORD] = outcome
         if value != _END_OF_WAITS:
-            if value <= _SAFE and not value <= last <= _SAFE:
-                words[_LAST_WORD] = value
             words[_VALUE_WORD] = _END_OF_WAITS
         return words is _NO_WORDS
 
     def read(self) -> Union[int, float]:
         """The value; after the end, the last one. -1 for what is no value."""
         value = _INFINITE if self.is_ended else self.words.read(_VALUE_WORD)
-        if value != _INFINITE:
+        # Read second: a GPU may store over the end.
+        if value != _INFINITE and not self.words.words[_OUTCOME_WORD]:
             return value
         self.is_ended = True
         last = self.words.read(_LAST_WORD)
@@ -4691,13 +4787,21 @@ class _TimelineState:
         return False
 
     def gone(self, value: int = 0) -> PeerGoneError:
+        unreached = f': value {value} will not be reached' if value else ''
+        after = f'after value {self.read()}'
+        if self.is_lost:
+            pid = self.lost[0] if self.lost else 0
+            return PeerGoneError(
+                f'{f"process {pid}" if pid else "a process"} that had handed over the signaler of this timeline has ended '
+                f'{after}, before the values that it had signaled were reached{unreached}', pid)
         pid = self.words.writer(_PID_WORD)
         who = f'process {pid}' if pid else 'the process that signals this timeline'
-        unreached = f': value {value} will not be reached' if value else ''
-        return PeerGoneError(f'{who} has ended or closed the timeline after value {self.read()}{unreached}', pid)
+        return PeerGoneError(f'{who} has ended or closed the timeline {after}{unreached}', pid)
 
     def signal(self, value: int, stream: _Stream) -> None:
         with self.lock:
+            if self.is_lost:
+                raise self.gone(value)
             if self.write_end < 0:
                 raise CuffiError('this process does not signal this timeline: only the process that created it does, or '
                                  'the one that timeline.signaler() was sent to')  # fmt: skip
@@ -4710,6 +4814,35 @@ class _TimelineState:
             _enqueue_store(self.words, _VALUE_WORD, value, stream)
             self.last, self.last_stream = value, stream
 
+    def hand_over(self) -> '_Signaling':
+        with self.lock:
+            if self.is_lost:
+                raise self.gone()
+            if self.write_end < 0:
+                raise CuffiError('this process does not signal this timeline: it has no signaler to send')
+            fds = [os.dup(fd) for fd in self.fds] + [self.write_end]
+            self.write_end = -1
+            self.uses += 1
+        self.watch()
+        if self.last_stream and not self.read() >= self.last:
+            self._keep_promise()
+        return _Signaling(self, fds)
+
+    def _keep_promise(self) -> None:
+        """Stays until the values that are queued here are stored, or stores that they never come."""
+        self.uses += 1
+
+        def is_over() -> Union[bool, float]:
+            if not self._is_over():
+                return _PROMISE_S
+            # As after an error of the context.
+            if not self.read() >= self.last:
+                self.mark_ended(_ABANDONED)
+            self.release()
+            return True
+
+        _background().poll(is_over, keeps=True)
+
     def abandon(self) -> None:
         """In a child by fork: it does not signal."""
         if self.write_end >= 0:
@@ -4719,6 +4852,10 @@ class _TimelineState:
     def is_last_signaled(self) -> bool:
         return self.words.reached(_VALUE_WORD, self.last)
 
+    def _is_over(self) -> bool:
+        """Whether the last value is stored, or never will be."""
+        return self.is_last_signaled() or self.is_ended or (self.last_stream is not None and _is_lost(self.last_stream.device))
+
     def close(self) -> None:
         with self.lock:
             if self.is_closed:
@@ -4726,27 +4863,41 @@ class _TimelineState:
             self.is_closed = True
             write_end, self.write_end = self.write_end, -1
         if write_end < 0:
-            self._release()
-            return
+            self.release()
+        else:
+            self._end(write_end)
+
+    def _end(self, write_end: int) -> None:
+        """Ends the timeline for all, after the last value."""
 
         def end() -> bool:
-            # The others learn of the end after the last value.
-            is_hopeless = self.is_cut_off() if self.last_stream is None else _is_lost(self.last_stream.device)
-            if not self.is_last_signaled() and not is_hopeless:
+            if not self._is_over():
                 return False
+            # A process that is blocked cannot end the waits of its streams itself.
             self.mark_ended()
             _close_fds([write_end])
-            self._release()
+            self.release()
             return True
 
         if not end():
             # Another process may state a last value that is never reached: for it this one does not stay.
             _background().poll(end, keeps=self.last_stream is not None)
 
-    def _release(self) -> None:
-        """Until no stream waits for it, the end of the signaling process is watched."""
+    def end_unsent(self, fds: List[int]) -> None:
+        """Ends the timeline for all, after the last value, as its signaler was closed instead of sent."""
+        memory, lifeline, write_end = fds
+        _close_fds((memory, lifeline))
+        self._end(write_end)
+
+    def release(self) -> None:
+        """Ends one use. Until no stream waits for it, the end of the signaling process is watched."""
+        with self.lock:
+            self.uses -= 1
+            if self.uses:
+                return
 
         def release() -> None:
+            self.is_released = True
             _background().unwatch(self.fds[1])
             _close_fds(self.fds)
             _close_page(self.words)
@@ -4756,6 +4907,37 @@ class _TimelineState:
             _release_soon(lambda: not _is_awaited(self.words), release)
         else:
             release()
+
+
+class _Signaling:
+    """The right to signal a timeline, until it is sent or closed."""
+
+    def __init__(self, state: _TimelineState, fds: List[int]) -> None:
+        self.state, self.fds = state, fds
+        _lifelines.add(self)
+
+    def take(self) -> List[int]:
+        """The descriptors, to be sent."""
+        fds, self.fds = self.fds, []
+        self.state.release()
+        return fds
+
+    def close(self) -> None:
+        fds, self.fds = self.fds, []
+        if fds:
+            self.state.end_unsent(fds)
+
+    def abandon(self) -> None:
+        """In a child by fork, which has no thread that closes."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def _has_ended(fd: int) -> bool:
+    """Whether a pipe has data, or its last writer has closed it."""
+    ended = select.poll()
+    ended.register(fd, select.POLLIN)
+    return bool(ended.poll(0))
 
 
 def _close_page(page: _Page) -> None:
@@ -4825,7 +5007,8 @@ class Timeline(_Closable):
     def signal(self, value: int, stream: Any = None) -> None:
         """Signals a value when the work that is queued in a stream so far is done. Returns at once.
 
-        Raises ValueError unless it is above the last one, CuffiError if this process does not signal.
+        Raises ValueError unless it is above the last one, CuffiError if this process does not signal, PeerGoneError if
+        the process that handed the signaler over ended before its last value was reached.
 
         :param stream: by default the legacy default stream
         """
@@ -4859,46 +5042,25 @@ class Timeline(_Closable):
     def signaler(self) -> 'TimelineSignaler':
         """Returns the right to signal, to send to another process once: what arrives there signals.
 
-        Values that are queued here still come first. Raises CuffiError if this process does not signal.
+        Values that are queued here still come first. If this process ends before that, the timeline has ended for all.
+        Raises CuffiError if this process does not signal, PeerGoneError if the values before never come.
         """
         state: _TimelineState = self._held()
-        with state.lock:
-            if state.write_end < 0:
-                raise CuffiError('this process does not signal this timeline: it has no signaler to send')
-            fds = [os.dup(fd) for fd in state.fds] + [state.write_end]
-            state.write_end = -1
-        state.watch()
-        return TimelineSignaler(fds, state.last)
+        return TimelineSignaler(state.hand_over(), state.last)
 
     def _export(self) -> '_Exported':
         return _Exported(bytes((_TIMELINE,)), (), None, None, owned=[os.dup(fd) for fd in self._held().fds], root=self._held())
 
 
-class _Fds:
-    """Descriptors that are closed unless somebody takes them."""
-
-    def __init__(self, fds: List[int]) -> None:
-        self.fds = fds
-        _lifelines.add(self)
-
-    def close(self) -> None:
-        _close_fds(self.fds)
-
-    def abandon(self) -> None:
-        """In a child by fork, which has no thread that closes."""
-        while self.fds:
-            os.close(self.fds.pop())
-
-
 class TimelineSignaler(_Closable):
     """The right to signal a timeline, on its way to another process. If it is closed instead, the timeline ends."""
 
-    def __init__(self, fds: List[int], last: int) -> None:
-        super().__init__(_Fds(fds))
+    def __init__(self, signaling: _Signaling, last: int) -> None:
+        super().__init__(signaling)
         self._last = last
 
     def _export(self) -> '_Exported':
-        fds = self._held().fds
+        fds = self._held().take()
         self._state = None
         return _Exported(bytes((_SIGNALER,)) + struct.pack('<q', self._last), (), None, None, owned=fds)
 
@@ -4913,8 +5075,7 @@ class _TimelineFields:
     def open(self, connection: _Connection, fds: List[int], lease: int) -> Timeline:
         memory, lifeline, *write_ends = _taken(fds, self.count, 'a timeline')
         release = lambda: connection._release(lease)  # noqa: E731
-        state = _TimelineState(memory, lifeline, (write_ends or [-1])[0], self.last, release,
-                               lambda: connection._is_socket_closed)  # fmt: skip
+        state = _TimelineState(memory, lifeline, (write_ends or [-1])[0], self.last, release, connection)
         return Timeline._opened(state)
 
 
@@ -5643,6 +5804,9 @@ class _Consumer(_ChannelState):
                 self.device.synchronize()
             except CuffiError:
                 pass  # The context is lost: nothing runs in it.
+            if self.is_ahead:
+                # All is released. A producer that is blocked cannot end the waits of its streams itself.
+                self.seat.end_waits(_RELEASED, _RELEASED + self.ring.slots)
             self._sockets.close()
             _release_page(self.ring)
             _release_page(self.seat)
@@ -6048,6 +6212,8 @@ class _Producer(_ChannelState):
         self._failure = self._failure or error
         with self.lock:
             seats, self.seats = self.seats, []
+        if self.is_ahead:
+            self.ring.end_unfilled()
         for seat in seats:
             seat.close()
         self.sleepers.wake()
@@ -6140,6 +6306,9 @@ class _Producer(_ChannelState):
                     if not self._is_drained():
                         return False
             seats, self.seats = self.seats, []
+        if self.is_ahead:
+            # All is stored, or never will be. A consumer that is blocked cannot end the waits of its streams itself.
+            ring.end_unfilled()
         for seat in seats:
             if self.deliver == 'one':
                 self._finish(seat)

@@ -9,7 +9,7 @@ import {
   leases,
   Timeline,
 } from '../../src/ipc/index.ts';
-import { iterations, seed } from '../support/iterations.ts';
+import { iterations, seed, spinUntil } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { killed } from '../support/program.ts';
 import { noPython, PythonWorker } from '../support/python.ts';
@@ -170,6 +170,92 @@ describe('timelines between Node and Python', options, () => {
     }
   });
 
+  test(
+    'a signaler that was handed on: the end of its maker before the last value ends the timeline',
+    options,
+    async () => {
+      for (const middle of ['Node', 'Python'] as const) {
+        await using maker = Python.start();
+        await using other = Python.start();
+        await maker.ask('make_timeline', { name: 'own' });
+        await maker.ask('hold');
+        await maker.ask('signal_value', { name: 'own', value: 5 });
+        const given = await maker.ask<Timeline>('signaler', { name: 'own' });
+        await other.ask('keep', { name: 'given', thing: given.signaler() });
+        given.close();
+        using stream = Stream.create({ nonBlocking: true });
+        const isDone = async (): Promise<boolean> =>
+          middle === 'Node' ? (await other.ask('is_done')) === true : stream.done;
+        let last: Timeline | undefined;
+        if (middle === 'Node') await other.ask('signal_value', { name: 'given', value: 6 });
+        else {
+          last = await other.ask<Timeline>('hand_on', { name: 'given' });
+          last.signal(6, { stream });
+        }
+        assert.equal(await isDone(), false);
+        await killed(maker.peer.process);
+        await until(isDone);
+        const lost = /has ended after value 0, before the values that it had signaled were reached/;
+        if (last) {
+          await assert.rejects(last.reached(5), { name: 'PeerGoneError', message: lost });
+          assert.throws(() => last?.signal(7, { stream }), { name: 'PeerGoneError' });
+          last.close();
+        } else
+          for (const use of ['reached(5, 20)', 'signal(7, stream)', 'signaler()', 'value'])
+            assert.match(
+              await other.evaluate(`kept['given'].${use}`),
+              new RegExp(`PeerGoneError.*${lost.source}`),
+            );
+      }
+    },
+  );
+
+  test(
+    'the end of the process that handed over ends the timeline, also for Python as its heir',
+    options,
+    async () => {
+      await using maker = Python.start();
+      await using heir = Python.start();
+      await maker.ask('make_privately');
+      await maker.ask('hold');
+      await maker.ask('signal_value', { name: 'private', value: 5 });
+      await maker.evaluate("kept.update(right=kept['private'].signaler())");
+      await passed(maker, heir, 'right');
+      await heir.ask('signal_value', { name: 'given', value: 6 });
+      // Neither the connection nor the timeline is open any more: the duty is.
+      await heir.evaluate("kept['other'].close()");
+      assert.equal(await heir.ask('is_done'), false);
+      await killed(maker.peer.process);
+      await until(async () => (await heir.ask('is_done')) === true);
+      assert.match(
+        await heir.evaluate("kept['given'].reached(5, 20)"),
+        new RegExp(
+          `^PeerGoneError peer-gone: process ${maker.peer.process.pid} that had handed over`,
+        ),
+      );
+      assert.match(await heir.evaluate("kept['given'].signal(7, stream)"), /^PeerGoneError/);
+    },
+  );
+
+  test(
+    'a host that is blocked by its waiting stream goes on when Python closes',
+    options,
+    async () => {
+      await using python = Python.start();
+      for (const unsent of [false, true]) {
+        using timeline = await python.ask<Timeline>('make_timeline', { name: 'own' });
+        using stream = Stream.create({ nonBlocking: true });
+        timeline.wait(1, { stream });
+        assert.equal(stream.done, false);
+        const closed = python.ask('close_own', { name: 'own', unsent });
+        spinUntil(() => stream.done);
+        assert.equal(stream.done, true);
+        await closed;
+        assert.throws(() => timeline.value, { name: 'PeerGoneError', message: /after value 0/ });
+      }
+    },
+  );
+
   test('a process whose streams wait may be closed, and killed', options, async () => {
     await using python = Python.start();
     using timeline = Timeline.create();
@@ -271,6 +357,34 @@ async function passed(producer: Python, consumer: Python, what = 'own'): Promise
 }
 
 describe('channels between Node and Python', options, () => {
+  for (const end of ['producer', 'consumer'] as const)
+    test(
+      `a host that is blocked by its waiting stream goes on when the ${end} in Python closes`,
+      options,
+      async () => {
+        await using python = Python.start();
+        using stream = Stream.create({ nonBlocking: true });
+        let channel: Channel | ChannelConsumer;
+        if (end === 'producer') {
+          const fields = { ...small, deliver: 'all', ahead: true };
+          channel = await python.ask<ChannelConsumer>('create', { name: 'own', options: fields });
+          await channel.ahead(stream).next();
+        } else {
+          channel = Channel.create({ ...small, slots: 1, deliver: 'all', ahead: true });
+          await python.ask('keep', { name: 'own', thing: channel });
+          (await channel.acquire({ stream })).publish({ stream });
+          await channel.acquire({ stream });
+        }
+        assert.equal(stream.done, false);
+        const closed = python.ask('close', { name: 'own' });
+        // As a call of the driver that waits for the stream: the event loop does not turn.
+        spinUntil(() => stream.done);
+        assert.equal(stream.done, true);
+        await closed;
+        channel.close();
+      },
+    );
+
   for (const busy of [0, 500])
     test(`to all, polling for ${busy} us: each consumer sees each message`, options, async () => {
       const pythons = [Python.start(), Python.start()];
