@@ -13,8 +13,8 @@ import type { CUresult } from '../results.ts';
  * - `CUFFI_EMULATED_VERSION`: the CUDA version of the driver, as `11.4` (the oldest) or `13.0` (the
  *   default). Functions and device attributes that a driver of that version lacks are not there.
  * - `CUFFI_EMULATED_FAULTS`: see {@link parseFaults}.
- * - `CUFFI_EMULATED_SHARED_QUEUES`: from so many waiting streams on, others share the queue of one of
- *   them, as if all queues had unfinished work. Without it only if they have.
+ * - `CUFFI_EMULATED_SHARED_QUEUES`: from so many waiting streams on, every second stream that gets work
+ *   shares the queue of one of them, as if all had unfinished work. Without it only if they have.
  * - `CUDA_DEVICE_MAX_CONNECTIONS`: the number of queues of a device, 1 to 32, as on hardware; 8 by default.
  */
 export interface Settings {
@@ -31,7 +31,7 @@ export interface Settings {
   readonly version: number;
   /** While so many streams of a context wait for words of memory, no other one runs. */
   readonly queueCount: number;
-  /** While so many do, others share the queue of one of them. */
+  /** While so many do, every second stream that gets work shares the queue of one of them. */
   readonly queuesSharedFrom: number;
 }
 

@@ -102,6 +102,8 @@ export class StreamQueues {
   readonly #sharedFrom: number;
   /** The queue that was shared last. */
   #lastShared = 0;
+  /** Whether the last stream that took a queue had to share that of a waiting one, by the setting. */
+  #shares = false;
   /** The number of pieces of work that were ever queued. */
   #places = 0;
   readonly #streams = new Map<number, Stream>();
@@ -330,7 +332,9 @@ export class StreamQueues {
       }
     let queue = 0;
     while (used.has(queue)) queue += 1;
-    if (waitedIn.length >= this.#sharedFrom) queue = waitedIn[0] as number;
+    if (waitedIn.length >= this.#sharedFrom) this.#shares = !this.#shares;
+    else this.#shares = false;
+    if (this.#shares) queue = waitedIn[0] as number;
     else if (queue >= this.#queueCount) {
       this.#lastShared = (this.#lastShared + 1) % this.#queueCount;
       queue = this.#lastShared;
