@@ -22,12 +22,20 @@ import { check } from './check.ts';
 import { CuffiError, NotSupportedError } from './errors.ts';
 import type { TrackedContext } from './work-tracker.ts';
 
+/** Memory whose allocation a stream must wait for. */
+export interface CapturedMemory {
+  /** Call it before a stream runs the captured work. Default: the legacy default stream. */
+  orderUse(stream: { readonly handle: CUstream } | undefined): void;
+}
+
 /** Called at the end of a capture with its stream; with undefined if the capture failed. */
 type CaptureEndHandler = (origin: CUstream | undefined) => void;
 
 let capturing = false;
 /** The contexts whose memory the captured work uses, besides the stream's own. */
 let capturedContexts = new Set<TrackedContext>();
+/** The memory of pools that the captured work uses. */
+let capturedMemory = new Set<CapturedMemory>();
 let endHandlers: CaptureEndHandler[] = [];
 /** What runs when the driver has ended the capture. */
 const deferredActions: (() => void)[] = [];
@@ -45,11 +53,13 @@ export function runInCapture<T>(
 ): {
   readonly result: T;
   readonly contexts: ReadonlySet<TrackedContext>;
+  readonly memory: ReadonlySet<CapturedMemory>;
   /** Whether the graph allocates memory of its own. */
   readonly hasMemory: boolean;
 } {
   capturing = true;
   capturedContexts = new Set();
+  capturedMemory = new Set();
   endHandlers = [];
   captureId = undefined;
   try {
@@ -60,7 +70,7 @@ export function runInCapture<T>(
       end(origin);
       endHandlers.pop();
     }
-    return { result, contexts: capturedContexts, hasMemory };
+    return { result, contexts: capturedContexts, memory: capturedMemory, hasMemory };
   } finally {
     for (const end of endHandlers) end(undefined);
     endHandlers = [];
@@ -90,6 +100,16 @@ export function runDeferredActions(): void {
 /** During a capture, adds the contexts whose memory the captured work uses. */
 export function addCapturedContexts(contexts: readonly TrackedContext[]): void {
   if (capturing) for (const context of contexts) capturedContexts.add(context);
+}
+
+/**
+ * During a capture, adds memory that work in a stream uses. Returns false if the work of that stream is
+ * not captured.
+ */
+export function addCapturedMemory(stream: CUstream, memory: CapturedMemory): boolean {
+  if (captureId !== undefined && captureInfo(stream)?.id !== captureId) return false;
+  capturedMemory.add(memory);
+  return true;
 }
 
 /** @throws CuffiError while a graph is captured */

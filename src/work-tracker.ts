@@ -77,6 +77,21 @@ export class WorkTracker {
         this.#unrecorded.delete(stream);
   }
 
+  /**
+   * Records an event behind the work of a stream, which the context must be current for. The caller
+   * releases it.
+   *
+   * @throws CudaError
+   */
+  recordBehind(stream: CUstream): CUevent {
+    return this.#events.recordAndRetain(stream);
+  }
+
+  /** Ends the use of an event of {@link recordBehind}. After a reset, does nothing. */
+  releaseEvent(event: CUevent): void {
+    this.#events.release(event);
+  }
+
   /** Notes that a stream of another context uses memory of this one. */
   addOtherContext(other: WorkTracker): void {
     if (other !== this) this.#otherContexts.add(other);

@@ -231,6 +231,7 @@ const isSmallContiguous = (array: CopyableArray, order: Order): boolean =>
 
 function readSmall<D extends Dtype>(array: CopyableArray<D>): HostArray<D> {
   const { dtype, size, context, address, byteLength } = array;
+  array.buffer.orderUse(undefined);
   copySmallToArena(context, address, byteLength);
   const length = size * dtype.elementsPerItem;
   return new dtype.TypedArray(

@@ -69,14 +69,15 @@ export function cudaArrayInterface(
     DeviceArray,
     'array',
   );
+  const consumed = stream === null ? undefined : (streamOf(stream) ?? array.stream);
+  if (stream !== null) array.buffer.orderUse(consumed);
   const described: CudaArrayInterface = {
     shape: [...shape],
     strides: isCContiguous ? null : [...strides],
     typestr: dtype.typestr,
     data: [size === 0 ? 0 : address, readOnly],
     version: VERSION,
-    stream:
-      stream === null ? null : ((streamOf(stream) ?? array.stream)?.handle ?? CU_STREAM_LEGACY),
+    stream: stream === null ? null : (consumed?.handle ?? CU_STREAM_LEGACY),
   };
   return attachMemory(described, array);
 }

@@ -66,6 +66,7 @@ function tryCopyByKernel(
   if (source.context !== context) return false;
   const to = target.writableAddress + plan.target.byteOffset;
   const from = source.address + plan.source.byteOffset;
+  for (const memory of [target, source]) memory.orderUse(stream);
   return queueStridedCopy({ context, target: to, source: from, width, axes }, stream);
 }
 

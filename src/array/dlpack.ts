@@ -94,11 +94,11 @@ export function dlpack(array: DeviceArray, options?: DlpackOptions): DlpackTenso
     // Some consumers ignore the offset, so the address includes it.
     byteOffset: 0,
   };
-  if (stream !== null)
-    waitForProducer(
-      streamOrDefault(context, array.stream),
-      streamOrDefault(context, streamOf(stream)),
-    );
+  if (stream !== null) {
+    const consumer = streamOrDefault(context, streamOf(stream));
+    waitForProducer(streamOrDefault(context, array.stream), consumer);
+    buffer.orderUse(consumer);
+  }
   return attachMemory(tensor, array);
 }
 

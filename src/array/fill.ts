@@ -51,6 +51,7 @@ function tryFillByKernel(
   if (!plan) return true;
   const { width, axes } = plan;
   const target = memory.writableAddress + plan.target.byteOffset;
+  memory.orderUse(stream);
   return queueStridedFill({ context: memory.context, target, width, axes }, item, stream);
 }
 

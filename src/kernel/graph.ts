@@ -8,10 +8,16 @@ import type { CUgraph, CUgraphExec, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { CuffiError } from '../errors.ts';
-import { assertNotCapturing, runDeferredActions, runInCapture } from '../graph-capture.ts';
+import {
+  assertNotCapturing,
+  type CapturedMemory,
+  runDeferredActions,
+  runInCapture,
+} from '../graph-capture.ts';
 import { counted, type Details, placeName } from '../inspect.ts';
 import { Resource, releaseOrWarn, runAll } from '../lifetime.ts';
 import { noteMemoryUse } from '../memory/buffer-copy.ts';
+import { openPoolAllocations } from '../memory/pool-state.ts';
 import { Stream, type StreamOption, streamOption } from '../stream.ts';
 import {
   assertInternal,
@@ -22,6 +28,7 @@ import {
 } from '../validate.ts';
 import type { TrackedContext } from '../work-tracker.ts';
 import { Kernel } from './kernel.ts';
+import { forEachBuffer } from './kernel-arguments.ts';
 import { KernelNode } from './kernel-node.ts';
 import { recordLaunches } from './launch-record.ts';
 import type { Arguments, Parameter } from './parameters.ts';
@@ -48,6 +55,8 @@ export class Graph extends Resource {
   readonly #hasMemory: boolean;
   /** The captured functions, which keep their modules and memory from garbage collection. */
   #capturedWork: readonly (() => void)[];
+  /** The memory of pools that the graph uses. Each launch waits for its allocation. */
+  #memory: ReadonlySet<CapturedMemory>;
   /** The contexts whose memory the graph uses. Releases there wait for each launch. */
   #contexts: readonly TrackedContext[];
   #nodes: readonly KernelNode[];
@@ -76,6 +85,7 @@ export class Graph extends Resource {
     this.#hasMemory = captured.hasMemory;
     this.#capturedWork = [captured.work];
     this.#contexts = [...new Set([context, ...captured.contexts])];
+    this.#memory = captured.memory;
     this.#nodes = captured.nodes;
   }
 
@@ -211,6 +221,7 @@ export class Graph extends Resource {
       check(status, call, () => `setting the arguments of kernel ${kernel.name} in a graph`);
       current.recentArguments = [...current.recentArguments.slice(-1), args];
       this.#contexts = [...new Set([...this.#contexts, ...contexts])];
+      this.#addMemoryOf(args);
     });
   }
 
@@ -230,6 +241,7 @@ export class Graph extends Resource {
     const stream = streamOption(options, 'launch');
     const { handle, context } = this;
     noteMemoryUse(stream?.context ?? context, this.#contexts);
+    for (const memory of this.#memory) memory.orderUse(stream);
     const queue = stream?.launchHandle;
     if (queue === undefined) {
       this.#launchTracked(stream, handle);
@@ -267,7 +279,7 @@ export class Graph extends Resource {
     checkInstance(stream, Stream, 'stream');
     if (this.#hasMemory) throw hasMemoryError();
     const captured = captureGraph(stream, work);
-    const { graph, contexts, nodes } = captured;
+    const { graph, contexts, memory, nodes } = captured;
     try {
       const { handle } = this; // throws if the work has closed the graph
       if (captured.hasMemory) throw hasMemoryError();
@@ -283,11 +295,20 @@ export class Graph extends Resource {
       // Queued launches may still use what the previous function captured.
       this.#capturedWork = [...this.#capturedWork.slice(-1), work];
       this.#contexts = [...new Set([...this.#contexts, ...contexts])];
+      this.#memory = new Set([...this.#memory, ...memory]);
       // The driver still identifies nodes by those of the first capture.
       this.#nodes = this.#nodes.flatMap((node, at) => nodes[at]?.replacing(node) ?? []);
     } finally {
       releaseOrWarn(() => destroyGraph(context, graph));
     }
+  }
+
+  /** Adds the memory of pools that new arguments are, or lie in. */
+  #addMemoryOf(args: readonly unknown[]): void {
+    if (openPoolAllocations === 0) return;
+    const memory = new Set(this.#memory);
+    forEachBuffer(args, (buffer) => memory.add(buffer));
+    this.#memory = memory;
   }
 
   /** Graphs that allocate are launched with their context current: nothing else was tested. */
@@ -341,6 +362,7 @@ export interface CapturedGraph {
   readonly graph: CUgraph;
   readonly work: () => void;
   readonly contexts: ReadonlySet<TrackedContext>;
+  readonly memory: ReadonlySet<CapturedMemory>;
   /** Whether the graph allocates memory. */
   readonly hasMemory: boolean;
   /** The kernel launches, in the order of their capture. */
@@ -389,11 +411,11 @@ function captureStream(stream: Stream, work: () => void): CapturedGraph {
     destroyGraph(context, graph);
     throw new TypeError('capture takes a synchronous function: later work is not captured');
   }
-  const { contexts, hasMemory } = captured;
+  const { contexts, memory, hasMemory } = captured;
   const nodes = launches.map(
     (launch) => new KernelNode(launch.kernel as Kernel, launch, launch.handle, [launch.args]),
   );
-  return { graph, work, contexts, hasMemory, nodes };
+  return { graph, work, contexts, memory, hasMemory, nodes };
 }
 
 function destroyGraph(context: Context, graph: CUgraph): void {

@@ -62,6 +62,18 @@ function assertArgumentsOpen(args: readonly unknown[]): void {
   for (const each of args) if (each instanceof Resource) each.assertOpen();
 }
 
+/**
+ * Calls `use` with each buffer that arguments are, or lie in. Other libraries' objects tell nothing of
+ * the allocation of their memory.
+ */
+export function forEachBuffer(args: readonly unknown[], use: (buffer: DeviceBuffer) => void): void {
+  for (const each of args) {
+    if (!(each instanceof Resource)) continue;
+    const buffer = each instanceof DeviceBuffer ? each : (each as { buffer?: unknown }).buffer;
+    if (buffer instanceof DeviceBuffer) use(buffer);
+  }
+}
+
 /** The native memory for the arguments of one kernel. */
 export class KernelArguments {
   /** The address of the table, valid as long as this object is reachable. */

@@ -6,7 +6,7 @@ import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { addCapturedContexts, isCapturing } from '../graph-capture.ts';
-import { type Stream, type StreamOption, streamOf, streamOption } from '../stream.ts';
+import { Stream, type StreamOption, streamOf, streamOption } from '../stream.ts';
 import { checkInteger, checkOptions, formatBytes } from '../validate.ts';
 import type { TrackedContext } from '../work-tracker.ts';
 import { chunks } from './chunks.ts';
@@ -32,6 +32,7 @@ export function fillBuffer(
     );
   const checkedStream = streamOf(stream);
   noteMemoryUse(checkedStream?.context ?? context, [context]);
+  buffer.orderUse(checkedStream);
   for (const [offset, length] of chunks(byteLength, buffer.splitOffsets)) {
     const target = (address + offset) as CUdeviceptr;
     fillOnDevice(context, target, value, width, length / width, checkedStream);
@@ -45,6 +46,7 @@ export function copyBuffer(source: DeviceRange, target: DeviceRange, options?: S
   const { byteLength, context } = source;
   checkFits(byteLength, target.byteLength, 'the target');
   noteMemoryUse(stream?.context ?? context, [context, target.context]);
+  orderUses([source, target], stream ?? context);
   const isSameDevice = target.context.device === context.device;
   const splits = [...new Set([...source.splitOffsets, ...target.splitOffsets])].sort(
     (a, b) => a - b,
@@ -72,6 +74,15 @@ export function noteMemoryUse(
   for (const { workTracker } of memoryContexts)
     workTracker.addOtherContext(workContext.workTracker);
   addCapturedContexts(memoryContexts);
+}
+
+/** Orders work that uses several memories: in a stream, or in the legacy default stream of a context. */
+export function orderUses(memories: readonly DeviceRange[], place: Stream | Context): void {
+  for (const memory of memories) {
+    if (place instanceof Stream) memory.orderUse(place);
+    else if (memory.context === place) memory.orderUse(undefined);
+    else memory.orderUse(Stream.legacyDefault({ context: place }));
+  }
 }
 
 /** Checks the arguments of a fill. Returns the width of an element in bytes. @throws RangeError */

@@ -77,6 +77,11 @@ export type Access = 'read-write' | 'read';
 export interface StreamOrderedRelease {
   /** Selects the stream to free in, instead of the allocation's stream. */
   setStream(stream: Stream): void;
+  /**
+   * Called before work in a stream uses the memory: the stream waits for the allocation. Undefined for
+   * the legacy default stream.
+   */
+  orderUse?(stream: Stream | undefined): void;
   release(): void;
 }
 
@@ -109,7 +114,8 @@ export interface BufferInit {
 export interface AllocateOptions {
   /**
    * The stream that orders the allocation, if the resource is stream-ordered. Work queued there
-   * afterwards may use the memory. Default: the legacy default stream.
+   * afterwards may use the memory. Other streams wait for the allocation at their first use of memory
+   * of a pool. Default: the legacy default stream.
    */
   readonly stream?: Stream;
 }
@@ -244,9 +250,10 @@ export class DeviceBuffer extends ShareableResource {
   /**
    * Frees the memory when the GPU is done with it. Never waits. A second call does nothing.
    *
-   * Pool memory is freed in stream order: in the allocation's stream, or in `options.stream`. Work
-   * already queued in that stream may still use the memory; work in other streams must be done, or
-   * that stream must wait for it. Other memory is freed once the context is idle. Plain device
+   * Pool memory is freed in stream order: in the allocation's stream, or behind the work of other
+   * streams that cuffi queued with it. `options.stream` names the stream instead. Work already queued
+   * there may still use the memory; work in other streams must be done, or that stream must wait for
+   * it. Other memory is freed once the context is idle. Plain device
    * memory is also freed under memory pressure and by `context.flush()`, once the work queued
    * before `close()` is done. cuffi knows the work that was queued through it, and earlier work in
    * the same stream, even a borrowed one. Any other work must be done before `close()`.
@@ -301,6 +308,15 @@ export class DeviceBuffer extends ShareableResource {
   /** Whether it is another process's memory, mapped here. */
   get isMapped(): boolean {
     return this.origin === 'imported';
+  }
+
+  /**
+   * @internal Call it before work in a stream uses the memory. The stream then waits for a
+   * stream-ordered allocation. Undefined for the legacy default stream.
+   */
+  orderUse(stream: Stream | undefined): void {
+    const release = (this.#root ?? this).#release;
+    if (typeof release === 'object') release.orderUse?.(stream);
   }
 
   /** @internal What its memory belongs to, if that is not a buffer: for example virtual memory. */

@@ -33,6 +33,8 @@ export interface DeviceRange {
   readonly writableAddress: CUdeviceptr;
   /** The offsets at which driver calls must be split, ascending. */
   readonly splitOffsets: readonly number[];
+  /** Call it before work in a stream uses the memory. */
+  orderUse(stream: Stream | undefined): void;
 }
 
 /** Implements `copyFrom` and `copyToHost`. */
@@ -80,6 +82,7 @@ function toHostCopy(
   const device = (): CUdeviceptr =>
     direction === 'to device' ? buffer.writableAddress : buffer.address;
   device(); // throws now, not when the copy starts, if the buffer is closed or read-only
+  if (host.byteLength > 0) buffer.orderUse(checkedStream);
   return {
     direction,
     context: buffer.context,

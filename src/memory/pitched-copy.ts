@@ -171,6 +171,7 @@ function toHostCopy({ target, source, stream }: PitchedCopy): HostCopy | undefin
   const [host, device] = isToDevice ? [source, target] : [target, source];
   const buffer = device.memory;
   if (!(host.memory instanceof Uint8Array) || !(buffer instanceof DeviceBuffer)) return undefined;
+  buffer.orderUse(stream);
   const { byteOffset, byteLength } = host;
   return {
     direction: isToDevice ? 'to device' : 'to host',
@@ -241,6 +242,8 @@ function queueCopy(copy: PitchedCopy): Stream {
   const [context] = contexts as [Context];
   const stream = copy.stream ?? Stream.legacyDefault({ context });
   noteMemoryUse(stream.context, contexts);
+  for (const { memory } of [source, target])
+    if (memory instanceof DeviceBuffer) memory.orderUse(stream);
   const [from, to] = contexts;
   if (from && to && from.device !== to.device) tryEnablePeerAccess(from, to);
   const host = [source, target].find(({ memory }) => memory instanceof Uint8Array);

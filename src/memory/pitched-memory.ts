@@ -124,6 +124,7 @@ export function fillPitched(
   const box = flatten(given, [region]);
   if (isEmpty(box)) return;
   noteMemoryUse(checkedStream?.context ?? context, [context]);
+  buffer.orderUse(checkedStream);
   for (const part of splitBox(box, [region])) {
     const { width, height, depth } = part.box;
     const [offset = 0] = part.offsets;

@@ -1,14 +1,19 @@
 import { OUT0, readInt32 } from '../../ffi/arena.ts';
-import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../ffi/constants.ts';
+import {
+  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+  CU_STREAM_LEGACY,
+  CU_STREAM_PER_THREAD,
+} from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import { isSameFile } from '../../ffi/linux/libc.ts';
-import type { CUdeviceptr, CUmemoryPool, CUstream } from '../../ffi/types.ts';
+import { CUresult } from '../../ffi/results.ts';
+import type { CUdeviceptr, CUevent, CUmemoryPool, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
 import { CuffiError } from '../errors.ts';
-import { isCapturing } from '../graph-capture.ts';
-import { runAll, Scope } from '../lifetime.ts';
+import { addCapturedMemory, type CapturedMemory, isCapturing } from '../graph-capture.ts';
+import { releaseOrWarn, runAll, Scope } from '../lifetime.ts';
 import type { Stream } from '../stream.ts';
 import { checkBoolean, checkOptions, formatBytes } from '../validate.ts';
 import type { StreamOrderedRelease } from './buffer.ts';
@@ -142,15 +147,47 @@ export function destroyPool(
   ]);
 }
 
-/** Memory allocated from a pool, with the stream that will free it. */
-export class PoolAllocation implements StreamOrderedRelease {
+/** How many allocations of pools are not freed. Without any, no launch looks for their memory. */
+export let openPoolAllocations = 0;
+
+/** Allocations that were not done when they were last queried, oldest first. */
+const pendingAllocations = new Set<PoolAllocation>();
+/** How many of them a further one queries. They never get more than the streams really hold up. */
+const QUERIES_PER_ALLOCATION = 2;
+
+/** An event behind an allocation. */
+interface AllocationEvent {
+  readonly event: CUevent;
+  /** The context of the stream. */
+  readonly context: Context;
+  readonly epoch: number;
+}
+
+/**
+ * Memory allocated from a pool: how streams wait for the allocation, and the stream that will free it.
+ *
+ * The driver may give out memory before earlier work on it is done, and orders only the stream of the
+ * allocation behind that work.
+ */
+export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
   readonly #context: Context;
   readonly #epoch: number;
   readonly #state: PoolState;
   readonly #address: CUdeviceptr;
   readonly #byteLength: number;
+  /** The stream of the allocation, and of the free unless another one is better. */
   #stream: Stream | undefined;
   #handle: CUstream;
+  /** Undefined once the allocation is done. */
+  #allocated: AllocationEvent | undefined;
+  /** The other streams that work was queued in, by {@link keyOf}. They wait for the allocation. */
+  #users: Map<unknown, Stream | undefined> | undefined;
+  /** One of them, for the usual case of many uses in one stream. */
+  #lastUser: Stream | undefined;
+  #isUsedInOwnStream = false;
+  /** Whether the closer named the stream of the free. */
+  #isStreamChosen = false;
+  #isReleased = false;
 
   /** @param stream the stream of the allocation; undefined for the legacy default stream */
   constructor(
@@ -168,34 +205,169 @@ export class PoolAllocation implements StreamOrderedRelease {
     this.#stream = stream;
     this.#handle = stream?.handle ?? (0 as CUstream);
     state.byteLength += byteLength;
+    openPoolAllocations += 1;
+  }
+
+  /**
+   * Records an event behind the allocation, unless it is done. Later work of the stream must not delay
+   * other streams, so this comes right behind the allocation.
+   *
+   * @throws CudaError; then the memory is freed
+   */
+  trackAllocation(): void {
+    const handle = this.#stream?.untrackedHandle;
+    if (handle !== undefined && cu.cuStreamQuery(handle) !== CUresult.CUDA_ERROR_NOT_READY) return;
+    try {
+      this.#record();
+    } catch (error) {
+      releaseOrWarn(() => this.release());
+      throw error;
+    }
+  }
+
+  // A separate function, because its closures would cost every call an allocation.
+  #record(): void {
+    const handle = this.#handle;
+    const context = this.#stream?.context ?? this.#context;
+    const { workTracker, epoch } = context;
+    context.run(() => {
+      // After any other error, nothing runs in the stream.
+      if (cu.cuStreamQuery(handle) !== CUresult.CUDA_ERROR_NOT_READY) return;
+      this.#allocated = { event: workTracker.recordBehind(handle), context, epoch };
+    });
+    let queries = QUERIES_PER_ALLOCATION;
+    for (const oldest of pendingAllocations) {
+      if (queries === 0 || oldest.#isPending()) break;
+      queries -= 1;
+    }
+    if (this.#allocated) pendingAllocations.add(this);
+  }
+
+  /** Whether the allocation is not done. */
+  #isPending(): boolean {
+    const { event, context, epoch } = this.#allocated ?? {};
+    if (event === undefined || context === undefined) return false;
+    if (context.epoch === epoch && cu.cuEventQuery(event) === CUresult.CUDA_ERROR_NOT_READY)
+      return true;
+    this.#forgetEvent();
+    return false;
+  }
+
+  #forgetEvent(): void {
+    if (!this.#allocated) return;
+    const { context, event } = this.#allocated;
+    this.#allocated = undefined;
+    pendingAllocations.delete(this);
+    context.workTracker.releaseEvent(event);
+  }
+
+  /** Makes a stream that is about to use the memory wait for the allocation, at the first use. */
+  orderUse(stream: Stream | undefined): void {
+    if (isCapturing() && this.#addToCapture(stream)) return;
+    if (stream !== undefined && stream === this.#lastUser) return;
+    if (this.#isAllocationStream(stream)) {
+      this.#isUsedInOwnStream = true;
+      return;
+    }
+    const key = this.#keyOf(stream);
+    // A closed stream has left its handle to another one.
+    if (this.#users?.has(key) && (isDefault(stream) || this.#users.get(key) === stream)) return;
+    if (this.#isPending()) this.#makeWait(stream, (this.#allocated as AllocationEvent).event);
+    this.#users ??= new Map();
+    this.#users.set(key, stream);
+    this.#lastUser = stream;
+  }
+
+  /**
+   * Leaves the order to each launch of the graph: the event would end the capture. Returns false for
+   * a stream that is not captured.
+   */
+  #addToCapture(stream: Stream | undefined): boolean {
+    const handle = stream?.handle ?? CU_STREAM_LEGACY;
+    return handle > CU_STREAM_PER_THREAD && addCapturedMemory(handle as CUstream, this);
+  }
+
+  #makeWait(stream: Stream | undefined, event: CUevent): void {
+    const wait = (handle: CUstream): void =>
+      check(
+        cu.cuStreamWaitEvent(handle, event, 0),
+        'cuStreamWaitEvent',
+        () => `waiting for an allocation of ${formatBytes(this.#byteLength)} in another stream`,
+      );
+    if (stream) stream.enqueue(wait);
+    else this.#context.enqueue(wait);
+  }
+
+  #isAllocationStream(stream: Stream | undefined): boolean {
+    if (stream === this.#stream) return true;
+    if (this.#stream?.closed) return false;
+    return this.#keyOf(stream) === this.#keyOf(this.#stream);
+  }
+
+  /** Tells streams apart. Each call that names a default stream may make a new object of it. */
+  #keyOf(stream: Stream | undefined): unknown {
+    const handle = stream?.handle ?? (CU_STREAM_LEGACY as CUstream);
+    const isForeignDefault =
+      stream && handle <= CU_STREAM_PER_THREAD && stream.context !== this.#context;
+    return isForeignDefault ? stream.context : handle;
   }
 
   setStream(stream: Stream): void {
+    this.orderUse(stream);
     this.#stream = stream;
     this.#handle = stream.handle;
+    this.#isStreamChosen = true;
   }
 
   /** Queues the free. Does nothing after a reset, which freed the memory. */
   release(): void {
+    if (!this.#isReleased) openPoolAllocations -= 1;
+    this.#isReleased = true;
     this.#state.byteLength -= this.#byteLength;
     this.#free();
+    this.#forgetEvent();
   }
 
   #free(): void {
     if (this.#context.epoch !== this.#epoch) return;
     if (isCapturing()) {
-      this.#freeAfterCapture();
+      this.#freeLater();
       return;
     }
+    if (this.#users && !this.#isStreamChosen && !this.#chooseStream(this.#users)) {
+      this.#freeLater();
+      return;
+    }
+    this.#freeInStream();
+  }
+
+  #freeInStream(): void {
+    if (this.#context.epoch !== this.#epoch) return;
     const handle = this.#stream?.untrackedHandle;
     if (handle === undefined) this.#freeInQueue();
     else this.#call(handle);
   }
 
+  /**
+   * Chooses a stream in which the free comes behind all work that was queued with the memory. Returns
+   * false if there isn't one: no stream must wait for another one only for a free.
+   */
+  #chooseStream(users: ReadonlyMap<unknown, Stream | undefined>): boolean {
+    const streams = [...users.values()];
+    const isDone = (stream: Stream | undefined): boolean => isKnownIdle(stream, this.#context);
+    if (streams.every(isDone)) return true;
+    const [only] = streams;
+    if (streams.length > 1 || only?.untrackedHandle === undefined) return false;
+    if (this.#isUsedInOwnStream && !isDone(this.#stream)) return false;
+    this.#stream = only;
+    this.#handle = only.untrackedHandle;
+    return true;
+  }
+
+  /** Frees when the work that is queued now is done. In a capture, the free would be a part of it. */
   // A separate function, because its closure would cost every call an allocation.
-  #freeAfterCapture(): void {
-    // A free queued now would become part of the graph.
-    this.#context.releases.enqueue(() => this.#free(), { mayBlock: false });
+  #freeLater(): void {
+    this.#context.releases.enqueue(() => this.#freeInStream(), { mayBlock: false });
   }
 
   #freeInQueue(): void {
@@ -225,6 +397,20 @@ function hasWork({ workTracker }: Context, stream: CUstream): boolean {
   work.dispose();
   return !isDone;
 }
+
+const isDefault = (stream: Stream | undefined): boolean =>
+  stream === undefined || stream.handle <= CU_STREAM_PER_THREAD;
+
+/** Whether a stream can be asked, and has no work. The owner of a borrowed one may destroy it. */
+function isKnownIdle(stream: Stream | undefined, context: Context): boolean {
+  if (stream?.closed) return false;
+  if (isDefault(stream))
+    return (stream?.context ?? context).run(() => isIdle(stream?.handle ?? (0 as CUstream)));
+  const handle = stream?.untrackedHandle;
+  return handle !== undefined && isIdle(handle);
+}
+
+const isIdle = (handle: CUstream): boolean => cu.cuStreamQuery(handle) === CUresult.CUDA_SUCCESS;
 
 /** The file descriptors of this process's pools: another process may send one back. */
 const sharedPools = new Map<CUmemoryPool, number>();

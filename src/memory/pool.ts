@@ -47,9 +47,10 @@ import {
 /**
  * A pool of device memory with stream-ordered allocations and frees. Both only queue work.
  *
- * Work may use a buffer if it is queued after the allocation in the same stream, or in a stream
- * that waits for it. `buffer.close()` queues the free in the same stream, and
- * `buffer.close({ stream })` in another one. Legacy IPC cannot share pool memory.
+ * Any stream may use a buffer through cuffi: at the first use in another stream than that of the
+ * allocation, the stream waits for the allocation. `buffer.close()` frees the memory in the
+ * allocation's stream, once the work in other streams that cuffi queued with it is done;
+ * `buffer.close({ stream })` frees it in that stream. Legacy IPC cannot share pool memory.
  *
  * @example
  * using pool = cuda.MemoryPool.create({ maxSize: 1 << 30 });
@@ -201,6 +202,8 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
     const address = readHandle<CUdeviceptr>(OUT0, (exact) =>
       new PoolAllocation(context, state, exact, byteLength, stream).release(),
     );
+    const release = new PoolAllocation(context, state, address, byteLength, stream);
+    release.trackAllocation();
     return new DeviceBuffer({
       context,
       address,
@@ -208,7 +211,7 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
       origin: 'allocated',
       resource: this,
       owner: state.buffers,
-      release: new PoolAllocation(context, state, address, byteLength, stream),
+      release,
     });
   }
 

@@ -2,6 +2,7 @@ import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { closeFd } from '../../../ffi/linux/libc.ts';
 import type { Context } from '../../context.ts';
 import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
+import { openPoolAllocations } from '../../memory/pool-state.ts';
 import { pollInBackground, pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import type { ByteWriter } from '../bytes.ts';
@@ -17,7 +18,13 @@ import {
 } from '../lease/forward.ts';
 import { ImportTable } from '../lease/import-table.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
-import { contextOf, defaultStreamOf, isImported, type Shareable } from '../sharing/kinds.ts';
+import {
+  bufferOf,
+  contextOf,
+  defaultStreamOf,
+  isImported,
+  type Shareable,
+} from '../sharing/kinds.ts';
 import {
   closeSharingSession,
   type EncodedExport,
@@ -228,13 +235,17 @@ export class Session implements SharingSession {
 
   /** Returns points behind the pending work on objects. @throws CudaError, ClosedError */
   #readyPoints(objects: readonly Shareable[], stream: Stream | undefined): TimelinePoint[] {
-    if (stream) return this.timeline.pointsBehindStream(stream);
+    if (stream) {
+      if (openPoolAllocations > 0) for (const object of objects) bufferOf(object)?.orderUse(stream);
+      return this.timeline.pointsBehindStream(stream);
+    }
     const points: TimelinePoint[] = [];
     const visited = new Set<Stream | Context>();
     for (const object of objects) {
       const ownStream = defaultStreamOf(object);
       const context = contextOf(object);
       const location = ownStream ?? context;
+      if (ownStream && openPoolAllocations > 0) bufferOf(object)?.orderUse(ownStream);
       if (!location || visited.has(location)) continue;
       visited.add(location);
       if (ownStream) points.push(...this.timeline.pointsBehindStream(ownStream));

@@ -20,6 +20,7 @@ import { exportArray } from './array.ts';
 import { exportEvent, recordReady } from './event.ts';
 import { IpcArrayHandle, IpcBufferHandle, keepExported } from './handle.ts';
 import {
+  bufferOf,
   exportLegacyBuffer,
   exportObject,
   isShareable,
@@ -140,6 +141,7 @@ export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
     );
   published(object, descriptor);
   if (!stream) return { descriptor: withChecksum(descriptor), fds };
+  bufferOf(object)?.orderUse(stream);
   return new ReadyExport(descriptor as MemoryFields, fds, recordReady(stream));
 }
 

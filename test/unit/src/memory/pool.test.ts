@@ -292,7 +292,7 @@ describe('MemoryPool', () => {
     assert.equal(pool.used, 0);
   });
 
-  test('allocating and freeing in a stream take one driver call each', () => {
+  test('allocating and freeing in a stream take one driver call each, and one query of the stream', () => {
     emulate();
     using pool = MemoryPool.create({ maxSize: 64 * MIB });
     using stream = Stream.create();
@@ -301,8 +301,45 @@ describe('MemoryPool', () => {
     recorder.stop();
     assert.deepEqual(
       recorder.calls.map(({ name }) => name),
-      ['cuMemAllocFromPoolAsync', 'cuMemFreeAsync'],
+      ['cuMemAllocFromPoolAsync', 'cuStreamQuery', 'cuMemFreeAsync'],
     );
+  });
+
+  test('an allocation in a busy stream whose event cannot be made throws, and frees the memory', async () => {
+    for (const name of ['cuEventCreate', 'cuEventRecord'] as const) {
+      const { driver, open } = keepingBooks(emulate());
+      selectDriver(driver);
+      const context = Context.primary();
+      const pool = MemoryPool.create({ maxSize: 64 * MIB });
+      const stream = Stream.create({ nonBlocking: true });
+      const latch = new Latch();
+      latch.hold(stream);
+      selectDriver(failing(driver, name, 1, CUresult.CUDA_ERROR_OUT_OF_MEMORY));
+      assert.throws(() => pool.allocate(MIB, { stream }), { name: 'CudaError' });
+      pool.allocate(MIB, { stream }).close();
+      latch[Symbol.dispose]();
+      for (const each of [pool, stream]) each.close();
+      await context.flush();
+      assert.ok(![...open].some((what) => what.startsWith('cuMemAllocFromPool')), name);
+    }
+  });
+
+  test('the events behind allocations are used again', () => {
+    const driver = emulate();
+    let made = 0;
+    selectDriver({
+      ...driver,
+      cuEventCreate: (...args) => {
+        made += 1;
+        return driver.cuEventCreate(...args);
+      },
+    });
+    using pool = MemoryPool.create({ maxSize: 64 * MIB });
+    using stream = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(stream);
+    for (let n = 0; n < 50; n += 1) pool.allocate(512, { stream }).close();
+    assert.ok(made <= 2, `${made} events`);
   });
 
   test('supported() detects a driver that reports shareable pools and refuses them, with one probe', () => {
