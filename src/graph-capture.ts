@@ -22,10 +22,10 @@ import { check } from './check.ts';
 import { CuffiError, NotSupportedError } from './errors.ts';
 import type { TrackedContext } from './work-tracker.ts';
 
-/** Memory whose allocation a stream must wait for. */
+/** Memory that captured work uses. */
 export interface CapturedMemory {
   /** Call it before a stream runs the captured work. Default: the legacy default stream. */
-  orderUse(stream: { readonly handle: CUstream } | undefined): void;
+  orderUse(stream: unknown): void;
 }
 
 /** Called at the end of a capture with its stream; with undefined if the capture failed. */
@@ -34,7 +34,7 @@ type CaptureEndHandler = (origin: CUstream | undefined) => void;
 let capturing = false;
 /** The contexts whose memory the captured work uses, besides the stream's own. */
 let capturedContexts = new Set<TrackedContext>();
-/** The memory of pools that the captured work uses. */
+/** The memory that the captured work uses. */
 let capturedMemory = new Set<CapturedMemory>();
 let endHandlers: CaptureEndHandler[] = [];
 /** What runs when the driver has ended the capture. */

@@ -1,6 +1,7 @@
 /** Copies to and from arrays, and fills: checks the arguments and queues the work. */
 
 import { arena } from '../../ffi/arena.ts';
+import type { CUdeviceptr } from '../../ffi/types.ts';
 import { beginWait, throwIfOver, type Wait } from '../deadline.ts';
 import type { Dtype } from '../dtype.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
@@ -230,9 +231,10 @@ const isSmallContiguous = (array: CopyableArray, order: Order): boolean =>
   array.buffer.splitOffsets.length === 0;
 
 function readSmall<D extends Dtype>(array: CopyableArray<D>): HostArray<D> {
-  const { dtype, size, context, address, byteLength } = array;
-  array.buffer.orderUse(undefined);
-  copySmallToArena(context, address, byteLength);
+  const { dtype, size, context, buffer, layout, byteLength } = array;
+  buffer.orderUse(undefined);
+  const from = (buffer.readableAddress + layout.byteOffset) as CUdeviceptr;
+  copySmallToArena(context, from, byteLength);
   const length = size * dtype.elementsPerItem;
   return new dtype.TypedArray(
     arena.buffer,

@@ -65,7 +65,7 @@ function tryCopyByKernel(
   const { context } = target;
   if (source.context !== context) return false;
   const to = target.writableAddress + plan.target.byteOffset;
-  const from = source.address + plan.source.byteOffset;
+  const from = source.readableAddress + plan.source.byteOffset;
   for (const memory of [target, source]) memory.orderUse(stream);
   return queueStridedCopy({ context, target: to, source: from, width, axes }, stream);
 }
@@ -105,7 +105,8 @@ export function queueItems(
 
 /** Whether both are the same items of the same memory. */
 const areSameItems = (a: DeviceItems, b: DeviceItems): boolean =>
-  a.memory.address + a.layout.byteOffset === b.memory.address + b.layout.byteOffset &&
+  a.memory.readableAddress + a.layout.byteOffset ===
+    b.memory.readableAddress + b.layout.byteOffset &&
   a.layout.shape.every(
     (length, axis) => length === 1 || a.layout.strides[axis] === b.layout.strides[axis],
   );
@@ -117,7 +118,7 @@ const areSameItems = (a: DeviceItems, b: DeviceItems): boolean =>
 function overlaps(a: DeviceItems, b: DeviceItems): boolean {
   const rangeOf = ({ memory, layout }: DeviceItems): [number, number] => {
     const { low, high } = layoutExtents(layout);
-    return [memory.address + low, memory.address + high];
+    return [memory.readableAddress + low, memory.readableAddress + high];
   };
   const [lowA, highA] = rangeOf(a);
   const [lowB, highB] = rangeOf(b);

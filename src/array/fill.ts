@@ -28,7 +28,7 @@ interface Pattern {
 
 /** Queues a fill of all items with the bytes of one. The items must not overlap. */
 export function queueFill(items: DeviceItems, item: Uint8Array, stream: Stream | undefined): void {
-  const start = items.memory.address;
+  const start = items.memory.readableAddress;
   if (sizeOf(items.layout.shape) === 0) return;
   const pattern = patternOf(item, wordLengthOf(start, items.layout));
   const isCheap = suitsMemsets(items.layout, pattern, MAX_MEMSETS_WITH_KERNEL);

@@ -17,7 +17,7 @@ import {
 import { counted, type Details, placeName } from '../inspect.ts';
 import { Resource, releaseOrWarn, runAll } from '../lifetime.ts';
 import { noteMemoryUse } from '../memory/buffer-copy.ts';
-import { openPoolAllocations } from '../memory/pool-state.ts';
+import { orderedMemoryCount } from '../memory/use-order.ts';
 import { Stream, type StreamOption, streamOption } from '../stream.ts';
 import {
   assertInternal,
@@ -55,7 +55,7 @@ export class Graph extends Resource {
   readonly #hasMemory: boolean;
   /** The captured functions, which keep their modules and memory from garbage collection. */
   #capturedWork: readonly (() => void)[];
-  /** The memory of pools that the graph uses. Each launch waits for its allocation. */
+  /** The memory that the graph uses. Each launch waits for what must come before that. */
   #memory: ReadonlySet<CapturedMemory>;
   /** The contexts whose memory the graph uses. Releases there wait for each launch. */
   #contexts: readonly TrackedContext[];
@@ -241,7 +241,7 @@ export class Graph extends Resource {
     const stream = streamOption(options, 'launch');
     const { handle, context } = this;
     noteMemoryUse(stream?.context ?? context, this.#contexts);
-    for (const memory of this.#memory) memory.orderUse(stream);
+    if (orderedMemoryCount > 0) for (const memory of this.#memory) memory.orderUse(stream);
     const queue = stream?.launchHandle;
     if (queue === undefined) {
       this.#launchTracked(stream, handle);
@@ -303,9 +303,8 @@ export class Graph extends Resource {
     }
   }
 
-  /** Adds the memory of pools that new arguments are, or lie in. */
+  /** Adds the memory that new arguments are, or lie in. */
   #addMemoryOf(args: readonly unknown[]): void {
-    if (openPoolAllocations === 0) return;
     const memory = new Set(this.#memory);
     forEachBuffer(args, (buffer) => memory.add(buffer));
     this.#memory = memory;

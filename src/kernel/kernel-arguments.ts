@@ -12,6 +12,8 @@ import { DeviceBuffer } from '../memory/buffer.ts';
 import { noteMemoryUse } from '../memory/buffer-copy.ts';
 import { HostVisibleBuffer } from '../memory/host-visible.ts';
 import { MemoryPool } from '../memory/pool.ts';
+import type { MemoryUses } from '../memory/use-order.ts';
+import type { Stream } from '../stream.ts';
 import { checkHostMemory, checkInstance, formatValue } from '../validate.ts';
 import {
   type Addressed,
@@ -72,6 +74,25 @@ export function forEachBuffer(args: readonly unknown[], use: (buffer: DeviceBuff
     const buffer = each instanceof DeviceBuffer ? each : (each as { buffer?: unknown }).buffer;
     if (buffer instanceof DeviceBuffer) use(buffer);
   }
+}
+
+/**
+ * Orders the uses of memory by a launch in a stream, and writes its arguments. The launch reads the
+ * addresses, which does not make them known to other work.
+ */
+export function writeOrdered(
+  target: KernelArguments,
+  args: readonly unknown[],
+  stream: Stream | undefined,
+): void {
+  const unknown: MemoryUses[] = [];
+  forEachBuffer(args, (buffer) => {
+    buffer.orderUse(stream);
+    const { uses } = buffer;
+    if (uses && !uses.isAddressKnown) unknown.push(uses);
+  });
+  target.write(args);
+  for (const uses of unknown) uses.isAddressKnown = false;
 }
 
 /** The native memory for the arguments of one kernel. */

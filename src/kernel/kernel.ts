@@ -10,11 +10,11 @@ import { isCapturing } from '../graph-capture.ts';
 import { describeObject } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { noteMemoryUse } from '../memory/buffer-copy.ts';
-import { openPoolAllocations } from '../memory/pool-state.ts';
+import { orderedMemoryCount } from '../memory/use-order.ts';
 import type { Stream } from '../stream.ts';
 import { assertInternal, checkInteger, checkOptions } from '../validate.ts';
 import { type KernelAttributes, readAttributes } from './function-attributes.ts';
-import { forEachBuffer, KernelArguments } from './kernel-arguments.ts';
+import { KernelArguments, writeOrdered } from './kernel-arguments.ts';
 import {
   deviceLaunchLimits,
   type Extents3,
@@ -121,9 +121,9 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
       limits.assertFits(block);
     if (block.hasAttributes) limits.allowCluster(block.clusterBlocks);
     if (stream !== undefined && stream.context !== this.context) this.#assertSameContext(stream);
-    // Without memory of a pool, a launch only compares a number.
-    if (openPoolAllocations > 0) forEachBuffer(args, (buffer) => buffer.orderUse(stream));
-    buffers.args.write(args);
+    // Without ordered memory, a launch only compares a number.
+    if (orderedMemoryCount > 0) writeOrdered(buffers.args, args, stream);
+    else buffers.args.write(args);
     const call = this.handle; // throws if a getter of an argument has closed the module
     noteLaunch(this.name);
     const handle = stream?.launchHandle;

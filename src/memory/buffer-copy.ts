@@ -42,7 +42,7 @@ export function fillBuffer(
 /** Implements `source.copyTo`. */
 export function copyBuffer(source: DeviceRange, target: DeviceRange, options?: StreamOption): void {
   const stream = streamOption(options, 'copyTo');
-  const [from, to] = [source.address, target.writableAddress];
+  const [from, to] = [source.readableAddress, target.writableAddress];
   const { byteLength, context } = source;
   checkFits(byteLength, target.byteLength, 'the target');
   noteMemoryUse(stream?.context ?? context, [context, target.context]);

@@ -1,11 +1,13 @@
 import { inspect } from 'node:util';
 import { OUT0, readHandle } from '../../ffi/arena.ts';
+import { CU_STREAM_LEGACY } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import type { CUdeviceptr } from '../../ffi/types.ts';
+import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import type { WaitOptions } from '../deadline.ts';
 import { CuffiError } from '../errors.ts';
+import { addCapturedMemory, isCapturing } from '../graph-capture.ts';
 import type { Details } from '../inspect.ts';
 import { describeObject, placeName } from '../inspect.ts';
 import {
@@ -34,6 +36,7 @@ import type { HostAllocation, HostMemoryKind } from './host-allocation.ts';
 import { copyHost, copyHostSync } from './host-copy.ts';
 import { freeNonBlocking } from './internal-stream.ts';
 import type { LockFlags } from './page-lock.ts';
+import { callUseOrders, type MemoryUses, type UseOrder } from './use-order.ts';
 
 /** Options of awaited copies. */
 export interface CopyOptions extends StreamOption, WaitOptions {}
@@ -77,11 +80,10 @@ export type Access = 'read-write' | 'read';
 export interface StreamOrderedRelease {
   /** Selects the stream to free in, instead of the allocation's stream. */
   setStream(stream: Stream): void;
-  /**
-   * Called before work in a stream uses the memory: the stream waits for the allocation. Undefined for
-   * the legacy default stream.
-   */
-  orderUse?(stream: Stream | undefined): void;
+  /** The order of work that uses the memory. */
+  readonly orderUse?: UseOrder;
+  /** Notes which streams use the memory. */
+  readonly uses?: MemoryUses;
   release(): void;
 }
 
@@ -286,15 +288,28 @@ export class DeviceBuffer extends ShareableResource {
 
   /** The device address of the first byte. @throws ClosedError */
   get address(): CUdeviceptr {
+    const { uses } = this;
+    if (uses) uses.isAddressKnown = true;
+    return this.readableAddress;
+  }
+
+  /** @internal Like {@link address}, for calls that state their stream by {@link orderUse}. */
+  get readableAddress(): CUdeviceptr {
     if (this.closed) throw this.closedError();
     return this.#address;
   }
 
-  /** @internal Like {@link address}, for writing. @throws TypeError for a read-only buffer */
+  /** @internal Like {@link readableAddress}, for writing. @throws TypeError for a read-only buffer */
   get writableAddress(): CUdeviceptr {
     if (this.access !== 'read-write')
       throw new TypeError('this buffer is read-only: it was shared, or opened, for reading');
-    return this.address;
+    return this.readableAddress;
+  }
+
+  /** @internal Which streams have used the memory; undefined unless its owner is another process. */
+  get uses(): MemoryUses | undefined {
+    const release = (this.#root ?? this).#release;
+    return typeof release === 'object' ? release.uses : undefined;
   }
 
   /**
@@ -312,11 +327,19 @@ export class DeviceBuffer extends ShareableResource {
 
   /**
    * @internal Call it before work in a stream uses the memory. The stream then waits for a
-   * stream-ordered allocation. Undefined for the legacy default stream.
+   * stream-ordered allocation, and for the work of processes that have returned the memory. Undefined
+   * for the legacy default stream.
    */
   orderUse(stream: Stream | undefined): void {
-    const release = (this.#root ?? this).#release;
-    if (typeof release === 'object') release.orderUse?.(stream);
+    const root = this.#root ?? this;
+    if (isCapturing() && addCapturedMemory(stream?.handle ?? (CU_STREAM_LEGACY as CUstream), root))
+      return;
+    const release = root.#release;
+    if (typeof release === 'object') {
+      release.uses?.add(stream);
+      release.orderUse?.(stream);
+    }
+    callUseOrders(root.#keepalive instanceof Resource ? root.#keepalive : root, stream);
   }
 
   /** @internal What its memory belongs to, if that is not a buffer: for example virtual memory. */
@@ -369,7 +392,7 @@ export class DeviceBuffer extends ShareableResource {
   ): DeviceBuffer {
     return new DeviceBuffer({
       context: this.context,
-      address: (this.address + begin) as CUdeviceptr,
+      address: (this.readableAddress + begin) as CUdeviceptr,
       byteLength: end - begin,
       origin: this.origin,
       resource: this.resource,

@@ -28,7 +28,7 @@ export interface DeviceRange {
   readonly context: Context;
   readonly byteLength: number;
   /** Throws if the memory is closed. */
-  readonly address: CUdeviceptr;
+  readonly readableAddress: CUdeviceptr;
   /** Throws if the memory is closed or read-only. */
   readonly writableAddress: CUdeviceptr;
   /** The offsets at which driver calls must be split, ascending. */
@@ -80,7 +80,7 @@ function toHostCopy(
   checkFits(host.byteLength, buffer.byteLength, 'the buffer');
   const checkedStream = streamOf(stream);
   const device = (): CUdeviceptr =>
-    direction === 'to device' ? buffer.writableAddress : buffer.address;
+    direction === 'to device' ? buffer.writableAddress : buffer.readableAddress;
   device(); // throws now, not when the copy starts, if the buffer is closed or read-only
   if (host.byteLength > 0) buffer.orderUse(checkedStream);
   return {

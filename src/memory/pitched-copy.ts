@@ -177,7 +177,7 @@ function toHostCopy({ target, source, stream }: PitchedCopy): HostCopy | undefin
     direction: isToDevice ? 'to device' : 'to host',
     context: buffer.context,
     host: host.memory.subarray(byteOffset, byteOffset + byteLength),
-    device: () => (buffer.address + device.byteOffset) as CUdeviceptr,
+    device: () => (buffer.readableAddress + device.byteOffset) as CUdeviceptr,
     splitOffsets: device.splitOffsets,
     stream,
   };
@@ -231,7 +231,7 @@ function* lockedParts(copy: PitchedCopy): Generator<LockedPart> {
  */
 function operandAt(region: Region, offset: number, host: Address): PitchedOperand {
   const { memory, byteOffset, rowPitch, slicePitch } = region;
-  const start = memory instanceof DeviceBuffer ? memory.address + byteOffset : host;
+  const start = memory instanceof DeviceBuffer ? memory.readableAddress + byteOffset : host;
   return { address: start + offset, rowPitch, slicePitch, context: contextOf(region) };
 }
 

@@ -113,7 +113,7 @@ export function fillPitched(
   const buffer = checkInstance(region.memory, DeviceBuffer, 'target.memory');
   const checkedStream = streamOf(stream);
   const { context } = buffer;
-  const start = buffer.address + region.byteOffset;
+  const start = buffer.readableAddress + region.byteOffset;
   const { rowPitch, slicePitch } = region;
   const { width: row, height: rows, depth: slices } = given;
   const steps = [start, row, rows > 1 ? rowPitch : 0, slices > 1 ? slicePitch : 0];

@@ -115,7 +115,8 @@ export function checkRegion(pitched: PitchedMemory, name: string, box: Box, call
         `reach byte ${byteOffset + byteLength}: ${name}.memory has ${memory.byteLength}`,
     );
   // Throws now if the buffer is closed or read-only.
-  if (memory instanceof DeviceBuffer) name === 'target' ? memory.writableAddress : memory.address;
+  if (memory instanceof DeviceBuffer)
+    name === 'target' ? memory.writableAddress : memory.readableAddress;
   const splitOffsets =
     memory instanceof DeviceBuffer
       ? splitOffsetsWithin(memory.splitOffsets, byteOffset, byteLength)

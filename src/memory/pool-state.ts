@@ -23,6 +23,7 @@ import { ensureKeepaliveAllocation } from './physical-memory.ts';
 import type { PoolCloseOptions } from './pool-attributes.ts';
 import { writeAccess } from './pool-attributes.ts';
 import { randomId } from './random-id.ts';
+import { countOrderedMemory } from './use-order.ts';
 
 /**
  * The state of a pool that its finalizer and its buffers share. It never references the pool
@@ -147,9 +148,6 @@ export function destroyPool(
   ]);
 }
 
-/** How many allocations of pools are not freed. Without any, no launch looks for their memory. */
-export let openPoolAllocations = 0;
-
 /** Allocations that were not done when they were last queried, oldest first. */
 const pendingAllocations = new Set<PoolAllocation>();
 /** How many of them a further one queries. They never get more than the streams really hold up. */
@@ -188,6 +186,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
   /** Whether the closer named the stream of the free. */
   #isStreamChosen = false;
   #isReleased = false;
+  readonly #uncount = countOrderedMemory();
 
   /** @param stream the stream of the allocation; undefined for the legacy default stream */
   constructor(
@@ -205,7 +204,6 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     this.#stream = stream;
     this.#handle = stream?.handle ?? (0 as CUstream);
     state.byteLength += byteLength;
-    openPoolAllocations += 1;
   }
 
   /**
@@ -321,7 +319,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
 
   /** Queues the free. Does nothing after a reset, which freed the memory. */
   release(): void {
-    if (!this.#isReleased) openPoolAllocations -= 1;
+    if (!this.#isReleased) this.#uncount();
     this.#isReleased = true;
     this.#state.byteLength -= this.#byteLength;
     this.#free();

@@ -109,8 +109,13 @@ export class ExportTable {
   }
 
   endLease(lease: Lease): void {
-    this.#leases.delete(lease.id);
+    this.take(lease);
     lease.end();
+  }
+
+  /** Removes a lease that the caller ends. */
+  take(lease: Lease): void {
+    this.#leases.delete(lease.id);
   }
 
   /** Ends all leases, as their holder is gone. */

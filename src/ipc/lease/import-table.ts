@@ -4,12 +4,12 @@ import type { Context } from '../../context.ts';
 import { CuffiError, IpcError } from '../../errors.ts';
 import { runOutsideCapture } from '../../graph-capture.ts';
 import { type Resource, releaseOrWarn } from '../../lifetime.ts';
-import type { Stream } from '../../stream.ts';
+import { Stream } from '../../stream.ts';
 import { ResetWatch } from '../reset-watch.ts';
 import type { ImportLease } from '../sharing/imported-object.ts';
 import { bufferOf, isImported, ownerOf, type Shareable } from '../sharing/kinds.ts';
 import type { ConnectionTimeline } from '../timeline/connection-timeline.ts';
-import type { TimelinePoint } from '../timeline/point.ts';
+import { latest, type TimelinePoint } from '../timeline/point.ts';
 import type { LeaseRelease } from '../wire/control-block.ts';
 import { leaseRegistry } from './export-table.ts';
 import type { PeerProcess } from './peer-process.ts';
@@ -71,7 +71,7 @@ export class ImportTable {
   /** Returns the callbacks by which an object reports that it was closed and released. */
   importLease(id: number): ImportLease {
     return {
-      closed: (context, stream) => runOutsideCapture(() => this.#onClosed(id, context, stream)),
+      closed: (context, streams) => runOutsideCapture(() => this.#onClosed(id, context, streams)),
       released: () => this.release(id),
     };
   }
@@ -182,9 +182,13 @@ export class ImportTable {
     if (this.#isEnded && this.#open.size === 0) this.#resets.stop();
   }
 
-  #onClosed(id: number, context: Context, stream: Stream | undefined): void {
+  #onClosed(
+    id: number,
+    context: Context,
+    streams: readonly (Stream | undefined)[] | undefined,
+  ): void {
     if (!this.#open.has(id - this.#salt)) return;
-    const points = this.#pointsBehind(context, stream);
+    const points = this.#pointsBehind(context, streams);
     if (points.length === 0) return;
     this.#pendingReleases.push({ lease: id, isFinal: false, points });
     this.#onChange();
@@ -194,11 +198,18 @@ export class ImportTable {
    * Returns no points in a lost context, where nothing runs, and if no descriptor is left for the
    * timeline page. The lease is then released once the host has seen the end of the work.
    */
-  #pointsBehind(context: Context, stream: Stream | undefined): TimelinePoint[] {
+  #pointsBehind(
+    context: Context,
+    streams: readonly (Stream | undefined)[] | undefined,
+  ): TimelinePoint[] {
     try {
-      return stream
-        ? this.#timeline.pointsBehindStream(stream)
-        : this.#timeline.pointsBehindContext(context);
+      // A stream that was closed with work in it can no longer be asked how far it is.
+      if (!streams || streams.some((stream) => stream?.closed))
+        return this.#timeline.pointsBehindContext(context);
+      const points = streams.flatMap((stream) =>
+        this.#timeline.pointsBehindStream(stream ?? Stream.legacyDefault({ context })),
+      );
+      return points.length > 1 ? latest(points) : points;
     } catch (error) {
       if (error instanceof CuffiError || isShortage(error)) return [];
       throw error;

@@ -1,8 +1,8 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { closeFd } from '../../../ffi/linux/libc.ts';
 import type { Context } from '../../context.ts';
-import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
-import { openPoolAllocations } from '../../memory/pool-state.ts';
+import { ClosedError, CuffiError, IpcError, PeerGoneError } from '../../errors.ts';
+import { addUseOrder, orderedMemoryCount } from '../../memory/use-order.ts';
 import { pollInBackground, pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import type { ByteWriter } from '../bytes.ts';
@@ -91,6 +91,13 @@ export class Session implements SharingSession {
   readonly #descriptors = new Map<string, AnyFields>();
   #forwardedCount = 0;
   #stopWatching: (() => void) | undefined;
+  /** What is called when points of the peer are reached. */
+  readonly #awaited = new Set<{
+    readonly points: readonly TimelinePoint[];
+    readonly reached: () => void;
+  }>();
+  /** Tells the background poll for those, while it runs, that there are more. */
+  #pollSooner: (() => void) | undefined;
   #abandonedWaits = 0;
   #isReceivingOver = false;
   #isEnded = false;
@@ -236,7 +243,7 @@ export class Session implements SharingSession {
   /** Returns points behind the pending work on objects. @throws CudaError, ClosedError */
   #readyPoints(objects: readonly Shareable[], stream: Stream | undefined): TimelinePoint[] {
     if (stream) {
-      if (openPoolAllocations > 0) for (const object of objects) bufferOf(object)?.orderUse(stream);
+      if (orderedMemoryCount > 0) for (const object of objects) bufferOf(object)?.orderUse(stream);
       return this.timeline.pointsBehindStream(stream);
     }
     const points: TimelinePoint[] = [];
@@ -245,7 +252,7 @@ export class Session implements SharingSession {
       const ownStream = defaultStreamOf(object);
       const context = contextOf(object);
       const location = ownStream ?? context;
-      if (ownStream && openPoolAllocations > 0) bufferOf(object)?.orderUse(ownStream);
+      if (ownStream && orderedMemoryCount > 0) bufferOf(object)?.orderUse(ownStream);
       if (!location || visited.has(location)) continue;
       visited.add(location);
       if (ownStream) points.push(...this.timeline.pointsBehindStream(ownStream));
@@ -426,29 +433,72 @@ export class Session implements SharingSession {
     // When the process ended, all its leases were released.
     if (this.isGone) return NONE;
     let hostWaits: TimelinePoint[] = [];
-    const heldLeases: Lease[] = [];
     for (const { lease: id, isFinal, points } of released) {
       const lease = this.exports.get(id);
-      const place = points.length > 0 ? lease.workLocation : undefined;
-      if (place && !this.timeline.isReached(points))
-        if (!this.timeline.wait(points, place.context, place.stream))
-          hostWaits = latest([...hostWaits, ...points]);
-      // The holder's work may use the object until the host has seen the end of that work.
-      if (isFinal && hostWaits.length > 0) heldLeases.push(lease);
-      else if (isFinal) this.exports.endLease(lease);
+      const isReached = points.length === 0 || this.timeline.isReached(points);
+      if (!isReached && !this.#orderUses(lease, points))
+        hostWaits = latest([...hostWaits, ...points]);
+      if (!isFinal) continue;
+      // The holder's work may use the object until this process has seen the end of that work.
+      const behind = latest([...points, ...hostWaits]);
+      if (behind.length === 0 || this.timeline.isReached(behind)) this.exports.endLease(lease);
+      else this.#keepUntilReached(lease, behind);
     }
-    if (heldLeases.length > 0)
-      void this.whenReached(hostWaits).then(() => {
-        // If the connection broke, the timeline page may be unmapped, so nothing tells how far the
-        // work is. The holder then keeps the leases while it lives.
-        if (this.#isEnded) return;
-        this.exports.end(heldLeases);
-        // These may have been the last leases that kept a closed connection open.
-        this.onControlPending?.();
-      });
     for (const id of revoked) this.imports.revoke(id, this.#peerName);
     for (const pool of closedPools) releaseImportedPoolLater(pool, this);
     return hostWaits;
+  }
+
+  /**
+   * Orders later uses of what the peer has returned behind its work. A stream waits only if it uses the
+   * memory: else it could wait for work that waits for this very stream. Returns false if the host must
+   * wait instead.
+   */
+  #orderUses(lease: Lease, points: readonly TimelinePoint[]): boolean {
+    const { workLocation: place, owner } = lease;
+    const memory = owner.deref();
+    const { kind } = lease;
+    // Nobody here will use it, or nothing in it is written.
+    if (!place || !memory || lease.isOrphaned || kind === 'event' || kind === 'pool') return true;
+    if (kind !== 'memory' || !this.timeline.canWait(points, place.context))
+      return this.timeline.wait(points, place.context, place.stream);
+    const order = (stream: Stream | undefined): void => {
+      if (this.isGone || this.timeline.isReached(points)) remove();
+      else if (!this.timeline.wait(points, stream?.context ?? place.context, stream))
+        throw new CuffiError(
+          `${this.#peerName} still works on this memory, which it has returned, and no further stream of ` +
+            'this process can wait for it: await leases.returned(buffer) first',
+        );
+    };
+    const remove = addUseOrder(memory, order);
+    this.#whenReachedLater(points, remove);
+    return true;
+  }
+
+  /** Keeps an object that the peer has released until its work on that is done. */
+  #keepUntilReached(lease: Lease, points: readonly TimelinePoint[]): void {
+    this.exports.take(lease);
+    this.#whenReachedLater(points, () => lease.end());
+  }
+
+  /** Calls `reached` when points are reached or the peer is gone. This does not keep the process alive. */
+  #whenReachedLater(points: readonly TimelinePoint[], reached: () => void): void {
+    this.#awaited.add({ points, reached });
+    if (this.#pollSooner) {
+      this.#pollSooner();
+      return;
+    }
+    this.#pollSooner = pollInBackground(() => {
+      for (const awaited of this.#awaited) {
+        if (!this.isGone && !this.timeline.isReached(awaited.points)) continue;
+        this.#awaited.delete(awaited);
+        awaited.reached();
+      }
+      if (this.#awaited.size > 0) return false;
+      this.#pollSooner = undefined;
+      if (this.#isEnded) this.#closeTimeline();
+      return true;
+    });
   }
 
   /** Keeps objects that the peer forwards to third processes. @throws IpcError */
@@ -484,6 +534,11 @@ export class Session implements SharingSession {
     this.imports.end();
     if (!this.process.isExitObservable && !this.isGone)
       setTimeout(() => this.#onPeerGone(), this.#graceMs).unref();
+    // The page tells how far the peer's work is on what it has returned.
+    if (this.#awaited.size === 0) this.#closeTimeline();
+  }
+
+  #closeTimeline(): void {
     this.timeline.close(() => this.#stopWatchingIfUnused());
   }
 
@@ -494,6 +549,8 @@ export class Session implements SharingSession {
     if (this.#abandonedWaits > 0 && this.isClosedByPeer) this.#warnAbandonedWaits();
     this.forwardRequester.end();
     this.exports.endAll();
+    for (const { reached } of this.#awaited) reached();
+    this.#awaited.clear();
     this.#stopWatchingIfUnused();
     this.onGone?.();
     this.onGone = undefined;
@@ -510,7 +567,8 @@ export class Session implements SharingSession {
 
   /** Stops watching the other process if nothing depends on its end. */
   #stopWatchingIfUnused(): void {
-    if (this.#isEnded && this.exports.size === 0) this.#stopWatching?.();
+    if (this.#isEnded && this.exports.size === 0 && this.#awaited.size === 0)
+      this.#stopWatching?.();
   }
 }
 

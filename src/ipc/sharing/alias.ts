@@ -69,7 +69,7 @@ function checkExportedToSender(
 
 /** Returns a view whose `close()` notifies the process that sent this memory back. */
 function leasedView(view: DeviceBuffer, lease: ImportLease): DeviceBuffer {
-  const leased = releaseWithLease(view.context, (returned) => returned?.(), lease);
+  const leased = releaseWithLease(view.context, (returned) => returned?.(), lease, false);
   return view.view(0, view.byteLength, view.access, leased);
 }
 

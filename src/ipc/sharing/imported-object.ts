@@ -11,6 +11,7 @@ import {
   type StreamOrderedRelease,
 } from '../../memory/buffer.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
+import { countOrderedMemory, MemoryUses } from '../../memory/use-order.ts';
 import type { Stream } from '../../stream.ts';
 import { checkInstance } from '../../validate.ts';
 import {
@@ -82,10 +83,12 @@ export class OwnedFds implements ReceivedFds, Disposable {
  */
 export interface ImportLease {
   /**
-   * The object was closed. Only work that is already queued may use it, and only in `stream` if the
-   * closer named one.
+   * The object was closed. Only work that is already queued may use it.
+   *
+   * @param streams the streams in which it may, with undefined for the context's legacy default stream;
+   * undefined if any may
    */
-  closed(context: Context, stream: Stream | undefined): void;
+  closed(context: Context, streams: readonly (Stream | undefined)[] | undefined): void;
   /** Nothing here can reach the object by this lease any longer. */
   released(): void;
 }
@@ -109,21 +112,30 @@ export interface Sender {
   hasLeaseOnCollected(name: string): boolean;
 }
 
-/** Returns how imported memory is closed: its exporter is notified, and the mapping is released. */
+/**
+ * Returns how imported memory is closed: its exporter is notified, and the mapping is released.
+ *
+ * @param isRoot whether all uses of the memory are seen: not those of a part of other memory
+ */
 export function releaseWithLease(
   context: Context,
   release: (onReleased?: () => void) => void,
   lease: ImportLease | undefined,
+  isRoot: boolean,
 ): StreamOrderedRelease {
   let lastStream: Stream | undefined;
+  const uses = lease && isRoot ? new MemoryUses() : undefined;
+  const uncount = uses && countOrderedMemory();
   return {
+    ...(uses && { uses }),
     setStream(stream) {
       context.workTracker.addOtherContext(stream.context.workTracker);
       lastStream = stream;
     },
     release() {
+      uncount?.();
       try {
-        lease?.closed(context, lastStream);
+        lease?.closed(context, lastStream ? [lastStream] : uses?.streams);
       } finally {
         release(lease && (() => lease.released()));
       }
@@ -161,13 +173,13 @@ export function importedBuffer(
     use.release();
     throw error;
   }
-  const ordered = releaseWithLease(context, use.release, lease);
+  const ordered = releaseWithLease(context, use.release, lease, true);
   const buffer = new DeviceBuffer({
     context,
     address: (base + descriptor.byteOffset) as CUdeviceptr,
     byteLength: descriptor.byteLength,
     origin: 'imported',
-    release: isStreamOrdered ? ordered : ordered.release,
+    release: isStreamOrdered ? ordered : { ...ordered, setStream() {} },
     isOwnerGone: () => isExporterGone(descriptor),
     access,
     ...init,
@@ -233,10 +245,10 @@ export function reexportBuffer(
   buffer: DeviceBuffer,
   { descriptor, fds }: ImportSource<MemoryFields>,
 ): ExportedFields {
-  const { address, byteLength, access, root } = buffer;
+  const { readableAddress: address, byteLength, access, root } = buffer;
   if (access === 'read') checkReadOnlyKind(descriptor.kind);
   // Bytes have no layout, and the ready event was for this process.
   const { layout: _, readyEvent: __, ...fields } = descriptor;
-  const byteOffset = descriptor.byteOffset + (address - root.address);
+  const byteOffset = descriptor.byteOffset + (address - root.readableAddress);
   return { descriptor: { ...fields, byteOffset, byteLength, access }, fds: fds() };
 }

@@ -293,7 +293,10 @@ export function rangeOf(object: Shareable): AddressRange | undefined {
 export const fdsForPeer = (object: Shareable): readonly number[] =>
   rowOf(object)?.fdsForPeer?.(object) ?? [];
 
-function rangeIn({ address, byteLength, access }: DeviceBuffer, object: Shareable): AddressRange {
+function rangeIn(
+  { readableAddress: address, byteLength, access }: DeviceBuffer,
+  object: Shareable,
+): AddressRange {
   if (!(object instanceof DeviceArray))
     return { begin: address, end: address + byteLength, access };
   const { low, high } = layoutExtents(object.layout);
@@ -385,7 +388,7 @@ function exportMemory(object: ShareableMemory): ExportedFields {
 
 /** Exports a buffer in the way that its memory allows, or as it came from another process. */
 function exportBuffer(buffer: DeviceBuffer): ExportedFields {
-  const { address, byteLength, resource, keepalive, origin } = buffer;
+  const { readableAddress: address, byteLength, resource, keepalive, origin } = buffer;
   if (byteLength === 0) throw new RangeError(`an empty buffer (at ${address}) cannot be shared`);
   const source = importSourceOfBuffer(buffer);
   if (source) return reexportBuffer(buffer, source);

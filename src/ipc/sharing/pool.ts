@@ -40,7 +40,7 @@ export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): Export
   const tooLarge = sizeBlocker(root.byteLength);
   if (tooLarge) throw blockedError(tooLarge);
   const { id, fd } = pool.share();
-  const base = root.address;
+  const base = root.readableAddress;
   check(
     cu.cuMemPoolExportPointer(BLOCK, base),
     'cuMemPoolExportPointer',

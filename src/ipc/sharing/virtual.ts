@@ -33,7 +33,7 @@ export function exportVirtual(
   if (!memory.shareable)
     throw new IpcError('this virtual memory is not shareable: reserve it with { shareable: true }');
   const { byteLength, access, context } = buffer;
-  const begin = buffer.address - memory.address;
+  const begin = buffer.readableAddress - memory.address;
   const { id, firstChunk, byteOffset, chunks } = memory.share(
     begin,
     begin + byteLength,

@@ -57,6 +57,11 @@ export class ConnectionTimeline {
     return points.length === 0 || this.#waiter.isReached(points);
   }
 
+  /** Whether streams of a context can wait for points: see {@link wait}. @throws as that */
+  canWait(points: readonly TimelinePoint[], context: Context): boolean {
+    return this.#waiter.canWait(points, context);
+  }
+
   /**
    * Makes later work of a stream wait for points of the other process. Returns false if the host
    * must wait instead.

@@ -4,7 +4,7 @@ import { CudaError } from '../../errors.ts';
 import type { Stream } from '../../stream.ts';
 import type { TimelinePage } from './page.ts';
 import type { TimelinePoint } from './point.ts';
-import { comparedBits, waitForCounter } from './stream-memory-operations.ts';
+import { canUseStreams, comparedBits, waitForCounter } from './stream-memory-operations.ts';
 import { StreamWaits, WAITS_PER_EVENT } from './stream-waits.ts';
 
 /** Makes streams of this process wait for the counters of another process. */
@@ -22,6 +22,13 @@ export class Waiter {
 
   isReached(points: readonly TimelinePoint[]): boolean {
     return points.every((point) => this.#page.isReached(point));
+  }
+
+  /** Whether streams of a context can wait for points, but for the limits of each stream. */
+  canWait(points: readonly TimelinePoint[], context: Context): boolean {
+    if (this.#isDeviceRefused || !this.#page.isMemoryFixed || !canUseStreams(context.device))
+      return false;
+    return comparedBits(context) === 64 || points.every(({ count }) => count < 2 ** 31);
   }
 
   /**

@@ -96,7 +96,7 @@ describe('ImportTable', () => {
     using stream = Stream.create({ nonBlocking: true });
     using latch = new Latch();
     latch.hold(stream);
-    const close = (id: number): void => table.importLease(id).closed(context, stream);
+    const close = (id: number): void => table.importLease(id).closed(context, [stream]);
     const sent = (): unknown[] =>
       table
         .takeReleases()

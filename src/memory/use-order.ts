@@ -1,0 +1,68 @@
+/**
+ * What must come before work that uses memory, and what is told of it: the allocation of pool memory, and
+ * the work of processes that had the memory before.
+ */
+
+import type { Stream } from '../stream.ts';
+
+/** Called before work in a stream uses the memory. Undefined for the legacy default stream of its context. */
+export type UseOrder = (stream: Stream | undefined) => void;
+
+/** How many memories have an order. Without any, no launch looks for its memory. */
+export let orderedMemoryCount = 0;
+
+/** Counts memory that has an order of its own. Returns a function that ends that; call it once. */
+export function countOrderedMemory(): () => void {
+  orderedMemoryCount += 1;
+  return () => {
+    orderedMemoryCount -= 1;
+  };
+}
+
+// Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
+const ORDERS = Symbol('use orders');
+
+interface WithOrders {
+  [ORDERS]?: Set<UseOrder>;
+}
+
+/**
+ * Adds an order for all uses of what an object owns. Returns a function that removes it.
+ *
+ * @param owner the buffer that owns the memory, or the virtual memory that it lies in
+ */
+export function addUseOrder(owner: object, order: UseOrder): () => void {
+  const orders = (owner as WithOrders)[ORDERS] ?? new Set<UseOrder>();
+  (owner as WithOrders)[ORDERS] = orders.add(order);
+  const uncount = countOrderedMemory();
+  return () => {
+    if (orders.delete(order)) uncount();
+  };
+}
+
+/** Calls the orders that were added for an owner of memory. */
+export function callUseOrders(owner: object, stream: Stream | undefined): void {
+  const orders = (owner as WithOrders)[ORDERS];
+  if (orders) for (const order of orders) order(stream);
+}
+
+// ---- Which streams have used memory of another process ----
+
+/** The streams that work with memory was queued in: behind it the memory goes back to its owner. */
+export class MemoryUses {
+  readonly #streams = new Set<Stream>();
+  #isUsedByDefault = false;
+  /** Whether the address was read, so that other work may use the memory. */
+  isAddressKnown = false;
+
+  add(stream: Stream | undefined): void {
+    if (stream) this.#streams.add(stream);
+    else this.#isUsedByDefault = true;
+  }
+
+  /** The streams, with undefined for the legacy default stream. Undefined if other work may use the memory. */
+  get streams(): readonly (Stream | undefined)[] | undefined {
+    if (this.isAddressKnown) return undefined;
+    return this.#isUsedByDefault ? [undefined, ...this.#streams] : [...this.#streams];
+  }
+}
