@@ -486,8 +486,10 @@ describe('Peer', () => {
       ] as const) {
         const buffer = DeviceBuffer.allocate(16);
         const value = { layers: layersOf(buffer), pad: new Uint8Array(pad) };
-        await child.send({ do: 'echo', value } satisfies Request);
+        const sending = child.send({ do: 'echo', value } satisfies Request);
+        // Before the event loop turns, so that it has not come back yet.
         buffer.close();
+        await sending;
         await assert.rejects(child.receive({ timeoutMs: 30_000 }), {
           name: 'IpcError',
           message: new RegExp(

@@ -589,7 +589,8 @@ describe('openIpcArray', () => {
       }
       second.close();
       await context.flush();
-      assert.equal(openDescriptors(), before);
+      // What other tests have dropped may be released meanwhile.
+      assert.ok(openDescriptors() <= before);
     }
     recorder.stop();
   });
