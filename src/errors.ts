@@ -187,6 +187,10 @@ export type IpcErrorCode =
   | IpcCause
   /** More was sent or asked than the limits of docs/connections.md allow. */
   | 'limit-exceeded'
+  /** The other end waits for values and has never called `serve`. */
+  | 'not-served'
+  /** The other end serves requests and has never received a value. */
+  | 'not-received'
   /** `connect`: nobody listens at that name. */
   | 'not-listening'
   /** `listen`: somebody listens at that name already. */

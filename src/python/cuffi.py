@@ -2273,7 +2273,13 @@ def _virtual_key(fields: _MemoryFields, device: _Device, fds: Sequence[int], rea
 _FRAME, _HEADER = 65_536, struct.Struct('<2sBBIIII')
 _PART = _FRAME - _HEADER.size
 _MAX_MESSAGE = _MAX_VALUE + _MAX_TABLE + _MAX_CONTROL
-_REFUSAL, _VALUE, _CONTROL, _QUESTION, _CONFIRMATION, _REQUEST, _RESPONSE, _FAILURE, _CANCELLATION = range(9)
+(_REFUSAL, _VALUE, _CONTROL, _QUESTION, _CONFIRMATION, _REQUEST, _RESPONSE, _FAILURE, _CANCELLATION,
+ _UNSERVED) = range(10)  # fmt: skip
+# What an end has begun, as bits. The last: it only serves, and values wait there.
+_RECEIVING, _SERVING, _IGNORING_VALUES = 1, 2, 4
+# How long requests wait for an end that waits for values, and values for one that waits for requests. Two
+# threads, one of which receives and one of which serves, need not begin at the same moment.
+_GRACE_S = 0.2
 _MAX_QUEUED, _MAX_QUEUED_BYTES, _MAX_QUEUED_FDS = 64, 16 << 20, 64
 _MAX_REQUESTS, _MAX_REQUEST_BYTES = 1024, 64 << 20
 _MAX_POOLS = 1024
@@ -2457,6 +2463,11 @@ class _Connection:
         self._unanswered: set = set()
         self._asked: Dict[int, _Slot] = {}
         self._last_question = 0
+        # What each end has begun; how many threads wait for what; sends whose values may never be received.
+        self._begun = self._peer_begun = 0
+        self._waiting_for = {0: 0, _VALUE: 0, _REQUEST: 0}
+        self._unconfirmed: List[_Slot] = []
+        self._stuck_until: Optional[float] = None
         # What each end holds of the other.
         self._exports: Dict[int, _Exported] = {}
         self._next_export = self._next_import = 0
@@ -2530,11 +2541,20 @@ class _Connection:
 
     # ---- Reading ----
 
-    def wait(self, is_done: Callable[[], bool], deadline: _Deadline, what: str) -> None:
-        """Waits in this thread, and reads meanwhile. Raises TimeoutError."""
+    def wait(self, is_done: Callable[[], bool], deadline: _Deadline, what: str, kind: int = 0) -> None:
+        """Waits in this thread, and reads meanwhile. Raises TimeoutError.
+
+        :param kind: _VALUE or _REQUEST, if that is what it waits for
+        """
         begun, cond = time.monotonic(), self._cond
+        if kind:
+            self.begin(kind)
         with cond:
             self._waiting += 1
+            self._waiting_for[kind] += 1
+            if self._is_read and (self._are_requests_stuck() or self._are_values_stuck()):
+                # The thread that reads must refuse them in time.
+                self._kick()
         try:
             while True:
                 with cond:
@@ -2558,6 +2578,7 @@ class _Connection:
         finally:
             with cond:
                 self._waiting -= 1
+                self._waiting_for[kind] -= 1
                 self._last_wait = time.monotonic()
                 if self._waiting or self._last_wait - begun > 0.02:
                     cond.notify_all()
@@ -2610,9 +2631,12 @@ class _Connection:
         if self._releases:
             with self._cond:
                 self._send_releases()
-        for until in (self._gone_until, self._mismatch_until):
-            if until is not None:
-                timeout = max(0.0, min(timeout, until - time.monotonic()))
+        if self._stuck_until is not None or self._requests or self._values:
+            self._watch_stuck()
+        if self._gone_until is not None or self._mismatch_until is not None or self._stuck_until is not None:
+            untils = (self._gone_until, self._mismatch_until, self._stuck_until)
+            until = min(each for each in untils if each is not None)
+            timeout = max(0.0, min(timeout, until - time.monotonic()))
         milliseconds = None if timeout == math.inf else math.ceil(timeout * 1000)
         if self._held or self._behind_streams:
             time.sleep(0.0001)
@@ -2639,6 +2663,8 @@ class _Connection:
                 self._on_closed()
             if self._mismatch and self._mismatch_until is not None and time.monotonic() >= self._mismatch_until:
                 self.fail(self._mismatch)
+            if self._stuck_until is not None and time.monotonic() >= self._stuck_until:
+                self._refuse_stuck()
             self._close_if_unused()
         self.give_back()
 
@@ -2708,7 +2734,7 @@ class _Connection:
         header = (kind, number, length, request)
         if number != self._received or offset != had or (had and header != self._part_header):
             raise IpcError(f'received byte {offset} of message {number} instead of byte {had} of message {self._received}')
-        if not 1 <= kind <= _CANCELLATION or (request > 0) != (kind > _CONTROL):
+        if not 1 <= kind <= _UNSERVED or (request > 0) != (kind > _CONTROL):
             raise IpcError(f'a frame of kind {kind} has the request number {request}')
         if length > _MAX_MESSAGE or len(part) != min(_PART, length - offset) or (kind == _CONTROL and len(part) != length):
             raise IpcError(f'a frame has {len(part)} bytes of a message of {length}: too few or too many')
@@ -2819,11 +2845,17 @@ class _Connection:
                 self.discard(arrived)  # Given up.
             else:
                 slot.settle(arrived)
+        elif kind == _UNSERVED and not arrived.objects and arrived.value is None:
+            slot = self._asked.pop(request, None)
+            if slot is None:
+                raise IpcError(f'received a refusal of request {request}, which was not made')
+            slot.settle(IpcError(f'{self.name} serves no requests: it waits for values and has never called serve(). '
+                                 'Serve there, or send values', 'not-served'))  # fmt: skip
         elif kind == _CANCELLATION and not arrived.objects and arrived.value is None:
             # What is being answered goes on; what waits is not begun.
             if request in self._unanswered:
                 self._canceled.add(request)
-        elif arrived.objects or arrived.size > 1 << 15 or kind == _CANCELLATION:
+        elif arrived.objects or arrived.size > 1 << 15 or kind in (_CANCELLATION, _UNSERVED):
             raise IpcError(f'received a message of kind {kind} that is none')
         elif kind == _QUESTION:
             self._post(_CONFIRMATION, _encoded('the companion for Python confirms no descriptors'), request=request)
@@ -2861,7 +2893,7 @@ class _Connection:
         is_closing = is_done = False
         while reader.at < reader.end:
             field = reader.byte()
-            if field <= last or (field in (1, 5, 6, 8) and not is_alone) or (field == 2 and is_alone):
+            if field <= last or (field in (1, 5, 6, 8, 9) and not is_alone) or (field == 2 and is_alone):
                 raise IpcError(f'the control field {field} is not allowed here')
             last = field
             if field == 1:
@@ -2889,6 +2921,11 @@ class _Connection:
                             pool.release()
             elif field == 8:
                 is_done = True
+            elif field == 9:
+                begun = reader.byte()
+                if begun not in (1, 2, 3, 6):
+                    raise IpcError(f'{begun} does not say what an end has begun')
+                self._on_peer_begun(begun)
             else:
                 raise IpcError(f'unknown control field {field}')
         if is_alone and len(fds) != used:
@@ -2959,6 +2996,87 @@ class _Connection:
         _close_fds(fds)
         return 0
 
+    # ---- What each end has begun ----
+
+    def begin(self, kind: int) -> None:
+        """Tells the other end that this one receives values, or serves requests. Call it before it waits for any."""
+        what = _RECEIVING if kind == _VALUE else _SERVING
+        if not self._begun & what:
+            with self._cond:
+                begun = self._begun | what
+                self._tell_begun(begun & ~_IGNORING_VALUES if begun & _RECEIVING else begun)
+
+    def _tell_begun(self, begun: int) -> None:
+        self._begun = begun
+        if self.end is None:
+            self._post(_CONTROL, bytes((9, begun)))
+
+    def _watch_stuck(self) -> None:
+        with self._cond:
+            if not (self._are_requests_stuck() or self._are_values_stuck()):
+                self._stuck_until = None
+            elif self._stuck_until is None:
+                self._stuck_until = time.monotonic() + _GRACE_S
+
+    def _is_waiting_for(self, kind: int) -> bool:
+        slots = self._value_slots if kind == _VALUE else self._request_slots
+        return self._waiting_for[kind] > 0 or any(not slot.is_done for slot in slots)
+
+    def _are_requests_stuck(self) -> bool:
+        """Whether requests wait for an end that waits for values, and has never served."""
+        return not self._begun & _SERVING and bool(self._requests) and not self._values and self._is_waiting_for(_VALUE)
+
+    def _are_values_stuck(self) -> bool:
+        """Whether values wait for an end that waits for requests, and has never received."""
+        return self._begun == _SERVING and bool(self._values) and not self._unanswered and self._is_waiting_for(_REQUEST)
+
+    def _refuse_stuck(self) -> None:
+        self._stuck_until = None
+        if self._are_values_stuck():
+            self._tell_begun(self._begun | _IGNORING_VALUES)
+        while self._requests and self._are_requests_stuck():
+            arrived = self._requests.popleft()
+            self._request_bytes -= arrived.size
+            self._unanswered.discard(arrived.request)
+            self._canceled.discard(arrived.request)
+            self.discard(arrived)
+            if self.end is None:
+                self._post(_UNSERVED, b'\x01', request=arrived.request)
+
+    def _on_peer_begun(self, begun: int) -> None:
+        self._peer_begun = begun
+        if begun & _RECEIVING:
+            self._confirm(None)
+        elif begun & _IGNORING_VALUES:
+            error = self._not_received()
+            self._confirm(error)
+            for _, _, _, slot in self._outgoing:
+                # It is still sent: its header has its number. But nobody receives it.
+                if slot:
+                    slot.settle(error)
+
+    def _confirm(self, result: Optional[Exception]) -> None:
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for slot in unconfirmed:
+            slot.settle(result)
+        self._cond.notify_all()
+
+    def _not_received(self) -> IpcError:
+        return IpcError(f'{self.name} receives no values: it serves requests and has never called receive(). '
+                        'Receive there, or send requests', 'not-received')  # fmt: skip
+
+    def hint(self, kind: int) -> str:
+        """Why a value or a request may still wait, for its time-out."""
+        begun = self._peer_begun
+        name, what = ('receive', _RECEIVING) if kind == _VALUE else ('serve', _SERVING)
+        if kind == _REQUEST and begun & _IGNORING_VALUES:
+            return ': values wait there that it does not receive, and what comes behind them waits, too'
+        if begun & what:
+            return ''
+        does = ('has neither received nor served yet' if not begun else 'serves requests and has never received'
+                if begun & _SERVING else 'receives values and has never served')  # fmt: skip
+        return f': {self.name} {does}: does it call {name}()?'
+
     # ---- Sending ----
 
     def prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
@@ -2991,6 +3109,8 @@ class _Connection:
         with self._cond:
             if self.end is not None:
                 raise _again(self.end)
+            if kind == _VALUE and self._peer_begun == _SERVING | _IGNORING_VALUES:
+                raise self._not_received()
             if exported:
                 body += _pack_double(self._next_export)
                 for one in exported:
@@ -3006,6 +3126,10 @@ class _Connection:
                     self._next_export += 1
             self._send_page()
             self._write_control(body, points)
+            if slot and kind == _VALUE and self._peer_begun == _SERVING:
+                # Settled when the other end receives, or refuses.
+                self._unconfirmed.append(slot)
+                slot = None
             self._post(kind, body, fds, request, owned, slot)
 
     def _write_control(self, body: bytearray, points: _Points = []) -> None:
@@ -3388,8 +3512,9 @@ class _Connection:
     def _finish_with(self, error: Exception) -> None:
         if self.end is None:
             self.end = error
-        for slot in (*self._value_slots, *self._request_slots, *self._asked.values()):
+        for slot in (*self._value_slots, *self._request_slots, *self._asked.values(), *self._unconfirmed):
             slot.settle(self.end)
+        self._unconfirmed.clear()
         self._value_slots.clear()
         self._request_slots.clear()
         self._asked.clear()
@@ -3701,12 +3826,16 @@ class Peer(_Context):
     def send(self, value: Any, stream: Any = None, timeout: Optional[float] = None) -> None:
         """Sends a value. Waits for the work on its GPU objects, unless `stream` is given.
 
-        Raises TypeError and ValueError for what cannot be sent, IpcError for memory without a handle.
+        Raises TypeError and ValueError for what cannot be sent, IpcError for memory without a handle; with the
+        code `not-received` if the other end serves requests and has never received.
         """
         connection, slot = self._connection, _Slot()
         connection.send(connection.prepare(value, stream), slot=slot)
         if not slot.is_done:
-            connection.wait(lambda: slot.is_done or connection._is_socket_closed, _Deadline(timeout), 'room to send')
+            try:
+                connection.wait(lambda: slot.is_done or connection._is_socket_closed, _Deadline(timeout), 'room to send')
+            except TimeoutError as error:
+                raise TimeoutError(f'{error}{connection.hint(_VALUE)}') from None
         slot.take()
 
     def receive(self, stream: Any = None, timeout: Optional[float] = None) -> Any:
@@ -3717,7 +3846,7 @@ class Peer(_Context):
         _stream_handle(stream)
         connection, deadline = self._connection, _Deadline(timeout)
         taken: List[_Arrived] = []
-        connection.wait(lambda: self._take_value(taken), deadline, 'a value')
+        connection.wait(lambda: self._take_value(taken), deadline, 'a value', _VALUE)
         arrived = taken.pop()
         try:
             return connection.open(arrived, stream, deadline)
@@ -3761,13 +3890,18 @@ class Peer(_Context):
     # ---- Requests ----
 
     def request(self, value: Any, stream: Any = None, timeout: Optional[float] = None) -> Any:
-        """Returns what the other end's handler answers. Raises RemoteError for what it throws."""
+        """Returns what the other end's handler answers. Raises RemoteError for what it throws.
+
+        Raises IpcError with the code `not-served` if the other end waits for values and has never served.
+        """
         connection, slot, deadline = self._connection, _Slot(), _Deadline(timeout)
         number = self._ask(connection.prepare(value, stream), slot)
         try:
             connection.wait(lambda: slot.is_done, deadline, 'an answer')
-        except BaseException:
+        except BaseException as error:
             self._give_up(number, slot)
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(f'{error}{connection.hint(_REQUEST)}') from None
             raise
         return self._answer(slot.take(), connection.open(slot.take(), stream, deadline))
 
@@ -3807,7 +3941,7 @@ class Peer(_Context):
         connection, forever = self._connection, _Deadline(None)
         taken: List[_Arrived] = []
         while True:
-            connection.wait(lambda: self._take_request(taken), forever, 'a request')
+            connection.wait(lambda: self._take_request(taken), forever, 'a request', _REQUEST)
             if not taken:
                 break
             arrived = taken.pop()
@@ -3896,6 +4030,7 @@ class Peer(_Context):
         await _turn_if_due()
         connection, slot = self._connection, _Slot(is_async=True)
         taken: List[_Arrived] = []
+        connection.begin(_VALUE if slots is connection._value_slots else _REQUEST)
         with connection._cond:
             if take(taken):
                 slot.settle(taken.pop() if taken else connection.end)

@@ -32,7 +32,7 @@ let count = 0;
 /** Writes the error of a connection, or that there was none. The last argument names the file. */
 const node = `
 import { writeFileSync } from 'node:fs';
-import { connect, parentPeer } from 'cuffi/ipc';
+import { connect, parentPeer } from '${'cuffi'}/ipc';
 const [what, name, result] = process.argv.slice(2);
 const peer = name === 'parent' ? parentPeer() : await connect(name, { timeoutMs: 10000 });
 let said = 'ended in order';
@@ -122,22 +122,21 @@ const first = {
 } as const;
 
 async function assertMismatch(peer: Peer, call: keyof typeof first, file: string, where: string) {
-  const [ours, theirs] = [root, where];
   await assert.rejects(first[call](peer), (error: unknown) => {
     assert.ok(error instanceof IpcError, String(error));
     assert.equal(error.code, 'version-mismatch', error.message);
     assert.match(error.message, /speaks version 5 of the protocol, this one version 4\. /);
     assert.ok(
-      error.message.includes(`There: cuffi 9.8.7 in ${theirs}. Here: cuffi `),
+      error.message.includes(`There: cuffi 9.8.7 in ${where}. Here: cuffi `),
       error.message,
     );
-    assert.ok(error.message.includes(` in ${ours}. Install the same version of cuffi`));
+    assert.ok(error.message.includes(` in ${root}. Install the same version of cuffi`));
     return true;
   });
   const [name, code, message = ''] = (await contentOf(file)).split('\n');
   assert.deepEqual([name, code], ['IpcError', 'version-mismatch']);
   assert.match(message, /speaks version 4 of the protocol, this one version 5\. /);
-  assert.ok(message.includes(` in ${ours}. Here: cuffi 9.8.7 in ${theirs}. Install`), message);
+  assert.ok(message.includes(` in ${root}. Here: cuffi 9.8.7 in ${where}. Install`), message);
 }
 
 const orders = [

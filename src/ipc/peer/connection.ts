@@ -35,6 +35,7 @@ import {
 } from '../wire/value-encoder.ts';
 import { type ValueMessage, ValueMessageReader } from '../wire/value-message.ts';
 import { openArrival } from './arrival.ts';
+import { Readiness } from './readiness.ts';
 import { type MessageSize, ReceiveQueue, type Recipient } from './receive-queue.ts';
 import { Requests, type ServeSettings, type Serving } from './requests.ts';
 import { type LeasedObjects, Session } from './session.ts';
@@ -104,6 +105,7 @@ export class Connection implements FramedSocketHandler {
   readonly #receiveQueue: ReceiveQueue;
   readonly #verifier: DescriptorVerifier;
   readonly #requests: Requests;
+  readonly #readiness: Readiness;
   #state: State = 'open';
   #end: ConnectionEnd | undefined;
   /** Why nothing is read at the moment. */
@@ -150,9 +152,30 @@ export class Connection implements FramedSocketHandler {
       this.#session,
       (value, message) => this.#send(value, message),
       () => this.#onDelivered(),
-      () => this.#beginPolling(),
+      () => {
+        this.#beginPolling();
+        this.#readiness.check();
+      },
       (error) => this.onFailure(error),
     );
+    const [values, requests] = [this.#receiveQueue, this.#requests];
+    this.#readiness = new Readiness(peerName, {
+      get hasValues() {
+        return values.hasArrivals;
+      },
+      get hasRequests() {
+        return requests.hasWaiting;
+      },
+      get waitsForValue() {
+        return values.isAwaited;
+      },
+      get waitsForRequest() {
+        return requests.isIdle;
+      },
+      tell: (begun) => this.#tellBegun(begun),
+      refuseRequests: () => requests.refuseWaiting(),
+      rejectUnsentValues: (error) => this.#socket.sendQueue.rejectUnstarted(error, FrameKind.value),
+    });
     this.#poller = new BusyPoller(this.#socket, {
       isAwaited: () =>
         this.#receiveQueue.isAwaited || this.#verifier.isAwaited || this.#requests.isAwaited,
@@ -205,6 +228,16 @@ export class Connection implements FramedSocketHandler {
       : undefined;
   }
 
+  /** Why a request may have no answer yet, for its time-out. */
+  get requestHint(): string | undefined {
+    return this.silenceHint ?? this.#readiness.requestHint;
+  }
+
+  /** Why a value may not be sent yet, for its time-out. */
+  get sendHint(): string | undefined {
+    return this.silenceHint ?? this.#readiness.sendHint;
+  }
+
   // ---- Sending ----
 
   /**
@@ -214,7 +247,9 @@ export class Connection implements FramedSocketHandler {
    * shared; ClosedError after the end
    */
   send(value: unknown, stream: Stream | undefined): Promise<void> | undefined {
-    return this.#send(value, { kind: FrameKind.value, request: 0, stream });
+    if (!this.#end) this.#readiness.checkSend();
+    const sending = this.#send(value, { kind: FrameKind.value, request: 0, stream });
+    return this.#readiness.confirm(sending);
   }
 
   /** As {@link DescriptorVerifier.request}. */
@@ -234,7 +269,9 @@ export class Connection implements FramedSocketHandler {
   /** As {@link Requests.serve}. */
   serve(settings: ServeSettings): Serving {
     assertNotCapturing('receiving');
-    return this.#requests.serve(settings);
+    const serving = this.#requests.serve(settings);
+    this.#readiness.serves();
+    return serving;
   }
 
   #send(value: unknown, message: OutgoingMessage): Promise<void> | undefined {
@@ -304,6 +341,16 @@ export class Connection implements FramedSocketHandler {
     });
   }
 
+  /** Tells the peer what this end has begun, unless no values travel any longer. */
+  #tellBegun(begun: number): void {
+    if (this.#state !== 'open') return;
+    try {
+      this.#postControl({ ...emptyControlBlock, begun }, []);
+    } catch (error) {
+      this.onFailure(error);
+    }
+  }
+
   #sendControl(): void {
     clearImmediate(this.#controlImmediate);
     this.#controlImmediate = undefined;
@@ -340,6 +387,7 @@ export class Connection implements FramedSocketHandler {
     const isLater = isTurnDue();
     if (!isLater && this.#receiveQueue.isIdle) this.#readNow();
     const cancel = this.#receiveQueue.receive(recipient, isLater);
+    this.#readiness.receives();
     this.#onDelivered();
     this.#beginPolling();
     if (!isLater) return cancel;
@@ -402,6 +450,7 @@ export class Connection implements FramedSocketHandler {
       throw error;
     }
     this.#applyControl(block, arrived.fds);
+    if (block.begun !== 0) this.#readiness.onPeerBegun(block.begun);
     if (block.isClosing || block.isDone) {
       this.#session.isClosedByPeer = true;
       this.#on('closed by peer', closedByPeerError(this.peerName));
@@ -478,6 +527,7 @@ export class Connection implements FramedSocketHandler {
     else if (kind === FrameKind.confirmation) this.#verifier.receiveResponse(request, message, fds);
     else if (kind === FrameKind.cancellation)
       this.#requests.receiveCancellation(request, message, fds);
+    else if (kind === FrameKind.unserved) this.#requests.receiveRefusal(request, message, fds);
     else {
       const byteLength = queuedByteLength(bytes.byteLength, entries.length);
       const isServed = this.#queue(kind, request, message, fds, {
@@ -486,9 +536,10 @@ export class Connection implements FramedSocketHandler {
       });
       // Keeps the bytes until a caller takes the value.
       if (isSingleFrame) message.value.copyBytes();
+      if (!isServed) this.#readiness.check();
       return isServed;
     }
-    return kind === FrameKind.confirmation;
+    return kind === FrameKind.confirmation || kind === FrameKind.unserved;
   }
 
   /** Queues a value, a request or an answer. Returns whether a caller waited for it. */
@@ -602,6 +653,7 @@ export class Connection implements FramedSocketHandler {
     this.onEnd?.(reason);
     this.#verifier.end(reason);
     this.#requests.end(reason);
+    this.#readiness.end(reason);
     this.#receiveQueue.end(reason);
     this.#onDelivered();
   }

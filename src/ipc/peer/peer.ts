@@ -131,7 +131,8 @@ export class Peer<Receives = unknown, Sends = Anything>
    * @throws TypeError for what cannot be sent, with its path: `value.model.layers[3] is a WeakMap …`
    * @throws RangeError above 16 MiB of plain data, 131,072 typed arrays, 131,072 Maps, Sets and
    * errors, 64 levels, 4096 GPU objects
-   * @throws IpcError for GPU objects that cannot be shared, and for more than 1024 unsent values
+   * @throws IpcError for GPU objects that cannot be shared, and for more than 1024 unsent values; with
+   * the code `not-received` if the other end serves requests and has never received
    * @throws ClosedError if either end is closed, PeerGoneError if the other process was killed or
    * has failed
    */
@@ -154,6 +155,7 @@ export class Peer<Receives = unknown, Sends = Anything>
           sending.then(resolve, reject);
           return () => {};
         },
+        () => this.#connection.sendHint,
       );
     } catch (error) {
       throw errorForCall(error);
@@ -188,7 +190,8 @@ export class Peer<Receives = unknown, Sends = Anything>
    * @param options `stream` orders the request, as of {@link send}, and uses the answer
    * @throws what the handler threw: an error of the same class, with its own `stack`, to which the
    * stack of this call is added
-   * @throws IpcError with the code `limit-exceeded` if 1024 requests, or 64 MiB, wait for their answers;
+   * @throws IpcError with the code `not-served` if the other end waits for values and has never served;
+   * with `limit-exceeded` if 1024 requests, or 64 MiB, wait for their answers;
    * ClosedError and PeerGoneError if the connection ends before the answer; as {@link send}
    * @example
    * const labels = await peer.request({ image: buffer }, { timeoutMs: 1000 });
@@ -203,7 +206,7 @@ export class Peer<Receives = unknown, Sends = Anything>
         deadline,
         operation,
         (resolve, reject) => connection.request(value, { resolve, reject, stream }),
-        () => connection.silenceHint,
+        () => connection.requestHint,
       )) as Receives;
     } catch (error) {
       if (error instanceof HandlerFailure) throw failureForCall(error, connection.peerName);
@@ -213,7 +216,8 @@ export class Peer<Receives = unknown, Sends = Anything>
 
   /**
    * Handles the requests of the other process until the connection ends. Then it resolves, when the
-   * last handler has. Requests that came before wait for this call. What a handler returns, or its
+   * last handler has. Requests that came before wait for this call, unless this end waited for a value
+   * before, which refuses them. What a handler returns, or its
    * Promise, is the answer; what it throws is thrown by the other end's {@link request}.
    *
    * A handler owns the GPU objects of its request. `context.closeAfter(resource)` closes one when the

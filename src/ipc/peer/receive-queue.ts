@@ -70,6 +70,11 @@ export class ReceiveQueue {
     return this.#arrivals.length === 0 && this.#recipients.length === 0 && this.#end === undefined;
   }
 
+  /** Whether values are queued. */
+  get hasArrivals(): boolean {
+    return this.#arrivals.length > 0;
+  }
+
   /** Whether a caller waits for a value that has not arrived. */
   get isAwaited(): boolean {
     return this.#recipients.length > 0 && this.#arrivals.length === 0;

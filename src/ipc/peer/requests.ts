@@ -124,6 +124,16 @@ export class Requests {
     return !this.#asked.isEmpty || this.#values.isAwaited;
   }
 
+  /** Whether requests of the peer wait for a handler. */
+  get hasWaiting(): boolean {
+    return this.#waiting.length > 0;
+  }
+
+  /** Whether handlers wait for a request, and none runs. */
+  get isIdle(): boolean {
+    return this.#server?.isTaking === true && this.#server.running === 0;
+  }
+
   /** Whether so much was answered at once that the peer should wait. It is delivered without its help. */
   get isFull(): boolean {
     return this.#answers.isFull;
@@ -222,6 +232,26 @@ export class Requests {
     return true;
   }
 
+  /**
+   * Rejects a request because nobody serves the peer's requests.
+   *
+   * @throws IpcError for anything but the refusal of a pending request
+   */
+  receiveRefusal(number: number, message: ValueMessage, fds: readonly number[]): void {
+    discardFds(fds);
+    assertNull(message, 'a refusal');
+    const asked = this.#asked.take(number);
+    this.#askedSize.remove(asked.size);
+    asked.recipient.reject(
+      new IpcError(
+        `${this.#peerName} serves no requests: it waits for values and has never called serve(). ` +
+          'Serve there, or send values',
+        undefined,
+        'not-served',
+      ),
+    );
+  }
+
   // ---- Requests of the peer ----
 
   /**
@@ -253,9 +283,22 @@ export class Requests {
   /** Aborts the signal of a request's handler. Does nothing if the request was answered meanwhile. */
   receiveCancellation(number: number, message: ValueMessage, fds: readonly number[]): void {
     discardFds(fds);
-    if (message.objects.entries.length > 0 || message.value.byteLength > 1)
-      throw new IpcError('a cancellation came with a value');
+    assertNull(message, 'a cancellation');
     this.#received.get(number)?.giveUp(`${this.#peerName} has given this request up`);
+  }
+
+  /** Refuses the requests that no handler has taken. */
+  refuseWaiting(): void {
+    this.#values.clear();
+    for (const { number, size } of this.#waiting.splice(0)) {
+      this.#received.delete(number);
+      this.#receivedSize.remove(size);
+      try {
+        this.#send(null, { kind: FrameKind.unserved, request: number })?.catch(() => {});
+      } catch (error) {
+        if (!this.#end) this.#onBroken(error);
+      }
+    }
   }
 
   /** @throws CuffiError while another call serves this connection */
@@ -313,6 +356,7 @@ export class Requests {
         server.running -= 1;
         server.finishIfIdle();
         this.#takeNext(server);
+        if (this.isIdle) this.#onAwaited();
       });
     });
   }
@@ -560,6 +604,12 @@ export class PendingRequests<T> {
     this.#requests.clear();
     return requests;
   }
+}
+
+/** @throws IpcError for a message that has more than a number */
+function assertNull({ objects, value }: ValueMessage, what: string): void {
+  if (objects.entries.length > 0 || value.byteLength > 1)
+    throw new IpcError(`${what} came with a value`);
 }
 
 /** An error that says what another value says, and can be sent whatever that is. */

@@ -27,6 +27,16 @@ export interface ForwardRequest {
   readonly startTime: number;
 }
 
+/** What an end has begun, as bits. */
+export const Begun = {
+  /** It has waited for a value at least once. */
+  receiving: 1,
+  /** It has served requests at least once. */
+  serving: 2,
+  /** It only serves, and values wait there. */
+  ignoringValues: 4,
+} as const;
+
 /** The fields of a control block. */
 export interface ControlBlock {
   /** Whether the sender's timeline page is the last of the file descriptors. */
@@ -47,6 +57,8 @@ export interface ControlBlock {
   readonly isDone: boolean;
   /** Pools of the sender that were closed. The receiver need not keep them for further memory. */
   readonly closedPools: readonly string[];
+  /** What the sender has begun: bits of {@link Begun}. 0 if the block does not say so. */
+  readonly begun: number;
 }
 
 /** A control block without content. */
@@ -59,6 +71,7 @@ export const emptyControlBlock: ControlBlock = {
   isClosing: false,
   isDone: false,
   closedPools: [],
+  begun: 0,
 };
 
 /**
@@ -99,6 +112,7 @@ export function readControlBlock(from: ByteReader): ControlBlock {
   let revoked: readonly number[] = [];
   let forwardRequests: readonly ForwardRequest[] = [];
   let closedPools: readonly string[] = [];
+  let begun = 0;
   while (from.remaining > 0) {
     const field = from.uint8();
     if (field <= last)
@@ -114,6 +128,7 @@ export function readControlBlock(from: ByteReader): ControlBlock {
     else if (field === ControlField.closedPools)
       closedPools = readList(from, POOL_ID_BYTES, () => from.view(POOL_ID_BYTES).toString('hex'));
     else if (field === ControlField.done) isDone = true;
+    else if (field === ControlField.begun) begun = readBegun(from);
     else throw new IpcError(`unknown control field ${field}`);
   }
   return {
@@ -125,6 +140,7 @@ export function readControlBlock(from: ByteReader): ControlBlock {
     isDone,
     forwardRequests,
     closedPools,
+    begun,
   };
 }
 
@@ -162,6 +178,10 @@ export function writeControlBlock(to: ByteWriter, block: ControlBlock): void {
     for (const pool of block.closedPools) to.text(pool, 'hex', POOL_ID_BYTES);
   }
   if (block.isDone) to.uint8(ControlField.done);
+  if (block.begun !== 0) {
+    to.uint8(ControlField.begun);
+    to.uint8(block.begun);
+  }
 }
 
 // ---- The encoding of the fields ----
@@ -175,6 +195,7 @@ const ControlField = {
   forwardRequests: 6,
   closedPools: 7,
   done: 8,
+  begun: 9,
 } as const;
 /** The most points of one list: one for each counter of a page. */
 const MAX_POINTS = COUNTER_COUNT;
@@ -204,6 +225,15 @@ function readPoints(from: ByteReader): TimelinePoint[] {
     points.push({ index, count: readCount(from, 1) });
   }
   return latest(points);
+}
+
+function readBegun(from: ByteReader): number {
+  const begun = from.uint8();
+  const { receiving, serving, ignoringValues } = Begun;
+  const onlyServes = serving | ignoringValues;
+  if (begun < receiving || (begun > (receiving | serving) && begun !== onlyServes))
+    throw new IpcError(`${begun} does not say what an end has begun`);
+  return begun;
 }
 
 function readForwardRequest(from: ByteReader): ForwardRequest {

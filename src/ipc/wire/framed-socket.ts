@@ -377,10 +377,14 @@ export class SendQueue {
     this.isShortOfFds = false;
   }
 
-  /** Drops the values, requests and responses of which nothing was sent. Control messages stay. */
-  rejectUnstarted(error: unknown): void {
+  /**
+   * Drops the values, requests and responses of which nothing was sent. Control messages stay.
+   *
+   * @param only the one kind to drop
+   */
+  rejectUnstarted(error: unknown, only?: FrameKind): void {
     const unstarted = this.#queued.filter(
-      ({ kind, offset }) => kind !== FrameKind.control && offset === 0,
+      ({ kind, offset }) => offset === 0 && (only ? kind === only : kind !== FrameKind.control),
     );
     this.#drop(unstarted, error);
     if (!unstarted.every(({ fds }) => fds.length === 0)) this.isShortOfFds = false;

@@ -31,6 +31,8 @@ export const FrameKind = {
   failure: 7,
   /** Gives a request up. */
   cancellation: 8,
+  /** Refuses a request: its receiver waits for values, and has never served. */
+  unserved: 9,
 } as const;
 export type FrameKind = (typeof FrameKind)[keyof typeof FrameKind];
 
@@ -214,4 +216,4 @@ export function refusalFrame(): Buffer {
 const MAGIC = 0x7563;
 
 const isKind = (kind: number): kind is FrameKind =>
-  kind >= FrameKind.value && kind <= FrameKind.cancellation;
+  kind >= FrameKind.value && kind <= FrameKind.unserved;

@@ -88,8 +88,8 @@ export class ValueMessageReader {
         `a control block of ${formatBytes(from.remaining)} is too large: at most ${MAX_CONTROL_BYTE_LENGTH} are allowed`,
       );
     const control = readControlBlock(from);
-    const { hasTimelinePage, isClosing, isDone, forwardRequests } = control;
-    if (hasTimelinePage || isClosing || isDone || forwardRequests.length > 0)
+    const { hasTimelinePage, isClosing, isDone, forwardRequests, begun } = control;
+    if (hasTimelinePage || isClosing || isDone || forwardRequests.length > 0 || begun !== 0)
       throw new IpcError('received parts of a control message with a value');
     let expected = 0;
     for (const { fdCount: own, hasLink } of objects.entries) expected += own + (hasLink ? 1 : 0);

@@ -115,7 +115,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
       closeFd(fd);
     },
   ],
-  'news of nothing known': [/unknown control field/, (o) => o.send(Uint8Array.of(9), news)],
+  'news of nothing known': [/unknown control field/, (o) => o.send(Uint8Array.of(99), news)],
   'news that is cut off': [
     /are left/,
     (o) => o.send(Uint8Array.of(3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1), news),
@@ -218,6 +218,20 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
     /0 file descriptors with a value that has 1/,
     (o) => o.send(Uint8Array.from(linked(0))),
   ],
+  'what was begun, with a value': [
+    /parts of a control message with a value/,
+    (o) => o.send(Uint8Array.of(Tag.null, 9, 1)),
+  ],
+  'nothing that can be begun': [/0 does not say/, (o) => o.send(Uint8Array.of(9, 0), news)],
+  'more than can be begun': [/8 does not say/, (o) => o.send(Uint8Array.of(9, 8), news)],
+  'values that nobody receives, at an end that receives': [
+    /5 does not say/,
+    (o) => o.send(Uint8Array.of(9, 5), news),
+  ],
+  'the refusal of a request that nobody sent': [
+    /nobody asked for/,
+    (o) => o.send(Uint8Array.of(Tag.null), { kind: 9, request: 1 }),
+  ],
   'something to keep with a value': [
     /parts of a control message with a value/,
     (o) => sendWithLink(o, [Tag.null, 6, 1, ...float64(0), ...float64(1), ...float64(1)]),
@@ -304,6 +318,7 @@ describe('Peer with a hostile other end', () => {
       forwardRequests: [{ lease: 2, pid: 3, startTime: 4 }],
       closedPools: ['ab'.repeat(16)],
       isDone: true,
+      begun: 3,
     };
     const bytesOf = (fields: object): Buffer =>
       ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {

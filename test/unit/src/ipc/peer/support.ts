@@ -44,10 +44,15 @@ export function peerPair(
   };
 }
 
+/** The control field that tells what an end has begun. */
+const BEGUN = 9;
+
 /** A peer whose other end does as it likes. */
 export class RawPeer implements Disposable {
   readonly peer: Peer;
   readonly socket: number;
+  /** What the peer has begun, as far as it was received here. */
+  begun = 0;
 
   constructor(options?: PeerOptions, credentials = own) {
     const [first, second] = socketPair();
@@ -64,8 +69,17 @@ export class RawPeer implements Disposable {
     return sendMessage(this.socket, packet, fds);
   }
 
+  /** The next packet, but for those that tell what the peer has begun, which are noted. */
   receive(): ReturnType<typeof receiveMessage> {
-    return receiveMessage(this.socket);
+    for (;;) {
+      const message = receiveMessage(this.socket);
+      if (typeof message !== 'object') return message;
+      const [kind, field, begun] = [3, HEADER_BYTE_LENGTH, HEADER_BYTE_LENGTH + 1].map(
+        (at) => message.data[at],
+      );
+      if (kind !== FrameKind.control || field !== BEGUN) return message;
+      this.begun = begun as number;
+    }
   }
 
   [Symbol.dispose](): void {

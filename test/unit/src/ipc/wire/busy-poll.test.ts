@@ -197,8 +197,8 @@ describe('busyPoll', () => {
     await assert.rejects(lost, { name: 'ClosedError' });
     using hostile = new RawPeer(polling);
     const broken = hostile.peer.receive();
-    hostile.send(new Uint8Array(3), { kind: 9 as never });
-    await assert.rejects(broken, { name: 'IpcError', message: /unknown frame kind 9/ });
+    hostile.send(new Uint8Array(3), { kind: 99 as never });
+    await assert.rejects(broken, { name: 'IpcError', message: /unknown frame kind 99/ });
   });
 
   test('a value that is sent over many turns is not delayed by the wait for its reply', async () => {

@@ -1,0 +1,171 @@
+import { IpcError } from '../../errors.ts';
+import { Begun } from '../wire/control-block.ts';
+import { MAX_UNSENT_VALUES } from '../wire/limits.ts';
+
+/** What a {@link Readiness} asks of its connection. */
+export interface ReadinessHost {
+  /** Whether values were received that nobody has taken. */
+  readonly hasValues: boolean;
+  /** Whether requests were received that no handler has taken. */
+  readonly hasRequests: boolean;
+  /** Whether a caller waits for a value, and none has been received. */
+  readonly waitsForValue: boolean;
+  /** Whether handlers wait for a request, and none runs. */
+  readonly waitsForRequest: boolean;
+  /** Tells the peer what this end has begun: bits of {@link Begun}. */
+  tell(begun: number): void;
+  /** Refuses the requests that no handler has taken. */
+  refuseRequests(): void;
+  /** Drops the values that wait to be sent. */
+  rejectUnsentValues(error: IpcError): void;
+}
+
+/**
+ * How long requests wait for an end that waits for values, and values for one that waits for
+ * requests. Two parts of a program, one of which receives and one of which serves, need not begin
+ * at the same moment.
+ */
+const GRACE_MS = 200;
+
+/**
+ * What each end of a connection has begun: to receive values, to serve requests. What was sent to an
+ * end that has begun neither waits. What was sent to an end that waits for the other kind, and has
+ * never begun this one, would wait for ever, and is refused.
+ */
+export class Readiness {
+  readonly #peerName: string;
+  readonly #host: ReadinessHost;
+  #own = 0;
+  #peer = 0;
+  #telling: NodeJS.Immediate | undefined;
+  #grace: NodeJS.Timeout | undefined;
+  /** Calls of `send` whose values may never be received. */
+  readonly #unconfirmed = new Set<(error?: Error) => void>();
+
+  /** @param peerName the peer in words */
+  constructor(peerName: string, host: ReadinessHost) {
+    this.#peerName = peerName;
+    this.#host = host;
+  }
+
+  // ---- This end ----
+
+  /** Notes that this end receives values. Call it whenever it waits for one. */
+  receives(): void {
+    if ((this.#own & Begun.receiving) === 0)
+      this.#set((this.#own | Begun.receiving) & ~Begun.ignoringValues);
+    if ((this.#own & Begun.serving) === 0) this.check();
+  }
+
+  /** Notes that this end serves requests. */
+  serves(): void {
+    if ((this.#own & Begun.serving) === 0) this.#set(this.#own | Begun.serving);
+    this.check();
+  }
+
+  /** Begins the time after which waiting requests or values are refused, if they may wait for ever. */
+  check(): void {
+    if (this.#grace || !(this.#areRequestsStuck || this.#areValuesStuck)) return;
+    this.#grace = setTimeout(() => {
+      this.#grace = undefined;
+      if (this.#areRequestsStuck) this.#host.refuseRequests();
+      else if (this.#areValuesStuck) this.#set(this.#own | Begun.ignoringValues);
+    }, GRACE_MS).unref();
+  }
+
+  get #areRequestsStuck(): boolean {
+    if ((this.#own & Begun.serving) !== 0) return false;
+    return this.#host.hasRequests && this.#host.waitsForValue;
+  }
+
+  get #areValuesStuck(): boolean {
+    return this.#own === Begun.serving && this.#host.hasValues && this.#host.waitsForRequest;
+  }
+
+  /** What is begun in one turn of the event loop is told at once. */
+  #set(own: number): void {
+    this.#own = own;
+    this.#telling ??= setImmediate(() => {
+      this.#telling = undefined;
+      this.#host.tell(this.#own);
+    });
+  }
+
+  // ---- The peer ----
+
+  /** Applies what the peer has begun. */
+  onPeerBegun(begun: number): void {
+    this.#peer = begun;
+    if ((begun & Begun.receiving) !== 0) this.#settle();
+    else if ((begun & Begun.ignoringValues) !== 0) {
+      const error = this.#notReceived();
+      this.#settle(error);
+      this.#host.rejectUnsentValues(error);
+    }
+  }
+
+  /** @throws IpcError if the peer does not take values, or too many wait to be received */
+  checkSend(): void {
+    if ((this.#peer & Begun.ignoringValues) !== 0) throw this.#notReceived();
+    if (this.#unconfirmed.size >= MAX_UNSENT_VALUES)
+      throw new IpcError(
+        `${this.#unconfirmed.size} values wait to be received already: await send() before the next one`,
+        undefined,
+        'limit-exceeded',
+      );
+  }
+
+  /**
+   * Delays the end of a `send` until the peer receives values, if it serves requests and has never
+   * received.
+   */
+  confirm(sending: Promise<void> | undefined): Promise<void> | undefined {
+    if (this.#peer !== Begun.serving) return sending;
+    return new Promise((resolve, reject) => {
+      const settle = (error?: Error): void => (error ? reject(error) : resolve(sending));
+      this.#unconfirmed.add(settle);
+      sending?.catch((error: Error) => {
+        this.#unconfirmed.delete(settle);
+        reject(error);
+      });
+    });
+  }
+
+  /** Why a request may have no answer yet, as far as it is known. */
+  get requestHint(): string | undefined {
+    if ((this.#peer & Begun.ignoringValues) !== 0)
+      return 'values wait there that it does not receive, and what comes behind them waits, too';
+    if ((this.#peer & Begun.serving) !== 0) return undefined;
+    return this.#peer === 0
+      ? `${this.#peerName} has neither received nor served yet: does it call serve()?`
+      : `${this.#peerName} receives values and has never served: does it call serve()?`;
+  }
+
+  /** Why a value may not be sent yet, as far as it is known. */
+  get sendHint(): string | undefined {
+    if ((this.#peer & Begun.receiving) !== 0) return undefined;
+    return this.#peer === 0
+      ? `${this.#peerName} has neither received nor served yet: does it call receive()?`
+      : `${this.#peerName} serves requests and has never received: does it call receive()?`;
+  }
+
+  /** Ends all waits. */
+  end(reason: Error): void {
+    clearTimeout(this.#grace);
+    this.#settle(reason);
+  }
+
+  #notReceived(): IpcError {
+    return new IpcError(
+      `${this.#peerName} receives no values: it serves requests and has never called receive(). ` +
+        'Receive there, or send requests',
+      undefined,
+      'not-received',
+    );
+  }
+
+  #settle(error?: Error): void {
+    for (const settle of this.#unconfirmed) settle(error);
+    this.#unconfirmed.clear();
+  }
+}
