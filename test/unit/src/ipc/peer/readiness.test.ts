@@ -218,12 +218,15 @@ describe('A value', () => {
 
   test('is taken by a handler that receives', async () => {
     using pair = peerPair();
-    const served = pair.b.serve(async (count) => {
-      await delay(LONG_MS);
-      const values: unknown[] = [];
-      while (values.length < (count as number)) values.push(await pair.b.receive());
-      return values;
-    });
+    const served = pair.b.serve(
+      async (count) => {
+        await delay(LONG_MS);
+        const values: unknown[] = [];
+        while (values.length < (count as number)) values.push(await pair.b.receive());
+        return values;
+      },
+      { concurrency: 2 },
+    );
     assert.deepEqual(await pair.a.request(0), []);
     const asked = pair.a.request(2);
     await pair.a.send('a');
