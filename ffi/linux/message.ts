@@ -18,6 +18,8 @@ export interface SocketMessage {
   readonly data: Uint8Array;
   /** Close-on-exec. The receiver must close them. */
   readonly fds: readonly number[];
+  /** Why the descriptors of the message are lost, if they are: this process has none left for them. */
+  readonly shortage?: SystemError;
 }
 
 /**
@@ -71,18 +73,20 @@ export const isGone = ({ code }: SystemError): boolean => code === 'EPIPE' || co
  * The sender is untrusted: check the data before use, and close unexpected descriptors.
  *
  * @throws SystemError EMFILE or ENFILE if this process has no descriptor left for those of the
- * message, EMSGSIZE if it was truncated for another reason. The message is lost, and its
- * descriptors are closed
+ * message, EMSGSIZE if it is too long. The message is lost, and its descriptors are closed
  */
 export function receiveMessage(socket: number): SocketMessage | 'end' | undefined {
   const message = takeMessage(socket);
   if (message === undefined || message === 'end') return message;
+  if (message.shortage) throw message.shortage;
   return { data: message.data.slice(), fds: message.fds };
 }
 
 /**
  * Like {@link receiveMessage}, without a copy: the data are valid until the next call of any
- * function of this file.
+ * function of this file. If no descriptor is left for those of the message, the data arrive alone.
+ *
+ * @throws SystemError as {@link receiveMessage} for anything else
  */
 export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
   checkFd(socket, 'socket');
@@ -99,10 +103,19 @@ export function takeMessage(socket: number): SocketMessage | 'end' | undefined {
   if (failure !== 0) throw new SystemError('recvmsg', failure);
   const fds = receivedFds(view);
   const flags = view.getInt32(HEADER + 48, true);
-  if ((flags & (MSG_TRUNC | MSG_CTRUNC)) !== 0) throw truncationError(socket, flags, fds);
+  if ((flags & MSG_TRUNC) !== 0) {
+    for (const fd of fds) libc.close(fd);
+    throw new SystemError('recvmsg', EMSGSIZE, "the message's data were truncated");
+  }
   if (length === 0) {
     discardFds(fds);
     return 'end';
+  }
+  // There is room for more descriptors than the kernel sends.
+  if ((flags & MSG_CTRUNC) !== 0) {
+    const shortage = findShortage(socket);
+    for (const fd of fds) libc.close(fd);
+    return { data: bytes.subarray(PAYLOAD, PAYLOAD + length), fds: [], shortage };
   }
   return { data: bytes.subarray(PAYLOAD, PAYLOAD + length), fds };
 }
@@ -139,6 +152,8 @@ const MSG_DONTWAIT = 0x40;
 const MSG_NOSIGNAL = 0x4000;
 const MSG_CMSG_CLOEXEC = 0x4000_0000;
 const EAGAIN = 11;
+const ENFILE = 23;
+const EMFILE = 24;
 const EMSGSIZE = 90;
 const ECONNRESET = 104;
 
@@ -191,22 +206,16 @@ function receive(socket: number): number {
   return libc.recvmsg(socket, scratchAddress(HEADER), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 }
 
-/**
- * Closes the descriptors that arrived. Opens one more to find out why the kernel dropped the rest.
- */
-function truncationError(socket: number, flags: number, fds: readonly number[]): SystemError {
+/** Returns why the kernel dropped descriptors, by opening one more. */
+function findShortage(socket: number): SystemError {
   const probe = libc.fcntl(socket, F_DUPFD_CLOEXEC, 0);
-  const failure = probe < 0 ? errno() : 0;
+  const failure = probe < 0 && errno() === ENFILE ? ENFILE : EMFILE;
   if (probe >= 0) libc.close(probe);
-  for (const fd of fds) libc.close(fd);
-  if ((flags & MSG_CTRUNC) !== 0 && failure !== 0)
-    return new SystemError(
-      'recvmsg',
-      failure,
-      "no descriptor is left for those of a message, which is lost: raise the limit ('ulimit -n')",
-    );
-  const what = flags & MSG_TRUNC ? 'data' : 'descriptors';
-  return new SystemError('recvmsg', EMSGSIZE, `the message's ${what} were truncated`);
+  return new SystemError(
+    'recvmsg',
+    failure,
+    "no descriptor is left for those of a message, which are lost: raise the limit ('ulimit -n')",
+  );
 }
 
 function receivedFds(view: DataView): number[] {

@@ -365,6 +365,20 @@ describe('Peer', () => {
     });
     await ended(typed);
     rmSync(folder, { recursive: true });
+    // A name that Node would take for an option or a command.
+    for (const script of ['--print', '-e', '-', 'inspect', '--require=x']) {
+      using named = spawnPeer(script, {
+        args: ['7'],
+        stdio: 'ignore',
+        execArgv: [],
+        cwd: tmpdir(),
+      });
+      await assert.rejects(named.receive(), {
+        name: 'PeerGoneError',
+        message: new RegExp(`there is no script ${join(tmpdir(), script)}$`),
+      });
+      await ended(named);
+    }
     using nowhere = spawnPeer(program, { cwd: '/nonexistent' });
     await assert.rejects(nowhere.receive(), { name: 'IpcError', message: /could not be started/ });
     assert.throws(() => spawnPeer(program, { arguments: [] } as object), TypeError);

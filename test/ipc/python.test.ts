@@ -458,6 +458,15 @@ describe('the end of a connection with Python', options, () => {
       missing.receive({ timeoutMs: 20_000 }),
       /there is no script \/nowhere\/model\.py/,
     );
+    // A name that Python would take for an option.
+    for (const script of ['-c', '-m', '-', '--version', '-i']) {
+      using named = spawnPython(script, { args: ['print(7)'], cwd: '/' });
+      await assert.rejects(named.receive({ timeoutMs: 20_000 }), {
+        name: 'PeerGoneError',
+        exitCode: 2,
+        message: new RegExp(`can't open file '/\\./${script}'`),
+      });
+    }
     const source =
       'import cuffi\ntry: cuffi.parent()\nexcept cuffi.IpcError as error: print(error.code)';
     const env = { ...process.env, PYTHONPATH: dirname(companionFile()) };

@@ -1,6 +1,7 @@
 /** A value that has arrived, with its objects opened. */
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
+import { isShortage, SystemError } from '../../../ffi/linux/libc.ts';
 import { ClosedError, CuffiError, IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import type { ImportTable } from '../lease/import-table.ts';
@@ -41,7 +42,7 @@ export function openArrival(
   const { imports } = session;
   const { firstLease, entries } = table;
   // Done before anything can fail: releasing a lease closes its link.
-  const objectFds = takeLinks(table, fds, imports);
+  const objectFds = refusal && fds.length === 0 ? fds : takeLinks(table, fds, imports);
   const objects: object[] = [];
   let used = 0;
   try {
@@ -85,8 +86,15 @@ function takeLinks(
 
 /** Adds to the error which object of the value could not be opened. */
 function withPath(error: unknown, { value, objects }: ValueMessage, at: number): unknown {
-  if (!(error instanceof CuffiError)) return error;
+  if (!(error instanceof CuffiError || error instanceof SystemError)) return error;
   const place = placeOf(value, at, objects.entries.length);
+  // The system refuses what the peer has sent, or has nothing left for it.
+  if (error instanceof SystemError)
+    return new IpcError(
+      `${place} cannot be opened`,
+      error,
+      isShortage(error) ? 'limit-exceeded' : 'no-file-descriptor',
+    );
   if (error instanceof ClosedError)
     return new IpcError(
       `${place} is an object of this process, which came back after it was closed here`,

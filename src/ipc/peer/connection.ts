@@ -1,5 +1,5 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
-import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
+import { closeFd, isShortage, SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { isMainThread } from '../../../ffi/thread.ts';
 import { ClosedError, CuffiError, IpcError, type PeerGoneError } from '../../errors.ts';
@@ -283,16 +283,30 @@ export class Connection implements FramedSocketHandler {
       const placed = encodeValue(writer, value, sendable);
       const exported = placed.map(exportPlaced);
       if (this.#end) throw this.#end;
+      const leased = placed.length > 0 ? this.#lease(writer, placed, exported, message) : undefined;
       try {
-        const leased =
-          placed.length > 0
-            ? this.#session.leaseObjects(writer, placed.map(objectOf), exported, message.stream)
-            : undefined;
         return this.#post(writer, leased, message);
       } catch (error) {
         throw error instanceof SystemError ? this.#sendFailed(error) : error;
       }
     });
+  }
+
+  /** As {@link Session.leaseObjects}. A shortage of this process concerns only this value. */
+  #lease(
+    writer: ByteWriter,
+    placed: readonly PlacedObject<Shareable>[],
+    exported: readonly EncodedExport[],
+    { stream }: OutgoingMessage,
+  ): LeasedObjects {
+    try {
+      return this.#session.leaseObjects(writer, placed.map(objectOf), exported, stream);
+    } catch (error) {
+      if (!(error instanceof SystemError)) throw error;
+      throw isShortage(error)
+        ? new IpcError('the value cannot be sent', error, 'limit-exceeded')
+        : this.#sendFailed(error);
+    }
   }
 
   /** Writes a control block behind an encoded value, and posts both. */
@@ -442,6 +456,8 @@ export class Connection implements FramedSocketHandler {
     this.#hasHeard = true;
     if (arrived.kind !== FrameKind.control)
       return this.#read(arrived, new ValueMessageReader(arrived.bytes));
+    // Without the counters of the peer, or a link of a third process, order and memory are not safe.
+    if (arrived.shortage) throw arrived.shortage;
     let block: ControlBlock;
     try {
       block = readControlMessage(arrived.bytes, arrived.fds.length);
@@ -468,7 +484,7 @@ export class Connection implements FramedSocketHandler {
     let message: ValueMessage | undefined;
     try {
       // A message of a single frame is short, and its bytes are valid only now.
-      do message = reader.read(arrived.fds.length);
+      do message = reader.read(arrived.shortage ? undefined : arrived.fds.length);
       while (!message && arrived.isSingleFrame);
       if (message) this.#accept(message);
     } catch (error) {
@@ -515,7 +531,9 @@ export class Connection implements FramedSocketHandler {
   }
 
   /** Delivers a checked value. Returns whether a caller waited for it. */
-  #deliver({ kind, request, fds, bytes, isSingleFrame }: Message, message: ValueMessage): boolean {
+  #deliver(arrived: Message, message: ValueMessage): boolean {
+    const { kind, request, fds, bytes, isSingleFrame } = arrived;
+    const refusal = arrived.shortage && shortageError(arrived.shortage);
     const { firstLease, entries } = message.objects;
     if (this.#end) {
       // The value was sent before the peer knew of the end. Its objects are released.
@@ -524,16 +542,15 @@ export class Connection implements FramedSocketHandler {
       return false;
     }
     if (kind === FrameKind.verification) this.#verifier.respond(request, message, fds);
-    else if (kind === FrameKind.confirmation) this.#verifier.receiveResponse(request, message, fds);
+    else if (kind === FrameKind.confirmation)
+      this.#verifier.receiveResponse(request, message, fds, refusal);
     else if (kind === FrameKind.cancellation)
       this.#requests.receiveCancellation(request, message, fds);
     else if (kind === FrameKind.unserved) this.#requests.receiveRefusal(request, message, fds);
     else {
       const byteLength = queuedByteLength(bytes.byteLength, entries.length);
-      const isServed = this.#queue(kind, request, message, fds, {
-        byteLength,
-        fdCount: fds.length,
-      });
+      const size = { byteLength, fdCount: fds.length };
+      const isServed = this.#queue(kind, request, message, fds, size, refusal);
       // Keeps the bytes until a caller takes the value.
       if (isSingleFrame) message.value.copyBytes();
       if (!isServed) this.#readiness.check();
@@ -549,14 +566,15 @@ export class Connection implements FramedSocketHandler {
     message: ValueMessage,
     fds: readonly number[],
     size: MessageSize,
+    refusal: IpcError | undefined,
   ): boolean {
     if (kind === FrameKind.request)
-      return this.#requests.receiveRequest(request, message, fds, size);
+      return this.#requests.receiveRequest(request, message, fds, size, refusal);
     if (kind !== FrameKind.value) {
       const hasFailed = kind === FrameKind.failure;
-      return this.#requests.receiveAnswer(request, hasFailed, message, fds, size);
+      return this.#requests.receiveAnswer(request, hasFailed, message, fds, size, refusal);
     }
-    const arrival = openArrival(message, fds, this.#session);
+    const arrival = openArrival(message, fds, this.#session, refusal);
     const { byteLength } = size;
     return this.#receiveQueue.add(arrival, 'error' in arrival ? { byteLength, fdCount: 0 } : size);
   }
@@ -774,6 +792,10 @@ interface OutgoingMessage extends MessageType {
   readonly admit?: (size: MessageSize) => void;
 }
 
+/** The error of a value whose file descriptors found no room here. */
+const shortageError = (shortage: SystemError): IpcError =>
+  new IpcError('the objects of a value were refused', shortage, 'limit-exceeded');
+
 /** How much a message counts for in the receive queue. */
 const queuedByteLength = (byteLength: number, objects: number): number =>
   byteLength + objects * QUEUED_OBJECT_BYTE_LENGTH;
@@ -803,6 +825,8 @@ function exportPlaced({ object, path }: PlacedObject<Shareable>): EncodedExport 
   try {
     return exportForAnyPeer(object);
   } catch (error) {
+    if (isShortage(error))
+      throw new IpcError(`${formatPath(path)} cannot be sent`, error, 'limit-exceeded');
     if (error instanceof CuffiError) error.message = `${formatPath(path)}: ${error.message}`;
     throw error;
   }

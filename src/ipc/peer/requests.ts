@@ -198,6 +198,7 @@ export class Requests {
    * Delivers the answer of a request. Returns whether a caller waited for it.
    *
    * @param hasFailed whether it is what the handler threw
+   * @param refusal as of {@link openArrival}
    * @throws IpcError for anything but the answer to a pending request
    */
   receiveAnswer(
@@ -206,6 +207,7 @@ export class Requests {
     message: ValueMessage,
     fds: readonly number[],
     size: MessageSize,
+    refusal?: IpcError,
   ): boolean {
     let asked: AskedRequest;
     try {
@@ -215,7 +217,7 @@ export class Requests {
       throw error;
     }
     this.#askedSize.remove(asked.size);
-    const arrival = openArrival(message, fds, this.#session);
+    const arrival = openArrival(message, fds, this.#session, refusal);
     const objects = 'error' in arrival ? [] : arrival.objects;
     const { stream, resolve, reject } = asked.recipient;
     // Both queues are in order: the answer that comes next is for the recipient that comes next.
@@ -264,6 +266,7 @@ export class Requests {
     message: ValueMessage,
     fds: readonly number[],
     size: MessageSize,
+    refusal?: IpcError,
   ): boolean {
     if (this.#received.has(number) || !this.#receivedSize.add(size)) {
       discardFds(fds);
@@ -273,7 +276,7 @@ export class Requests {
           : `more came than the ${this.#receivedSize} that may wait for their answers`,
       );
     }
-    const arrival = openArrival(message, fds, this.#session);
+    const arrival = openArrival(message, fds, this.#session, refusal);
     const request = new ReceivedRequest(number, size, 'error' in arrival ? [] : arrival.objects);
     this.#received.set(number, request);
     this.#waiting.push(request);

@@ -71,14 +71,19 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
   );
 }
 
-/** @throws TypeError for anything but a path or a file URL */
+/**
+ * Returns the path of a script as an argument that no interpreter takes for an option or a command.
+ *
+ * @throws TypeError for anything but a path or a file URL
+ */
 export function scriptPath(script: unknown): string {
   const path = script instanceof URL ? fileURLToPath(script) : script;
   if (typeof path === 'string' && path.startsWith('file:'))
     throw new TypeError(`the script is a file URL as a string: pass new URL(${formatValue(path)})`);
   if (typeof path !== 'string' || path === '')
     throw new TypeError(`the script must be a path or a file URL, not ${formatValue(script)}`);
-  return path;
+  // An option of Node or Python, or the debugger of Node.
+  return /^(-|inspect$|debug$)/.test(path) ? `./${path}` : path;
 }
 
 /** How a connected child is started. */

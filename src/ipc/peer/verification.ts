@@ -76,7 +76,12 @@ export class DescriptorVerifier {
    * @throws IpcError for anything but the response to a pending request; that caller waits for the
    * end
    */
-  receiveResponse(number: number, answer: ValueMessage, fds: readonly number[]): void {
+  receiveResponse(
+    number: number,
+    answer: ValueMessage,
+    fds: readonly number[],
+    shortage?: IpcError,
+  ): void {
     let request: VerificationRequest;
     let reason: string | undefined;
     try {
@@ -87,7 +92,8 @@ export class DescriptorVerifier {
       throw error;
     }
     const refusal =
-      reason === undefined ? this.#mismatchError(request, answer) : this.#refusalError(reason);
+      shortage ??
+      (reason === undefined ? this.#mismatchError(request, answer) : this.#refusalError(reason));
     const arrival = openArrival(answer, fds, this.#session, refusal);
     if ('error' in arrival) request.reject(arrival.error);
     else this.#deliver(arrival, request);

@@ -4,6 +4,7 @@
  */
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
+import type { SystemError } from '../../../ffi/linux/libc.ts';
 import type { SocketMessage } from '../../../ffi/linux/message.ts';
 import { IpcError } from '../../errors.ts';
 import { packageName } from '../../package.ts';
@@ -60,6 +61,8 @@ export interface Message {
   /** Whether the bytes are those of the socket's buffer. The next read overwrites them. */
   readonly isSingleFrame: boolean;
   readonly fds: readonly number[];
+  /** Why its file descriptors are lost, if they are. */
+  readonly shortage: SystemError | undefined;
 }
 
 /**
@@ -72,6 +75,7 @@ export class FrameAssembler {
   #received = 0;
   #first: FrameHeader | undefined;
   #fds: readonly number[] = [];
+  #shortage: SystemError | undefined;
 
   /**
    * Takes a frame and returns the message that it completes. Copies only messages of several
@@ -79,7 +83,7 @@ export class FrameAssembler {
    *
    * @throws IpcError for a frame that does not continue the previous ones; closes its descriptors
    */
-  add({ data, fds }: SocketMessage): Message | undefined {
+  add({ data, fds, shortage }: SocketMessage): Message | undefined {
     let header: FrameHeader;
     try {
       header = readHeader(data);
@@ -89,7 +93,10 @@ export class FrameAssembler {
       throw error;
     }
     const part = data.subarray(HEADER_BYTE_LENGTH);
-    if (header.offset === 0) this.#fds = fds;
+    if (header.offset === 0) {
+      this.#fds = fds;
+      this.#shortage = shortage;
+    }
     if (part.byteLength === header.byteLength) return this.#complete(header, part, true);
     this.#first ??= header;
     this.#parts.push(part.slice());
@@ -132,9 +139,10 @@ export class FrameAssembler {
 
   #complete({ kind, request }: FrameHeader, bytes: Uint8Array, isSingleFrame: boolean): Message {
     const fds = this.#fds;
+    const shortage = this.#shortage;
     this.#reset();
     this.#sequence = (this.#sequence + 1) >>> 0;
-    return { kind, request, bytes, isSingleFrame, fds };
+    return { kind, request, bytes, isSingleFrame, fds, shortage };
   }
 
   #reset(): void {
@@ -142,6 +150,7 @@ export class FrameAssembler {
     this.#parts = [];
     this.#received = 0;
     this.#fds = [];
+    this.#shortage = undefined;
   }
 }
 

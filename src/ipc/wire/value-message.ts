@@ -71,10 +71,10 @@ export class ValueMessageReader {
    * Checks for at most a few milliseconds. Returns undefined if it must be called again, in a later
    * turn of the event loop.
    *
-   * @param fdCount how many file descriptors came with the message
+   * @param fdCount how many file descriptors came with the message; undefined if they are lost
    * @throws IpcError for anything but one whole message
    */
-  read(fdCount: number): ValueMessage | undefined {
+  read(fdCount: number | undefined): ValueMessage | undefined {
     const value = this.#value;
     const from = this.#from;
     if (!value.check()) return undefined;
@@ -93,7 +93,7 @@ export class ValueMessageReader {
       throw new IpcError('received parts of a control message with a value');
     let expected = 0;
     for (const { fdCount: own, hasLink } of objects.entries) expected += own + (hasLink ? 1 : 0);
-    if (expected !== fdCount)
+    if (fdCount !== undefined && expected !== fdCount)
       throw new IpcError(`received ${fdCount} file descriptors with a value that has ${expected}`);
     return { value, objects, control };
   }

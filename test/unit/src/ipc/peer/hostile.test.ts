@@ -1,21 +1,34 @@
 /** Other ends that do as they like. */
 
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
+import { mkdtempSync, openSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { afterEach, beforeEach, describe, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
 import fc from 'fast-check';
 import { recordCalls } from '../../../../../ffi/driver.ts';
 import { countPendingCloses } from '../../../../../ffi/linux/close-fd.ts';
-import { closeFd, createMemfd, mapShared } from '../../../../../ffi/linux/libc.ts';
+import {
+  closeFd,
+  createMemfd,
+  createPipe,
+  libc,
+  mapShared,
+} from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { sendMessage } from '../../../../../ffi/linux/message.ts';
+import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
-import { DeviceBuffer } from '../../../../../src/index.ts';
+import { DeviceBuffer, PinnedBuffer, VirtualMemory } from '../../../../../src/index.ts';
 import { ByteReader, ByteWriter } from '../../../../../src/ipc/bytes.ts';
 import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
 import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
-import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
+import { Channel, getIpcHandle, leases, Timeline } from '../../../../../src/ipc/index.ts';
 import { readControlBlock, writeControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
+import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   HEADER_BYTE_LENGTH,
@@ -30,7 +43,7 @@ import { trials } from '../../../../support/iterations.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { limitRoom, rawSend } from '../../../ffi/fixtures/descriptors.ts';
 import { openLingering } from '../../../ffi/fixtures/lingering.ts';
-import { type Entry, RawPeer, tableOf, unknownObject } from './support.ts';
+import { type Entry, peerPair, RawPeer, tableOf, unknownObject } from './support.ts';
 
 let before = 0;
 beforeEach(() => {
@@ -669,13 +682,47 @@ describe('Peer with a hostile other end', () => {
     assert.equal(await other.peer.receive(), 1);
   });
 
-  test('descriptors for which there is no room end that connection with the reason, and no other', async () => {
+  test('a value whose descriptors find no room is refused with the reason, and the connection goes on', async () => {
     using other = new RawPeer();
-    using innocent = new RawPeer();
-    const link = createMemfd('link', 0);
+    const memory = createMemfd('memory', 0);
+    const noRoom = {
+      name: 'IpcError',
+      code: 'limit-exceeded',
+      message: /the objects of a value were refused: .*EMFILE.*no descriptor is left for those of/,
+    };
     {
       using _ = limitRoom(1);
-      other.send(Uint8Array.from(unknown(0)), {}, [link, link]);
+      const forwarded = { ...unknownObject, fdCount: 1, hasLink: true };
+      const body = Uint8Array.of(Tag.gpuObject, ...tableOf(0, forwarded));
+      other.send(body, {}, [memory, memory]);
+      await assert.rejects(other.peer.receive(), noRoom);
+      other.send(one, { sequence: 1 });
+      assert.equal(await other.peer.receive(), 1);
+      // The same of a request, whose handler is not called, and of an answer.
+      const request = Uint8Array.of(Tag.gpuObject, ...tableOf(1, { ...unknownObject, fdCount: 2 }));
+      void other.peer.serve(() => 'not called').catch(() => {});
+      other.send(request, { sequence: 2, kind: 5, request: 1 }, [memory, memory]);
+      const asked = other.peer.request(null);
+      const answer = Uint8Array.of(Tag.gpuObject, ...tableOf(2, { ...unknownObject, fdCount: 2 }));
+      other.send(answer, { sequence: 3, kind: 6, request: 1 }, [memory, memory]);
+      await assert.rejects(asked, noRoom);
+    }
+    closeFd(memory);
+    for (let turn = 0; turn < 5; turn++) await nextLoopIteration();
+    const texts: string[] = [];
+    for (let message = other.receive(); typeof message === 'object'; message = other.receive())
+      texts.push(Buffer.from(message.data).toString('latin1'));
+    assert.match(texts.join(), /the objects of a value were refused/);
+    assert.equal(other.peer.closed, false);
+  });
+
+  test('control messages whose descriptors find no room end that connection, and no other', async () => {
+    using other = new RawPeer();
+    using innocent = new RawPeer();
+    const page = createSealedMemfd('page', 4096);
+    {
+      using _ = limitRoom(0);
+      sendPage(other, page, 0);
       await assert.rejects(
         other.peer.receive(),
         ipcError(/EMFILE.*no descriptor is left for those of a message/),
@@ -683,6 +730,94 @@ describe('Peer with a hostile other end', () => {
       innocent.send(one);
       assert.equal(await innocent.peer.receive(), 1);
     }
-    closeFd(link);
   });
+
+  test('a value that finds no descriptor left here is not sent, and the connection goes on', async () => {
+    using pair = peerPair();
+    using buffer = DeviceBuffer.allocate(64);
+    buffer.fill(1);
+    {
+      using _ = limitRoom(0);
+      await assert.rejects(async () => pair.a.send(buffer), {
+        name: 'IpcError',
+        code: 'limit-exceeded',
+        message: /^(the )?value cannot be sent: .*EMFILE/,
+      });
+    }
+    await pair.a.send('next');
+    assert.equal(await pair.b.receive(), 'next');
+  });
+
+  test('descriptors of any other kind than an object needs are refused with an IpcError that names it', async () => {
+    await sendWrongDescriptors();
+    // The first channel leaves what all later ones use.
+    before = openDescriptors();
+    await sendWrongDescriptors();
+  });
+
+  async function sendWrongDescriptors(): Promise<void> {
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-kinds-'));
+    const fifo = join(folder, 'fifo');
+    execFileSync('mkfifo', [fifo]);
+    const O_PATH = 0o10000000;
+    const [socket, otherSocket] = socketPair();
+    const [readEnd, writeEnd] = createPipe();
+    const wrong: readonly number[] = [
+      openSync(fifo, O_PATH),
+      openSync(folder, 'r'),
+      openSync(folder, O_PATH),
+      openSync('/dev/null', 'r+'),
+      openSync('/dev/zero', 'r'),
+      openSync(fileURLToPath(import.meta.url), 'r'),
+      createMemfd('empty', 0),
+      createSealedMemfd('page', 4096),
+      libc.eventfd(0, 0),
+      libc.epoll_create1(0),
+      socket,
+      otherSocket,
+      readEnd,
+      writeEnd,
+    ];
+    using timeline = Timeline.create();
+    using pinned = PinnedBuffer.allocate(4096, { shareable: true });
+    using channel = Channel.create({ slots: 2, byteLength: 256, deliver: 'all' });
+    using memory = VirtualMemory.reserve(2 << 20, { shareable: true });
+    memory.grow(2 << 20);
+    const values = [timeline, timeline.signaler(), pinned, channel, memory];
+    let refused = 0;
+    for (const value of values) {
+      using sender = new RawPeer();
+      await sender.peer.send({ part: value } as never);
+      let sent = sender.receive();
+      assert.ok(typeof sent === 'object');
+      if (sent.data[3] === FrameKind.control) {
+        sent.fds.forEach(closeFd);
+        sent = sender.receive();
+        assert.ok(typeof sent === 'object');
+      }
+      const body = sent.data.slice(HEADER_BYTE_LENGTH);
+      for (let at = 0; at < sent.fds.length; at++)
+        for (const fd of wrong) {
+          using other = new RawPeer();
+          other.send(body, {}, sent.fds.with(at, fd));
+          const result = await other.peer.receive().then(
+            (received) => (received as { part: Disposable }).part[Symbol.dispose](),
+            (error: unknown) => error,
+          );
+          if (result === undefined) continue;
+          refused += 1;
+          assert.ok(result instanceof IpcError, String(result));
+          assert.match(result.message, /^value\.part/);
+          assert.equal(other.peer.closed, false);
+        }
+      sent.fds.forEach(closeFd);
+      // The other end holds nothing any longer.
+      sender.send(Uint8Array.of(8), news);
+      await sender.peer.ended;
+    }
+    assert.ok(refused > 100, String(refused));
+    wrong.forEach(closeFd);
+    rmSync(folder, { recursive: true });
+    while (countPendingCloses() > 0) await nextLoopIteration();
+  }
 });
