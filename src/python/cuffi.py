@@ -2392,7 +2392,8 @@ class _Slot:
 class _Arrived:
     """A value that has arrived. Its GPU objects are opened when somebody takes it."""
 
-    __slots__ = ('connection', 'kind', 'request', 'value', 'places', 'objects', 'points', 'events', 'size', 'fd_count', 'refusal')
+    __slots__ = ('connection', 'kind', 'request', 'value', 'places', 'objects', 'points', 'events', 'size', 'fd_count', 'refusal',
+                 'is_cut')  # fmt: skip
 
     def __init__(self, connection: '_Connection', kind: int, request: int, size: int) -> None:
         self.connection, self.kind, self.request, self.size, self.fd_count = connection, kind, request, size, 0
@@ -2404,6 +2405,8 @@ class _Arrived:
         self.points: _Points = []
         self.events: List[Event] = []
         self.refusal: Optional[str] = None
+        # Whether no descriptor was left for those of its objects.
+        self.is_cut = False
 
     def take(self) -> Any:
         """Returns the value, which only its receiver keeps from now on."""
@@ -2452,6 +2455,7 @@ class _Connection:
         self._parts: List[bytes] = []
         self._part_header: Tuple[int, ...] = ()
         self._part_fds: List[int] = []
+        self._is_part_cut = False
         self._outgoing: Deque[Tuple[bytes, Sequence[int], Sequence[int], Optional[_Slot]]] = collections.deque()
         self._unsent: List[_Slot] = []
         self._values: Deque[_Arrived] = collections.deque()
@@ -2702,10 +2706,15 @@ class _Connection:
             data, controls, flags = b'', [], 0
         fds = _received_fds(controls)
         try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise IpcError('received a message that is too long, or more descriptors than this process can have')
+            if flags & socket.MSG_TRUNC:
+                raise IpcError('received a message that is too long')
+            # There is room for as many descriptors as the kernel sends, but this process has none left for them.
+            is_cut = flags & socket.MSG_CTRUNC != 0
+            if is_cut:
+                _close_fds(fds)
+                fds.clear()
             if data:
-                self._on_frame(data, fds)
+                self._on_frame(data, fds, is_cut)
                 return True
             self._on_socket_end()
         except BaseException as error:
@@ -2716,7 +2725,7 @@ class _Connection:
                 raise
         return False
 
-    def _on_frame(self, data: bytes, fds: List[int]) -> None:
+    def _on_frame(self, data: bytes, fds: List[int], is_cut: bool) -> None:
         """Puts frames together. Takes the descriptors out of the list when they have another owner."""
         if len(data) <= _HEADER.size or len(data) > _FRAME:
             raise IpcError(f'a frame has {len(data)} bytes')
@@ -2741,7 +2750,7 @@ class _Connection:
         if offset and fds:
             raise IpcError('received descriptors in the middle of a message')
         if not offset:
-            self._part_fds = list(fds)
+            self._part_fds, self._is_part_cut = list(fds), is_cut
             fds.clear()
         self._parts.append(part)
         self._part_header = header
@@ -2752,7 +2761,7 @@ class _Connection:
         self._received = (number + 1) & 0xFFFFFFFF
         own, self._part_fds = self._part_fds, []
         try:
-            self._on_message(kind, request, body, own)
+            self._on_message(kind, request, body, own, self._is_part_cut)
         except BaseException:
             _close_fds(own)
             raise
@@ -2779,21 +2788,24 @@ class _Connection:
         if theirs is not None:
             self.fail(error)
 
-    def _on_message(self, kind: int, request: int, body: bytes, fds: List[int]) -> None:
+    def _on_message(self, kind: int, request: int, body: bytes, fds: List[int], is_cut: bool) -> None:
         reader = _Reader(body)
         if kind == _CONTROL:
+            # Without the counters of the other end, or a link of a third process, order and memory are not safe.
+            if is_cut:
+                raise IpcError(_NO_ROOM, 'limit-exceeded')
             self._apply_control(reader, fds, True)
             return
         arrived = _Arrived(self, kind, request, len(body))
         decoder = _Decoder(reader)
         arrived.value = decoder.read(None)
-        arrived.places, arrived.refusal = decoder.places, decoder.refusal
+        arrived.places, arrived.refusal, arrived.is_cut = decoder.places, decoder.refusal, is_cut
         if reader.at > _MAX_VALUE:
             raise IpcError(f'a value of {reader.at} bytes is too large', 'limit-exceeded')
         entries = self._read_table(reader, len(arrived.places)) if arrived.places else []
         if reader.end - reader.at > _MAX_CONTROL:
             raise IpcError('a control block is too large', 'limit-exceeded')
-        if sum(count + has_link for _, count, has_link, _ in entries) != len(fds):
+        if not is_cut and sum(count + has_link for _, count, has_link, _ in entries) != len(fds):
             raise IpcError(f'received {len(fds)} descriptors with a value that has others')
         arrived.points = self._apply_control(reader, fds, False)
         if arrived.points and self._peer_page is None:
@@ -2803,6 +2815,8 @@ class _Connection:
             self._next_import = lease + 1
             own, fds[:count] = fds[:count], []
             arrived.objects.append((data, own, lease))
+            if is_cut:
+                continue
             arrived.fd_count += count
             if has_link:
                 self._links[lease] = fds.pop(0)
@@ -3284,6 +3298,9 @@ class _Connection:
 
     def begin_open(self, arrived: _Arrived, stream: Any) -> None:
         """As `open`, once. If `is_ready` is false then, the host must wait."""
+        if arrived.is_cut:
+            self.discard(arrived)
+            raise IpcError(f'the objects of a value of {self.name} were refused: {_NO_ROOM}', 'limit-exceeded')
         if arrived.refusal is not None:
             self.discard(arrived)
             raise IpcError(f'a value of {self.name} cannot be one of Python: {arrived.refusal}', 'not-supported')
@@ -3640,6 +3657,7 @@ class _Connection:
 
 _connections: 'set[_Connection]' = set()
 _FD_SPACE = socket.CMSG_SPACE(4 * _MAX_FDS)
+_NO_ROOM = "no descriptor is left for those of a message, which are lost: raise the limit ('ulimit -n')"
 
 
 @atexit.register

@@ -464,7 +464,7 @@ describe('the end of a connection with Python', options, () => {
       await assert.rejects(named.receive({ timeoutMs: 20_000 }), {
         name: 'PeerGoneError',
         exitCode: 2,
-        message: new RegExp(`can't open file '/\\./${script}'`),
+        message: new RegExp(`can't open file '/+\\./${script}'`),
       });
     }
     const source =
