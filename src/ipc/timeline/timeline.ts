@@ -6,7 +6,14 @@ import type { CUstream } from '../../../ffi/types.ts';
 import { Context } from '../../context.ts';
 import { beginWait, type WaitOptions } from '../../deadline.ts';
 import { Device } from '../../device.ts';
-import { CudaError, CuffiError, IpcError, NotSupportedError, PeerGoneError } from '../../errors.ts';
+import {
+  CudaError,
+  CuffiError,
+  IpcError,
+  isSticky,
+  NotSupportedError,
+  PeerGoneError,
+} from '../../errors.ts';
 import type { Fence } from '../../fence.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import type { Details } from '../../inspect.ts';
@@ -421,7 +428,8 @@ class TimelineState {
         // Another process may have stored another value over the last one, so the work is asked too.
         work ??= this.#lastStream?.context.workTracker.fence();
         if (this.#hostSignals.length > 0 || !(work?.isDone() ?? this.#isDisturbed)) return false;
-        this.counter.advanceTo(this.#last);
+        // A lost context counts as done, too: it has not done what it was to signal.
+        if (!this.#isWorkLost) this.counter.advanceTo(this.#last);
       }
       work?.dispose();
       releaseOrWarn(then);
@@ -443,6 +451,11 @@ class TimelineState {
   /** Whether another process has stored what only the signaler may store, or the timeline has ended. */
   get #isDisturbed(): boolean {
     return this.counter.isEnded || this.counter.value === INVALID;
+  }
+
+  get #isWorkLost(): boolean {
+    const context = this.#lastStream?.context;
+    return context !== undefined && (context.isLost || isSticky(context.workTracker.poll()));
   }
 
   /** Whether nothing is left to signal. */

@@ -33,7 +33,7 @@ import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/shar
 import { ENDED } from '../../../../../src/ipc/timeline/host-page.ts';
 import { SharedCounter } from '../../../../../src/ipc/timeline/shared-counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
-import { broken, keepingBooks } from '../../../../support/faults.ts';
+import { broken, keepingBooks, losing } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { openDescriptors, processState } from '../../../../support/process-state.ts';
@@ -215,6 +215,24 @@ describe('Timeline', () => {
       assert.equal(waiting.done, true);
       assert.throws(() => theirs.value, gone(0));
       signaling.close();
+    }
+  });
+
+  test('values that a lost context will not signal end the timeline, also for the next signaler', async () => {
+    for (const closes of [false, true]) {
+      const { driver, lose } = losing(emulate(), CUresult.CUDA_ERROR_ILLEGAL_ADDRESS);
+      selectDriver(driver);
+      const first = Timeline.create();
+      const stream = Stream.create({ nonBlocking: true });
+      new Latch().hold(stream);
+      first.signal(1, { stream });
+      using second = await sent(first.signaler());
+      using third = await sent(second);
+      if (closes) first.close();
+      lose();
+      await assert.rejects(third.reached(1), gone(0));
+      assert.throws(() => second.signaler(), gone(0));
+      first.close();
     }
   });
 
