@@ -58,6 +58,7 @@ export class ManagerAdapter implements ManagerResource {
     );
     const pointer = this.#check('memalloc', result, MemoryPointer, byteLength);
     const ownPointer = pointer instanceof AutoFreePointer ? pointer.own() : pointer;
+    const { owner } = ownPointer;
     let releaseStream: Stream | undefined;
     const buffer = new DeviceBuffer({
       context,
@@ -70,6 +71,9 @@ export class ManagerAdapter implements ManagerResource {
       release: {
         setStream: (other) => {
           releaseStream = other;
+        },
+        orderUse(other) {
+          if (owner instanceof DeviceBuffer) owner.orderUse(other);
         },
         release: () => ownPointer.close(releaseStream ? { stream: releaseStream } : {}),
       },

@@ -19,7 +19,10 @@ export interface PointerInit {
   /** The address of the first byte. */
   readonly pointer: number;
   readonly byteLength: number;
-  /** An object that must stay alive while the pointer is used. It is never read. */
+  /**
+   * An object that must stay alive while the pointer is used. If it is a `DeviceBuffer` of a pool,
+   * streams wait for its allocation at their first use of the pointer. Any other object is never read.
+   */
   readonly owner?: unknown;
   /** Frees the memory. Absent if someone else frees it. */
   readonly finalizer?: Finalizer;

@@ -23,6 +23,7 @@ import {
   type MemhostallocOptions,
   type MemoryInfo,
   MemoryPointer,
+  MemoryPool,
   memoryManager,
   PinnedBuffer,
   PinnedPointer,
@@ -33,6 +34,7 @@ import {
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { recordArguments } from '../../../../support/arguments.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
+import { Latch } from '../../../../support/latch.ts';
 import { collectGarbage, collectUntil, watchMappings } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 
@@ -74,6 +76,41 @@ describe('setMemoryManager', () => {
     assert.ok(memoryManager() instanceof Replaced);
     emulate();
     assert.ok(!(memoryManager() instanceof Replaced), 'it was set for another driver');
+  });
+
+  test('memory of a pool that a manager gives out is ordered in every stream, if its pointer names the buffer', () => {
+    for (const isNamed of [true, false]) {
+      let pool: MemoryPool | undefined;
+      replace({
+        memalloc(byteLength: number, options: { readonly stream?: Stream }) {
+          pool ??= MemoryPool.create({ maxSize: 64 << 20 });
+          const owner = pool.allocate(byteLength, options);
+          const { context, address: pointer } = owner;
+          const finalizer = (close: object): void => owner.close(close);
+          return new MemoryPointer({
+            context,
+            pointer,
+            byteLength,
+            finalizer,
+            ...(isNamed && { owner }),
+          });
+        },
+      });
+      const context = Context.primary();
+      const [allocator, stream] = [0, 1].map(() => Stream.create({ nonBlocking: true })) as [
+        Stream,
+        Stream,
+      ];
+      using latch = new Latch();
+      latch.hold(allocator);
+      const buffer = DeviceBuffer.allocate(512, { stream: allocator });
+      buffer.fill(1, { stream });
+      assert.equal(stream.done, !isNamed);
+      latch.open();
+      context.synchronizeSync();
+      for (const each of [buffer, allocator, stream]) each.close();
+      pool?.close();
+    }
   });
 
   test('another interface version and a class with missing methods are refused', () => {
