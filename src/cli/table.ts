@@ -28,7 +28,7 @@ export function columns(rows: readonly (readonly string[])[]): string[] {
 }
 
 /** Returns a text of at most so many characters. Longer ones end with `…`. */
-export function truncate(text: string, length: number): string {
+function truncate(text: string, length: number): string {
   if (text.length <= length) return text;
   const start = text.slice(0, length - 1);
   // Half of a character does not stay.

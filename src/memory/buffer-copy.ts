@@ -77,7 +77,7 @@ export function noteMemoryUse(
 }
 
 /** Orders work that uses several memories: in a stream, or in the legacy default stream of a context. */
-export function orderUses(memories: readonly DeviceRange[], place: Stream | Context): void {
+function orderUses(memories: readonly DeviceRange[], place: Stream | Context): void {
   for (const memory of memories) {
     if (place instanceof Stream) memory.orderUse(place);
     else if (memory.context === place) memory.orderUse(undefined);
