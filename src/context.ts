@@ -15,12 +15,8 @@ import { setLossDetector } from './lost-context.ts';
 import { pollUntil } from './poller.ts';
 import { ReleaseQueue, releaseLimits } from './release-queue.ts';
 import { assertInternal, checkInstance, checkInteger, formatValue } from './validate.ts';
-import {
-  blockUntil,
-  countOtherWaitingStreams,
-  hasWaitingStreams,
-  type WorkCounter,
-} from './waiting-streams.ts';
+import { blockUntil, countOtherWaitingStreams, hasWaitingStreams } from './waiting-streams.ts';
+import { WorkCounters } from './work-counters.ts';
 import { WorkTracker } from './work-tracker.ts';
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;
@@ -54,10 +50,10 @@ export class Context {
   readonly cacheTrimmers = new Set<() => void>();
   /** @internal Functions to call after a reset, which ends all queued work; none may throw. */
   readonly onReset = new Set<() => void>();
-  /** @internal What counts the work of streams that may wait, by their handles. */
-  readonly workCounters = new Map<CUstream, WorkCounter>();
   /** @internal The work that is known to be running in it. */
   readonly workTracker = new WorkTracker(() => this.#handle);
+  /** @internal What its streams have queued behind waits for other processes. */
+  readonly workCounters = new WorkCounters(this.workTracker);
   /** @internal Releases that are queued until the GPU is done. */
   readonly releases = new ReleaseQueue(
     {
@@ -216,11 +212,11 @@ export class Context {
   }
 
   /**
-   * @internal Makes a call that queues work in the legacy default stream (0). Not for recording events or
+   * @internal Makes a call that queues one piece of work in the legacy default stream (0). Not for recording events or
    * waiting: the call is tracked as work.
    */
   enqueue(call: (stream: CUstream) => void): void {
-    this.workCounters.get(LEGACY)?.count();
+    if (this.workCounters.isActive) this.workCounters.count(LEGACY);
     this.enqueueUncounted(call);
   }
 
@@ -351,6 +347,7 @@ export class Context {
     releaseOrWarn(() => closeForReset(this, reason, isOpen));
     this.resources.discardAll(reason);
     this.releases.clear();
+    this.workCounters.clear();
     this.workTracker.clear();
     const isRetained = this.#handle !== undefined;
     this.#handle = undefined;

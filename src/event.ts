@@ -4,6 +4,7 @@ import {
   CU_EVENT_DISABLE_TIMING,
   CU_EVENT_INTERPROCESS,
   CU_IPC_HANDLE_SIZE,
+  CU_STREAM_LEGACY,
 } from '../ffi/constants.ts';
 import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
@@ -11,7 +12,7 @@ import type { CUevent, CUstream } from '../ffi/types.ts';
 import { check, cudaError, isReady } from './check.ts';
 import { Context, type PlaceOptions } from './context.ts';
 import { beginWait, type WaitOptions } from './deadline.ts';
-import { assertNotCapturing } from './graph-capture.ts';
+import { assertNotCapturing, isCapturing } from './graph-capture.ts';
 import { type Details, placeName } from './inspect.ts';
 import { Resource, ShareableResource } from './lifetime.ts';
 import { pollUntil } from './poller.ts';
@@ -19,6 +20,8 @@ import { Stream } from './stream.ts';
 import { assertInternal, checkBoolean, checkInstance, checkOptions } from './validate.ts';
 import { blockUntil, hasWaitingStreams } from './waiting-streams.ts';
 import { wakeBehindEvent } from './wake-up.ts';
+
+const LEGACY = CU_STREAM_LEGACY as CUstream;
 
 /** Options of {@link CudaEvent.create}. */
 export interface EventOptions extends PlaceOptions {
@@ -53,6 +56,8 @@ export class CudaEvent extends ShareableResource {
   readonly ipcBytes: Uint8Array | undefined;
   readonly #handle: CUevent;
   readonly #aliasOf: CudaEvent | undefined;
+  /** Whether the work of the stream that it was recorded in was counted then. */
+  #isCounted = false;
 
   /** @internal */
   constructor(
@@ -152,6 +157,23 @@ export class CudaEvent extends ShareableResource {
     if (stream === undefined) this.#recordInLegacyDefault();
     else if (Resource.is(stream, 'Stream')) stream.recordEvent(this.handle);
     else checkInstance(stream, Stream, 'stream');
+    const { workCounters } = stream?.context ?? this.context;
+    this.#isCounted = workCounters.isActive && workCounters.isCounted(stream?.handle ?? LEGACY);
+  }
+
+  /**
+   * @internal Whether its work is not done, and may stand behind a wait for another process. What another
+   * process has recorded may wait for this one.
+   */
+  get mayStandBehindWait(): boolean {
+    if (isCapturing()) return false;
+    if (!this.interprocess) {
+      if (!this.#isCounted) return false;
+      const { workCounters } = this.context;
+      workCounters.refresh();
+      if (!workCounters.isActive) return false;
+    }
+    return cu.cuEventQuery(this.handle) === CUresult.CUDA_ERROR_NOT_READY;
   }
 
   // A method of its own: a closure in `record` would cost an allocation at every call.

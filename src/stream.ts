@@ -37,6 +37,8 @@ export interface StreamOptions extends PlaceOptions {
 /** What a stream can wait for: a `CudaEvent`, whose class is above streams. */
 export interface WaitableEvent extends Resource {
   readonly handle: CUevent;
+  /** Whether its work is not done, and may stand behind a wait for another process. */
+  readonly mayStandBehindWait: boolean;
 }
 
 /** Options of calls that work in a stream. */
@@ -177,6 +179,7 @@ export class Stream extends Resource implements AsyncDisposable {
       throw new TypeError(`event must be a CudaEvent, not ${formatValue(event)}`);
     const awaited = event.handle;
     this.#query(() => check(cu.cuStreamWaitEvent(handle, awaited, 0), 'cuStreamWaitEvent'));
+    if (event.mayStandBehindWait) this.context.workCounters.addEventWait(handle);
   }
 
   /** Waits, without blocking the event loop, until all work is done, including work queued meanwhile. */
@@ -297,19 +300,19 @@ export class Stream extends Resource implements AsyncDisposable {
   /** @internal As {@link untrackedHandle}; also undefined while the work of this stream is counted. */
   get launchHandle(): CUstream | undefined {
     const { workCounters } = this.context;
-    return workCounters.size > 0 && workCounters.has(this.#handle)
+    return workCounters.isActive && workCounters.isCounted(this.#handle)
       ? undefined
       : this.untrackedHandle;
   }
 
   /**
-   * @internal Makes a call that queues work in this stream, with its context current if needed.
+   * @internal Makes a call that queues one piece of work in this stream, with its context current if needed.
    *
    * @throws CuffiError if so much is queued behind a wait that the driver would block
    */
   enqueue(call: (handle: CUstream) => void): void {
     const { workCounters } = this.context;
-    if (workCounters.size > 0) workCounters.get(this.handle)?.count();
+    if (workCounters.isActive) workCounters.count(this.handle);
     this.enqueueUncounted(call);
   }
 

@@ -7,7 +7,7 @@ import { libc } from '../ffi/linux/libc.ts';
 import { serveUrgentWatches } from '../ffi/linux/poll.ts';
 import { addressOf } from '../ffi/native.ts';
 import { threadId } from '../ffi/thread.ts';
-import type { Address, CUcontext, CUstream } from '../ffi/types.ts';
+import type { Address, CUcontext } from '../ffi/types.ts';
 import { CuffiError } from './errors.ts';
 import { pollBackgroundNow } from './poller.ts';
 import { mayHaveOtherUsers, withWaitsTable } from './worker-counts.ts';
@@ -18,24 +18,10 @@ export interface WaitingStream {
   readonly isWaiting: boolean;
 }
 
-/** Counts the work that a stream queues behind a wait: the driver blocks who queues too much. */
-export interface WorkCounter {
-  /** Whether one more piece of work fits, which is counted then. */
-  tryCount(): boolean;
-  /** As {@link tryCount}. @throws CuffiError if it does not fit */
-  count(): void;
-}
-
 /** A context, as far as it matters here. */
 interface WaitingContext {
   readonly handle: CUcontext;
 }
-
-/** Whether one more piece of work fits into a stream without blocking, which is counted then. */
-export const hasRoomForWork = (
-  { workCounters }: { readonly workCounters: ReadonlyMap<CUstream, WorkCounter> },
-  stream: CUstream,
-): boolean => workCounters.get(stream)?.tryCount() ?? true;
 
 const waitingByContext = new WeakMap<WaitingContext, Set<WaitingStream>>();
 

@@ -157,6 +157,14 @@ export class WorkTracker {
     return new Fence([this.#fence(stream)]);
   }
 
+  /** Whether work of a stream is not done, as of {@link fenceBehind}. */
+  hasWork(stream: CUstream): boolean {
+    const work = this.fenceBehind(stream);
+    const isDone = work.isDone();
+    work.dispose();
+    return !isDone;
+  }
+
   /** Returns a fence behind the work queued now that may use memory of this context. */
   fence(): Fence {
     return new Fence([
@@ -206,7 +214,7 @@ export class WorkTracker {
       for (const stream of this.streams) {
         // An event in the legacy default stream would order other streams.
         if (stream === LEGACY || (only !== undefined && stream !== only)) continue;
-        if (isBusy(stream)) events.push(this.#events.recordAndRetain(stream));
+        if (only !== undefined || isBusy(stream)) events.push(this.#events.recordAndRetain(stream));
       }
       return { events, ...common };
     } catch {

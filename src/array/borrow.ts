@@ -135,6 +135,8 @@ export function waitForProducer(producer: Stream, consumer: Stream): void {
   try {
     event.record(producer);
     consumer.enqueueUncounted((handle) => event.makeStreamWait(handle));
+    if (producer.context.workCounters.isCounted(producer.handle))
+      consumer.context.workCounters.addEventWait(consumer.handle);
   } finally {
     event[Symbol.dispose]();
   }

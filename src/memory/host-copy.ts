@@ -151,12 +151,12 @@ function copySync(copy: HostCopy): void {
     return;
   }
   if (stream) {
-    stream.enqueue((handle) =>
-      withAddress(host, (address) => {
-        for (const [offset, length] of chunks(byteLength, copy.splitOffsets))
-          queueSlice(copy, offset, (address + offset) as Address, length, handle);
-      }),
-    );
+    withAddress(host, (address) => {
+      for (const [offset, length] of chunks(byteLength, copy.splitOffsets))
+        stream.enqueue((handle) =>
+          queueSlice(copy, offset, (address + offset) as Address, length, handle),
+        );
+    });
     stream.synchronizeSync();
     return;
   }

@@ -247,10 +247,9 @@ function queueCopy(copy: PitchedCopy): Stream {
   const [from, to] = contexts;
   if (from && to && from.device !== to.device) tryEnablePeerAccess(from, to);
   const host = [source, target].find(({ memory }) => memory instanceof Uint8Array);
-  const queueAll = (start: Address): void =>
-    stream.enqueue((handle) => {
-      for (const part of queueParts(copy)) part(start, handle);
-    });
+  const queueAll = (start: Address): void => {
+    for (const part of queueParts(copy)) stream.enqueue((handle) => part(start, handle));
+  };
   if (host?.memory instanceof Uint8Array) {
     const { byteOffset, memory } = host;
     withAddress(memory, (address) => queueAll((address + byteOffset) as Address));

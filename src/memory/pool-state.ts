@@ -270,7 +270,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     const key = this.#keyOf(stream);
     // A closed stream has left its handle to another one.
     if (this.#users?.has(key) && (isDefault(stream) || this.#users.get(key) === stream)) return;
-    if (this.#isPending()) this.#makeWait(stream, (this.#allocated as AllocationEvent).event);
+    if (this.#isPending()) this.#makeWait(stream, this.#allocated as AllocationEvent);
     this.#users ??= new Map();
     this.#users.set(key, stream);
     this.#lastUser = stream;
@@ -285,7 +285,8 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     return handle > CU_STREAM_PER_THREAD && addCapturedMemory(handle as CUstream, this);
   }
 
-  #makeWait(stream: Stream | undefined, event: CUevent): void {
+  #makeWait(stream: Stream | undefined, allocated: AllocationEvent): void {
+    const { event } = allocated;
     const wait = (handle: CUstream): void =>
       check(
         cu.cuStreamWaitEvent(handle, event, 0),
@@ -294,6 +295,11 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
       );
     if (stream) stream.enqueue(wait);
     else this.#context.enqueue(wait);
+    const { workCounters } = allocated.context;
+    if (workCounters.isActive && workCounters.isCounted(this.#handle)) {
+      const within = stream?.context ?? this.#context;
+      within.workCounters.addEventWait(stream?.handle ?? (CU_STREAM_LEGACY as CUstream));
+    }
   }
 
   #isAllocationStream(stream: Stream | undefined): boolean {
@@ -375,7 +381,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     else if (stream?.context.workTracker.streams.has(this.#handle))
       // The stream was closed with work in it, and is destroyed only after that work.
       stream.context.run(() => call(this.#handle));
-    else if (stream && hasWork(stream.context, this.#handle))
+    else if (stream?.context.workTracker.hasWork(this.#handle))
       // The owner of a borrowed stream may have destroyed it, so nothing can be queued there any more.
       stream.context.releases.enqueue(() => this.#free(), { mayBlock: false });
     // The stream was closed while idle, or it is the default stream.
@@ -386,14 +392,6 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     orderAfterTransfers(this.#context, stream);
     check(cu.cuMemFreeAsync(this.#address, stream), 'cuMemFreeAsync');
   }
-}
-
-/** Whether work that was queued in a stream, which may be closed, is not done yet. */
-function hasWork({ workTracker }: Context, stream: CUstream): boolean {
-  const work = workTracker.fenceBehind(stream);
-  const isDone = work.isDone();
-  work.dispose();
-  return !isDone;
 }
 
 const isDefault = (stream: Stream | undefined): boolean =>

@@ -83,6 +83,103 @@ describe('behind a wait', { skip }, () => {
     await context.synchronize();
   });
 
+  test('work of blocking streams is refused while the default stream waits, and no other', async () => {
+    using buffer = DeviceBuffer.allocate(16);
+    using timeline = Timeline.create();
+    using blocking = Stream.create();
+    using other = newStream();
+    timeline.wait(1);
+    for (const stream of [blocking, Stream.perThreadDefault()]) {
+      assert.equal(
+        countFitting(() => buffer.fill(1, { stream })),
+        MAX_WORK,
+      );
+      assert.throws(() => buffer.fill(1, { stream }), REFUSED);
+    }
+    for (let n = 0; n < 2 * MAX_WORK; n += 1) buffer.fill(2, { stream: other });
+    await other.synchronize();
+    await release(timeline, 1);
+    for (let n = 0; n < 2 * MAX_WORK; n += 1) buffer.fill(1, { stream: blocking });
+    await blocking.synchronize();
+  });
+
+  test('while a blocking stream waits, the default stream stands behind it, and others behind that', async () => {
+    using buffer = DeviceBuffer.allocate(16);
+    using timeline = Timeline.create();
+    using waiting = Stream.create();
+    using beside = Stream.create();
+    timeline.wait(1, { stream: waiting });
+    // Nothing of the default stream is between them.
+    for (let n = 0; n < 2 * MAX_WORK; n += 1) buffer.fill(1, { stream: beside });
+    await beside.synchronize();
+    assert.equal(
+      countFitting(() => buffer.fill(2)),
+      MAX_WORK,
+    );
+    // Of what it had before, some may still count.
+    const fitting = countFitting(() => buffer.fill(3, { stream: beside }));
+    assert.ok(fitting > MAX_WORK / 2 && fitting <= MAX_WORK, String(fitting));
+    await release(timeline, 1);
+    for (let n = 0; n < 2 * MAX_WORK; n += 1) buffer.fill(4);
+    await context.synchronize();
+  });
+
+  test('work behind an event of a stream that waits is refused, and behind an event of such a stream', async () => {
+    using buffer = DeviceBuffer.allocate(16);
+    using timeline = Timeline.create();
+    using waiting = newStream();
+    using second = newStream();
+    using third = newStream();
+    using early = CudaEvent.create({ timing: false });
+    using event = CudaEvent.create({ timing: false });
+    using next = CudaEvent.create({ timing: false });
+    buffer.fill(1, { stream: waiting });
+    early.record(waiting);
+    timeline.wait(1, { stream: waiting });
+    // What was recorded before the wait does not stand behind it.
+    second.wait(early);
+    for (let n = 0; n < 2 * MAX_WORK; n += 1) buffer.fill(2, { stream: second });
+    event.record(waiting);
+    second.wait(event);
+    next.record(second);
+    third.wait(next);
+    for (const stream of [second, third])
+      assert.equal(
+        countFitting(() => buffer.fill(3, { stream })),
+        MAX_WORK,
+      );
+    await release(timeline, 1, third);
+    for (let n = 0; n < 2 * MAX_WORK; n += 1) buffer.fill(4, { stream: third });
+    await third.synchronize();
+  });
+
+  test('work in several objects of one stream counts together', async () => {
+    using buffer = DeviceBuffer.allocate(16);
+    using stream = newStream();
+    const same = Stream.fromHandle(stream.handle);
+    using timeline = Timeline.create();
+    timeline.wait(1, { stream });
+    timeline.wait(2, { stream: same });
+    assert.equal(
+      countFitting((n) => buffer.fill(1, { stream: n % 2 === 0 ? stream : same })),
+      MAX_WORK - 2,
+    );
+    await release(timeline, 2, stream);
+  });
+
+  test('the host stores a value of a timeline for which the stream has no room', async () => {
+    using buffer = DeviceBuffer.allocate(16);
+    using stream = newStream();
+    using timeline = Timeline.create();
+    using signaled = Timeline.create();
+    timeline.wait(1, { stream });
+    countFitting(() => buffer.fill(1, { stream }));
+    for (let value = 1; value <= 100; value += 1) signaled.signal(value, { stream });
+    assert.equal(signaled.value, 0);
+    await release(timeline, 1, stream);
+    await signaled.reached(100, { timeoutMs: 10_000 });
+  });
+
   test('work that has run before a later wait makes room', async () => {
     using buffer = DeviceBuffer.allocate(16);
     using stream = newStream();

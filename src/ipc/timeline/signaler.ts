@@ -9,7 +9,6 @@ import { InternalEvent } from '../../internal-event.ts';
 import { internalStream } from '../../memory/internal-stream.ts';
 import { pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
-import { hasRoomForWork } from '../../waiting-streams.ts';
 import { ResetWatch } from '../reset-watch.ts';
 import type { TimelinePage } from './page.ts';
 import { COUNTER_COUNT, latest, type TimelinePoint } from './point.ts';
@@ -52,7 +51,7 @@ export class Signaler {
       const joinStream = internalStream(context, 'timeline');
       const others = streams.filter((stream) => stream !== joinStream);
       const points = others.flatMap((stream) => this.#signalInHandle(context, stream));
-      if (events.length > 0) points.push(...this.#signalBehindEvents(context, joinStream, events));
+      if (events.length > 0) points.push(...this.#signalInHandle(context, joinStream, events));
       return latest(points);
     });
   }
@@ -85,18 +84,29 @@ export class Signaler {
     const counter = isBorrowed
       ? this.#counters.ofBorrowed(stream)
       : this.#counters.ofHandle(context, handle);
-    if (!counter) return this.#signalInJoinStream(context, (event) => event.record(stream));
-    if (!hasRoomForWork(context, handle)) return [this.#hostSignaler.pointBehind(context)];
+    if (!counter) return this.#signalInJoinStream(context, handle, (event) => event.record(stream));
+    if (!context.workCounters.hasRoom(handle))
+      return [this.#hostSignaler.pointBehind(context, handle)];
     const address = this.page.addressIn(context, counter.index);
     const point = StreamCounters.next(counter);
     stream.enqueueUncounted((queue) => writeCounter(context, queue, address, point.count));
     return [point];
   }
 
-  #signalInHandle(context: Context, stream: CUstream): TimelinePoint[] {
+  /** @param events what the stream waits for first */
+  #signalInHandle(
+    context: Context,
+    stream: CUstream,
+    events: readonly CUevent[] = [],
+  ): TimelinePoint[] {
     const counter = this.#counters.ofHandle(context, stream);
-    if (!counter) return this.#signalInJoinStream(context, (event) => event.recordIn(stream));
-    if (!hasRoomForWork(context, stream)) return [this.#hostSignaler.pointBehind(context)];
+    if (!counter)
+      return this.#signalInJoinStream(context, stream, (event) => event.recordIn(stream));
+    const { workCounters } = context;
+    if (events.length > 0 && workCounters.isActive) workCounters.addEventWait(stream);
+    if (!workCounters.hasRoom(stream))
+      return [this.#hostSignaler.pointBehind(context, events.length > 0 ? undefined : stream)];
+    for (const event of events) check(cu.cuStreamWaitEvent(stream, event, 0), 'cuStreamWaitEvent');
     const address = this.page.addressIn(context, counter.index);
     const point = StreamCounters.next(counter);
     const write = (): void => writeCounter(context, stream, address, point.count);
@@ -110,23 +120,19 @@ export class Signaler {
    * Signals for a stream that has no counter. A stream that has one waits for it, or the CPU
    * signals.
    */
-  #signalInJoinStream(context: Context, record: (event: InternalEvent) => void): TimelinePoint[] {
+  #signalInJoinStream(
+    context: Context,
+    stream: CUstream,
+    record: (event: InternalEvent) => void,
+  ): TimelinePoint[] {
     const joinStream = internalStream(context, 'timeline');
-    if (!this.#counters.ofHandle(context, joinStream))
-      return [this.#hostSignaler.pointBehind(context)];
+    // Behind a wait of other streams, it would make the other process wait for that, too.
+    if (!this.#counters.ofHandle(context, joinStream) || context.workCounters.isCounted(joinStream))
+      return [this.#hostSignaler.pointBehind(context, stream)];
     using event = new InternalEvent(context);
     context.run(() => record(event));
     event.makeStreamWait(joinStream);
-    return this.#signalInHandle(context, joinStream);
-  }
-
-  #signalBehindEvents(
-    context: Context,
-    joinStream: CUstream,
-    events: readonly CUevent[],
-  ): TimelinePoint[] {
-    for (const event of events)
-      check(cu.cuStreamWaitEvent(joinStream, event, 0), 'cuStreamWaitEvent');
+    if (context.workCounters.isCounted(stream)) context.workCounters.addEventWait(joinStream);
     return this.#signalInHandle(context, joinStream);
   }
 }
@@ -258,12 +264,15 @@ export class HostSignaler {
   }
 
   /**
-   * Returns a point behind all known work of a context, including work of other contexts on its
-   * memory.
+   * Returns a point behind the work of a stream, by default behind all known work of a context,
+   * including work of other contexts on its memory.
    */
-  pointBehind(context: Context): TimelinePoint {
+  pointBehind({ workTracker }: Context, stream?: CUstream): TimelinePoint {
     const point = StreamCounters.next(this.#counter);
-    this.#pending.push({ fence: context.workTracker.fence(), point });
+    // Other streams may hold a default stream up.
+    const isAlone = stream !== undefined && stream > CU_STREAM_PER_THREAD;
+    const fence = isAlone ? workTracker.fenceBehind(stream) : workTracker.fence();
+    this.#pending.push({ fence, point });
     if (this.#pollSooner) this.#pollSooner();
     else this.#pollSooner = pollInBackground(() => this.#poll());
     return point;

@@ -7,7 +7,6 @@ import { assertNotCapturing } from '../../graph-capture.ts';
 import { InternalEvent } from '../../internal-event.ts';
 import { pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
-import { hasRoomForWork } from '../../waiting-streams.ts';
 import type { TimelinePoint } from './point.ts';
 import { canUseStreams, writeCounter } from './stream-memory-operations.ts';
 import type { AwaitedPage } from './stream-waits.ts';
@@ -179,7 +178,7 @@ function storeFromDevice(
   stream: Stream | undefined,
 ): boolean {
   const handle = stream?.handle ?? LEGACY;
-  if (!canUseStreams(context.device) || !hasRoomForWork(context, handle)) return false;
+  if (!canUseStreams(context.device) || !context.workCounters.hasRoom(handle)) return false;
   try {
     const address = page.hostPage.addressIn(context, index);
     const write = (queue: CUstream): void => writeCounter(context, queue, address, count);

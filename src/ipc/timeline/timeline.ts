@@ -106,12 +106,13 @@ export class Timeline extends ShareableResource {
    * Signals a value when the work that is queued in a stream so far is done. Returns at once.
    *
    * A value in another stream than the last one is queued behind the last one. If the device cannot
-   * write the counter, the host stores the value when the work is done.
+   * write the counter, or the stream has no room behind a wait, the host stores the value when the work is
+   * done.
    *
    * @param value an integer above the last signaled one, up to 2^53 - 1
-   * @throws RangeError for any other value; CuffiError if this process does not signal, or if too
-   * many streams wait; PeerGoneError if the process that handed the signaler over ended before its
-   * last value was reached; ClosedError, CudaError
+   * @throws RangeError for any other value; CuffiError if this process does not signal;
+   * PeerGoneError if the process that handed the signaler over ended before its last value was
+   * reached; ClosedError, CudaError
    */
   signal(value: number, options?: StreamOption): void {
     this.assertOpen();
@@ -351,8 +352,9 @@ class TimelineState {
       throw new NotSupportedError(
         `the streams of ${context.device} cannot wait for a timeline: await timeline.reached(${value}) instead`,
       );
+    let isQueued: boolean;
     try {
-      this.#enqueueWait(value, context, stream);
+      isQueued = this.#enqueueWait(value, context, stream);
     } catch (error) {
       if (!(error instanceof CudaError) || error.sticky) throw error;
       throw new NotSupportedError(
@@ -360,6 +362,7 @@ class TimelineState {
         { cause: error },
       );
     }
+    if (!isQueued) throw tooManyWaits();
   }
 
   handOver(): SignalerInit {
@@ -539,19 +542,20 @@ class TimelineState {
     });
   }
 
-  #enqueueWait(value: number, context: Context, stream: Stream | undefined): void {
+  /** Returns false if there is no room for one more wait. */
+  #enqueueWait(value: number, context: Context, stream: Stream | undefined): boolean {
     const wait = enqueueWait(this, { index: 0, count: value }, context, stream);
-    if (wait === 'full') throw tooManyWaits();
-    if (wait === 'known') return;
+    if (wait !== 'queued') return wait === 'known';
     if (this.#awaited.length >= MAX_LISTED_WAITS)
       this.#awaited = this.#awaited.filter((awaited) => !this.counter.isReached(awaited));
     this.#awaited.push(value);
     const isLegacy = stream === undefined || stream.handle === LEGACY;
     const within = stream?.context ?? context;
     this.#waitingContexts.set(within, isLegacy || this.#waitingContexts.get(within) === true);
+    return true;
   }
 
-  /** Returns false if the device cannot write the counter. */
+  /** Returns false if the device cannot write the counter, or has no room for that behind a wait. */
   #signalFromDevice(
     value: number,
     context: Context,
@@ -561,12 +565,12 @@ class TimelineState {
     if (!canUseStreams(context.device)) return false;
     try {
       const address = this.counter.addressIn(context);
-      if (this.#lastStream !== waits && !this.counter.isReached(this.#last))
-        this.#enqueueWait(this.#last, context, stream);
-      const write = (queue: Parameters<typeof writeCounter>[1]): void =>
-        writeCounter(context, queue, address, value);
-      if (stream) stream.enqueue(write);
-      else context.enqueue(write);
+      if (!context.workCounters.hasRoom(stream?.handle ?? LEGACY)) return false;
+      const isBehindOther = this.#lastStream !== waits && !this.counter.isReached(this.#last);
+      if (isBehindOther && !this.#enqueueWait(this.#last, context, stream)) return false;
+      const write = (queue: CUstream): void => writeCounter(context, queue, address, value);
+      if (stream) stream.enqueueUncounted(write);
+      else context.enqueueUncounted(write);
       return true;
     } catch (error) {
       if (!(error instanceof CudaError) || error.sticky) throw error;

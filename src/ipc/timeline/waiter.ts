@@ -5,7 +5,7 @@ import type { Stream } from '../../stream.ts';
 import type { TimelinePage } from './page.ts';
 import type { TimelinePoint } from './point.ts';
 import { canUseStreams, comparedBits, waitForCounter } from './stream-memory-operations.ts';
-import { StreamWaits, WAITS_PER_EVENT } from './stream-waits.ts';
+import { StreamWaits } from './stream-waits.ts';
 
 /** Makes streams of this process wait for the counters of another process. */
 export class Waiter {
@@ -54,7 +54,7 @@ export class Waiter {
         this.#enqueueWait(point, context, stream);
         waits.add(this.#page, point);
       }
-      waits.recordEvent(WAITS_PER_EVENT);
+      waits.mark();
       return true;
     } catch (error) {
       if (!(error instanceof CudaError) || error.sticky) throw error;

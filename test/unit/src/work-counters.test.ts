@@ -1,0 +1,106 @@
+import assert from 'node:assert/strict';
+import { describe, test } from 'node:test';
+import { recordCalls } from '../../../ffi/driver.ts';
+import { Context, CudaEvent, DeviceBuffer, Graph, Stream } from '../../../src/index.ts';
+import { Timeline } from '../../../src/ipc/index.ts';
+import { TimelinePage } from '../../../src/ipc/timeline/page.ts';
+import { Signaler } from '../../../src/ipc/timeline/signaler.ts';
+import { until } from '../../support/iterations.ts';
+import { emulate } from './emulate.ts';
+
+const newStream = (): Stream => Stream.create({ nonBlocking: true });
+
+describe('WorkCounters', () => {
+  test('count nothing once no stream waits, whichever stream has counted', async () => {
+    emulate();
+    const { workCounters } = Context.primary();
+    using buffer = DeviceBuffer.allocate(16);
+    using timeline = Timeline.create();
+    using blocking = Stream.create();
+    using other = newStream();
+    using event = CudaEvent.create({ timing: false });
+    timeline.wait(1);
+    buffer.fill(1, { stream: blocking });
+    event.record(blocking);
+    other.wait(event);
+    assert.deepEqual(
+      [blocking, other].map(({ handle }) => workCounters.isCounted(handle)),
+      [true, true],
+    );
+    timeline.signal(1, { stream: newStream() });
+    await other.synchronize();
+    await blocking.synchronize();
+    workCounters.refresh();
+    assert.equal(workCounters.isActive, false);
+    assert.deepEqual(
+      [blocking, other].map(({ handle }) => workCounters.has(handle)),
+      [false, false],
+    );
+  });
+
+  test('an event that is captured, or whose work is done, makes no stream wait', async () => {
+    emulate();
+    const { workCounters } = Context.primary();
+    using timeline = Timeline.create();
+    using waiting = newStream();
+    using other = newStream();
+    using captured = newStream();
+    using event = CudaEvent.create({ timing: false });
+    timeline.wait(1, { stream: waiting });
+    event.record(other);
+    captured.wait(event);
+    using graph = Graph.capture(captured, () => {
+      event.record(captured);
+      captured.wait(event);
+    });
+    assert.equal(workCounters.isCounted(captured.handle), false);
+    timeline.signal(1, { stream: other });
+    await waiting.synchronize();
+    void graph;
+  });
+
+  test('an event of another device stands behind what its stream waits for', async () => {
+    emulate({ CUFFI_EMULATED_DEVICES: '2' });
+    using timeline = Timeline.create();
+    using there = Stream.create({ device: 1, nonBlocking: true });
+    using here = newStream();
+    using event = CudaEvent.create({ device: 1, timing: false });
+    timeline.wait(1, { stream: there });
+    event.record(there);
+    here.wait(event);
+    assert.equal(here.context.workCounters.isCounted(here.handle), true);
+    timeline.signal(1, { stream: newStream() });
+    await here.synchronize();
+  });
+});
+
+describe('a Signaler', () => {
+  for (const kind of ['default', 'blocking'] as const)
+    test(`lets the host signal what has no room behind the waiting default stream: ${kind}`, async () => {
+      emulate();
+      const signaler = new Signaler(TimelinePage.create());
+      const context = Context.primary();
+      using timeline = Timeline.create();
+      using buffer = DeviceBuffer.allocate(16);
+      using blocking = Stream.create();
+      timeline.wait(1);
+      buffer.fill(1);
+      if (kind === 'blocking') buffer.fill(1, { stream: blocking });
+      using recorder = recordCalls();
+      const points = Array.from({ length: 1200 }, () =>
+        kind === 'blocking'
+          ? signaler.pointsBehindStream(blocking)
+          : signaler.pointsBehindContext(context),
+      ).flat();
+      const writes = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWriteValue'));
+      // Behind a context, a point is one write in each of its streams.
+      assert.ok(writes.length > 0 && writes.length <= 2 * 960, String(writes.length));
+      assert.equal(
+        points.some((point) => signaler.page.isReached(point)),
+        false,
+      );
+      timeline.signal(1, { stream: newStream() });
+      await until(() => points.every((point) => signaler.page.isReached(point)));
+      signaler.close();
+    });
+});
