@@ -147,7 +147,7 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
 
   /**
    * As {@link acquire}, without waiting: undefined if there is no free slot, or, with a stream, if no
-   * more waits may be queued now.
+   * more may be queued there now.
    */
   tryAcquire(options?: StreamOption): ProducerSlot<D> | undefined {
     const stream = streamOption(options, 'channel.tryAcquire');

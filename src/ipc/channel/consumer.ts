@@ -13,7 +13,7 @@ import { type MessageLayout, type MessageRecord, readRecord } from './message.ts
 import type { Delivery } from './producer.ts';
 import type { Ring, Seat } from './ring.ts';
 import { Sleepers } from './sleepers.ts';
-import { MAX_AHEAD, SlotViews } from './slots.ts';
+import { hasRoomAhead, MAX_AHEAD, SlotViews, waitForRoomAhead } from './slots.ts';
 import type { WakeSockets } from './wake-sockets.ts';
 
 /** What a consumer is made of. */
@@ -211,6 +211,7 @@ export class Consumer {
 
   /** Makes a stream wait for the next message, and returns its number; undefined at the end. */
   async takeAhead(stream: Stream, wait: Wait): Promise<number | undefined> {
+    if (!hasRoomAhead(stream)) await waitForRoomAhead(stream, () => this.assertOpen(), wait);
     let taken = isTurnDue() ? undefined : this.#tryTakeAhead(stream);
     const poll = (): boolean => {
       taken = this.#tryTakeAhead(stream);
@@ -234,7 +235,7 @@ export class Consumer {
       throw new CuffiError(
         `message ${message} needs the slot of message ${message - ring.slots}: release that first`,
       );
-    if (!this.#hasRoomAhead(message)) return undefined;
+    if (!this.#hasRoomAhead(message) || !hasRoomAhead(stream)) return undefined;
     if (!isFilled) {
       const wait = enqueueWait(ring.words, ring.filled(message), stream.context, stream);
       if (wait === 'full') return undefined;

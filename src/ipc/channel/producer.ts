@@ -16,7 +16,7 @@ import { checkBusyPollUs } from '../wire/busy-poll.ts';
 import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './message.ts';
 import { type Grant, MAX_SLOTS, Ring, Seat } from './ring.ts';
 import { Sleepers } from './sleepers.ts';
-import { SlotViews } from './slots.ts';
+import { hasRoomAhead, SlotViews, waitForRoomAhead } from './slots.ts';
 import { type SentEnds, WakeSockets } from './wake-sockets.ts';
 
 /** Whether each consumer gets each message, or each message goes to one consumer. */
@@ -175,6 +175,7 @@ export class Producer {
   /** @param stream waits for the slot, if given */
   tryAcquire(stream?: Stream): number | undefined {
     this.assertOpen();
+    if (stream && !hasRoomAhead(stream)) return undefined;
     const previous = this.#acquired - this.ring.slots;
     if (!(stream ? this.#enqueueWaits(previous, stream) : this.#isFree(previous))) return undefined;
     this.#skipped.delete(previous);
@@ -184,6 +185,8 @@ export class Producer {
   }
 
   async acquire(stream: Stream | undefined, wait: Wait): Promise<number> {
+    if (stream && !hasRoomAhead(stream))
+      await waitForRoomAhead(stream, () => this.assertOpen(), wait);
     let message = isTurnDue() ? undefined : this.tryAcquire(stream);
     const poll = (): boolean => {
       message = this.tryAcquire(stream);

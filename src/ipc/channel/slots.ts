@@ -1,9 +1,11 @@
 /** The slots of a channel, as both of its ends use them. */
 import type { DeviceArray } from '../../array/device-array.ts';
 import { fromBuffer } from '../../array/from-buffer.ts';
+import type { Wait } from '../../deadline.ts';
 import type { Dtype } from '../../dtype.ts';
 import type { Details } from '../../inspect.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
+import { pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import type { MessageLayout } from './message.ts';
 
@@ -21,6 +23,23 @@ export function checkAheadStream(stream: Stream, isAhead: boolean): void {
       'the stream must be non-blocking, as of Stream.create({ nonBlocking: true }): while another one ' +
         'waits, the legacy default stream stands still',
     );
+}
+
+/** Whether a stream can take the work of one more slot, or should first do some of what it has. */
+export const hasRoomAhead = ({ context, handle }: Stream): boolean =>
+  context.workCounters.hasRoomAhead(handle);
+
+/** Resolves when a stream has room. Rejects with what `assertOpen` throws meanwhile. */
+export async function waitForRoomAhead(
+  stream: Stream,
+  assertOpen: () => void,
+  wait: Wait,
+): Promise<void> {
+  // The other end wakes nobody when the stream goes on, so this is polled.
+  await pollUntil(() => {
+    assertOpen();
+    return hasRoomAhead(stream);
+  }, wait);
 }
 
 /** How an end of a channel prints itself. */

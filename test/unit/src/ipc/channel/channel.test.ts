@@ -1,15 +1,18 @@
 /** Both ends of a channel in one process: it is sent over a connection with two ends here. */
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
+import { setTimeout as delay } from 'node:timers/promises';
 import { selectDriver } from '../../../../../ffi/driver.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
-import { Context, Device, Stream } from '../../../../../src/index.ts';
+import { Context, Device, DeviceBuffer, Stream } from '../../../../../src/index.ts';
 import {
   Channel,
   type ChannelConsumer,
   type ChannelOptions,
   type ConsumerSlot,
   leases,
+  type ProducerSlot,
+  Timeline,
 } from '../../../../../src/ipc/index.ts';
 import { broken, losing } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -38,7 +41,7 @@ async function produce(channel: Channel, stream?: Stream): Promise<void> {
 async function settled(): Promise<void> {
   let before = openDescriptors();
   for (let same = 0; same < 50; same += 1) {
-    await new Promise((resolve) => setTimeout(resolve, 1));
+    await delay(1);
     if (openDescriptors() !== before) same = 0;
     before = openDescriptors();
   }
@@ -369,27 +372,94 @@ describe('Channel.acquire', () => {
     (await channel.acquire({ timeoutMs: 5000 })).cancel();
   });
 
-  test('waits for room instead of queueing more waits than streams may have', async () => {
+  for (const copies of [0, 1, 100])
+    test(`waits for room instead of queueing more than a stream takes, with ${copies} copies a slot`, async () => {
+      emulate();
+      using ahead = Channel.create({ ...small, slots: 1, ahead: true });
+      using consumer = await sent(ahead);
+      using stream = Stream.create({ nonBlocking: true });
+      const publish = (slot: ProducerSlot): void => {
+        for (let n = 0; n < copies; n += 1) slot.array.fill(n, { stream });
+        slot.publish({ stream });
+      };
+      publish(await ahead.acquire({ stream }));
+      let count = 1;
+      for (;;) {
+        const slot = ahead.tryAcquire({ stream });
+        if (!slot) break;
+        publish(slot);
+        count += 1;
+      }
+      // Half of what a stream takes. The first slot needs no wait, and its work is done by then.
+      assert.equal(count, 1 + Math.ceil(480 / (copies + 2)));
+      let next: number | undefined;
+      const more = ahead.acquire({ stream, timeoutMs: 5000 }).then((slot) => {
+        next = slot.message;
+      });
+      await delay(5);
+      assert.equal(next, undefined);
+      for (let at = 0; at < count; at += 1) (await take(consumer)).release();
+      await more;
+      assert.equal(next, count);
+    });
+
+  test('waits for room also if the slot is free, and ends that wait as any other', async () => {
     emulate();
-    using ahead = Channel.create({ ...small, slots: 1, ahead: true });
-    using consumer = await sent(ahead);
+    const ahead = Channel.create({ ...small, slots: 8, ahead: true });
     using stream = Stream.create({ nonBlocking: true });
-    (await ahead.acquire({ stream })).publish({ stream });
-    let count = 1;
-    for (;;) {
-      const slot = ahead.tryAcquire({ stream });
-      if (!slot) break;
-      slot.publish({ stream });
-      count += 1;
-    }
-    assert.equal(count, 321);
-    const more = ahead.acquire({ stream, timeoutMs: 5000 });
-    for (let at = 0; at < count; at += 1) (await take(consumer)).release();
-    assert.equal((await more).message, 321);
+    using other = Stream.create({ nonBlocking: true });
+    using timeline = Timeline.create();
+    using buffer = DeviceBuffer.allocate(16);
+    timeline.wait(1, { stream });
+    for (let n = 0; n < 479; n += 1) buffer.fill(1, { stream });
+    assert.equal(ahead.tryAcquire({ stream }), undefined);
+    ahead.tryAcquire({ stream: other })?.cancel();
+    await assert.rejects(ahead.acquire({ stream, timeoutMs: 5 }), { name: 'TimeoutError' });
+    const acquired = ahead.acquire({ stream, timeoutMs: 5000 });
+    await delay(5);
+    timeline.signal(1, { stream: other });
+    assert.equal((await acquired).message, 0);
+    timeline.wait(2, { stream });
+    for (let n = 0; n < 479; n += 1) buffer.fill(1, { stream });
+    const late = ahead.acquire({ stream });
+    ahead.close();
+    await assert.rejects(late, { name: 'ClosedError' });
+    timeline.signal(2, { stream: other });
+    await stream.synchronize();
   });
 });
 
 describe('ChannelConsumer.ahead', () => {
+  test('waits for room instead of queueing more than the stream takes', async () => {
+    emulate();
+    using channel = Channel.create({ ...small, slots: 1000, ahead: true });
+    using consumer = await sent(channel);
+    using stream = Stream.create({ nonBlocking: true });
+    using other = Stream.create({ nonBlocking: true });
+    using timeline = Timeline.create();
+    using buffer = DeviceBuffer.allocate(16);
+    for (let n = 0; n < 1000; n += 1) await produce(channel, other);
+    await other.synchronize();
+    timeline.wait(1, { stream });
+    const slots = consumer.ahead(stream, { timeoutMs: 5000 });
+    const turn = async (): Promise<void> => {
+      const slot = (await slots.next()).value as ConsumerSlot;
+      slot.buffer.copyTo(buffer, { stream });
+      slot.release({ stream });
+    };
+    // All slots are filled: nothing but the work itself takes room.
+    let count = 0;
+    const loop = (async () => {
+      for (; count < 1000; count += 1) await turn();
+    })();
+    await delay(50);
+    assert.equal(count, 240);
+    timeline.signal(1, { stream: other });
+    await loop;
+    assert.equal(count, 1000);
+    await stream.synchronize();
+  });
+
   test('hands out at most 64 slots that are not filled, and needs a slot to be released first', async () => {
     emulate();
     using channel = Channel.create({ ...small, slots: 100, ahead: true });
@@ -518,7 +588,7 @@ describe('the end of a Channel', () => {
     using channel = Channel.create({ ...small, deliver: 'one' });
     using first = await sent(channel);
     const waiting = first.receive().catch((error: Error) => error.name);
-    await new Promise((resolve) => setTimeout(resolve, 5));
+    await delay(5);
     first.close();
     assert.equal(await waiting, 'ClosedError');
     using second = await sent(channel);
