@@ -64,6 +64,10 @@ export function sealAgainstHolePunching(fd: number): boolean {
   throw new SystemError('fcntl', number);
 }
 
+/** Whether {@link sealAgainstHolePunching} was called for a memfd, in any process. */
+export const isSealedAgainstHolePunching = (fd: number): boolean =>
+  (libc.fcntl(fd, F_GET_SEALS, 0) & (F_SEAL_FUTURE_WRITE | INVALID_SEALS)) === F_SEAL_FUTURE_WRITE;
+
 /** struct statfs, of which the first word is the type of the file system. */
 const STATFS_WORDS = 16;
 const HUGETLBFS_MAGIC = 0x958458f6n;
@@ -73,6 +77,8 @@ const F_ADD_SEALS = 1033;
 const F_GET_SEALS = 1034;
 const F_SEAL_SEAL = 1;
 const F_SEAL_FUTURE_WRITE = 0x10;
+/** The sign of a failed call. */
+const INVALID_SEALS = 1 << 31;
 /** F_SEAL_SHRINK and F_SEAL_GROW. */
 const SIZE_SEALS = 2 | 4;
 const EINVAL = 22;

@@ -2219,7 +2219,7 @@ def _map_pool(fields: _MemoryFields, pool: _ImportedPool) -> _Mapping:
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_SCM_PIDFD, _O_PATH, _HUGETLBFS_MAGIC = 4, 0o10000000, 0x958458F6
+_SCM_PIDFD, _O_PATH, _HUGETLBFS_MAGIC, _F_SEAL_FUTURE_WRITE = 4, 0o10000000, 0x958458F6, 0x10
 _SYS_KCMP, _SYS_STATX = {'x86_64': (312, 332), 'aarch64': (272, 291)}.get(os.uname().machine, (-1, -1))
 _NVIDIA_MAJOR, _NULL_MAJOR = 195, 1
 
@@ -3242,11 +3242,7 @@ class _Connection:
             self._peer_page = _Page(fd)
         except OSError as error:
             raise IpcError(f'received a page of counters that cannot be written: {error.strerror}') from None
-        try:
-            # Against holes, in whose place a GPU would read other memory.
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0x10)
-        except OSError:
-            self._is_peer_page_fixed = False
+        self._is_peer_page_fixed = _seal_against_holes(fd)
         os.close(fd)
 
     def is_reached(self, points: _Points) -> bool:
@@ -4575,6 +4571,8 @@ class _Words(_Page):
         super().__init__(fd, byte_length)
         # Whether waits for the words were ended: what is not reached never will be.
         self.is_over = False
+        # Whether nobody can replace the memory. Otherwise only hosts may wait for its words.
+        self.is_fixed = False
         self.arguments = _Arguments(self)
 
     @classmethod
@@ -4642,6 +4640,18 @@ def _is_sealed(fd: int, byte_length: int) -> bool:
         return False
     status = (ctypes.c_long * 32)()
     return _libc.fstatfs(fd, status) == 0 and status[0] != _HUGETLBFS_MAGIC
+
+
+def _seal_against_holes(fd: int) -> bool:
+    """Keeps everybody from replacing mapped memory, where a GPU would go on with the old one, and from mapping it.
+
+    Returns False if the kernel (before 5.1) or the memory does not allow that.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+    except OSError:
+        return False
+    return True
 
 
 def _is_pipe_end(fd: int, access: int) -> bool:
@@ -5792,6 +5802,9 @@ class _Consumer(_ChannelState):
         self._stores = _Stores(seat, lambda _: self._wake_producer(), False, is_ahead, ring.slots)
         self._sockets = _WakeSockets.accept(ends[0], ends[1], self._on_wake)
         self._sockets.watch()
+        if is_ahead:
+            # From now on its streams can wait for this consumer.
+            self._wake_producer()
 
     def assert_open(self) -> None:
         if self.is_closed:
@@ -5895,7 +5908,8 @@ class _Consumer(_ChannelState):
                     self._filled_up_to += 1
                 if message - self._filled_up_to >= _MAX_AHEAD:
                     return None
-                if not _enqueue_wait(ring, _FILLED + message % ring.slots, message + 1, stream):
+                # Else the host waits.
+                if not ring.is_fixed or not _enqueue_wait(ring, _FILLED + message % ring.slots, message + 1, stream):
                     return None
             self._held.add(message)
             self._next += 1
@@ -6141,6 +6155,9 @@ class _ChannelFields:
             read_only = memory.read_only or mapping.is_read_only
             slots = _Slots(slot_memory, self.slots, self.stride, self.byte_length, self.layout, read_only)
             ring, seat = _Ring(fds[0], self.slots, not is_ahead), _Words(fds[1], _seat_length(self.slots))
+            if is_ahead:
+                ring.is_fixed = _seal_against_holes(fds[0])
+                _seal_against_holes(fds[1])
             deliver = 'one' if self.bits & _TO_ONE else 'all'
             return ChannelConsumer(_Consumer(ring, seat, fds[2:4], slots, device, deliver, is_ahead))
         except BaseException as error:
@@ -6185,6 +6202,28 @@ class _Seat:
         self.fds += [their_receive_end, their_send_end]
         self.sockets = _WakeSockets(own_receive_end, own_send_end, on_wake)
         self.sockets.watch()
+        # With ahead: the seat's memory, until it is known to be fixed, and the consumer's own copy of the ring.
+        self.fd = -1
+        self.copy: Optional[_Ring] = None
+        self.copy_stores: Optional[_Stores] = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the consumer has mapped the seat, and nobody can replace its memory any more."""
+        if self.fd >= 0 and fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & _F_SEAL_FUTURE_WRITE:
+            self.words.is_fixed = True
+            self._close_fd()
+        return self.words.is_fixed
+
+    def _close_fd(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def set_copy(self, copy: _Ring) -> None:
+        self.copy = copy
+        # The producer notices by its own memory if the work fails.
+        self.copy_stores = _Stores(copy, lambda _: self.wake_if_asleep(), False, True, self._slots)
 
     def is_released(self, message: int) -> bool:
         return self.words.reached(_RELEASED + message % self._slots, message + 1)
@@ -6209,6 +6248,9 @@ class _Seat:
         self.sockets.close()
         self.words.end_waits(_RELEASED, _RELEASED + self._slots)
         _release_page(self.words)
+        self._close_fd()
+        if self.copy:
+            _release_page(self.copy)
 
 
 class _Producer(_ChannelState):
@@ -6218,6 +6260,10 @@ class _Producer(_ChannelState):
         self.memory, self.ring_fd, self.total = memory, ring_fd, total
         self.kept = _LateMemory(memory)
         self.seats: List[_Seat] = []
+        # With ahead, one consumer has the memory of the ring. Each other one has a copy: nobody can map it once it is
+        # fixed.
+        self._is_ring_taken = self._is_asleep = False
+        self._copied: Tuple[_Seat, ...] = ()
         self._acquired = self.published = 0
         # Messages that were acquired after one that is not published yet, and are over.
         self._waiting_for_earlier: set = set()
@@ -6230,9 +6276,20 @@ class _Producer(_ChannelState):
         self._stores = _Stores(ring, self._on_stored, True, is_ahead, ring.slots)
         # Grants are asked for at any time.
         is_always_asleep = deliver == 'one'
-        self.sleepers = _Sleepers(lambda is_asleep: ring.write(_PRODUCER_SLEEPS, is_asleep or is_always_asleep))
-        ring.write(_PRODUCER_SLEEPS, is_always_asleep)
+        self.sleepers = _Sleepers(lambda is_asleep: self._set_asleep(is_asleep or is_always_asleep))
+        self._set_asleep(is_always_asleep)
         ring.sign(_PRODUCER_PID)
+
+    def _set_asleep(self, is_asleep: bool) -> None:
+        self._is_asleep = is_asleep
+        self._write(_PRODUCER_SLEEPS, is_asleep)
+
+    def _write(self, index: int, value: int) -> None:
+        """Writes a word of the ring and of its copies."""
+        self.ring.write(index, value)
+        for seat in self._copied:
+            if seat.copy:
+                seat.copy.write(index, value)
 
     def assert_open(self) -> None:
         if self._failure:
@@ -6264,6 +6321,10 @@ class _Producer(_ChannelState):
         if message >= self.published:
             raise CuffiError(f'the slot of message {message} was not published: publish it first')
         slot, count, is_released_by_others = message % self.ring.slots, message + 1, False
+        for seat in self.seats:
+            # It has not opened the channel yet, or cannot keep its memory.
+            if not seat.words.is_fixed and seat.start <= message and not seat.is_released(message) and not seat.is_fixed:
+                return False
         for seat in self.seats:
             if seat.start <= message:
                 is_released_by_others, words = True, seat.words
@@ -6307,13 +6368,20 @@ class _Producer(_ChannelState):
         """As `publish`, in a channel with ahead: frames come so fast that each call of a function counts."""
         ring = self.ring
         found = self.streams[stream if type(stream) is int else _stream_handle(stream)]
+        for seat in self._copied:
+            try:
+                if seat.copy_stores:
+                    seat.copy_stores.store_ahead(_FILLED + message % ring.slots, message + 1, found)
+            except ClosedError:
+                pass  # The consumer has ended meanwhile.
         self._stores.store_ahead(_FILLED + message % ring.slots, message + 1, found)
         with self.lock:
             if message != self.published or self._waiting_for_earlier:
                 self._end(message)
                 return
             # As `_end`, which wakes up consumers, too.
-            ring.words[_PUBLISHED] = self.published = message + 1
+            self.published = message + 1
+            self._write(_PUBLISHED, message + 1)
             for seat in self.seats:
                 if seat.words.words[_ASLEEP] == 1:
                     seat.sockets.wake()
@@ -6347,7 +6415,7 @@ class _Producer(_ChannelState):
             if self.deliver == 'one' and self.published not in self._skipped:
                 self._ungranted.append(self.published)
             self.published += 1
-        self.ring.words[_PUBLISHED] = self.published
+        self._write(_PUBLISHED, self.published)
         if self._ungranted:
             self._grant_pending()
         self._wake_consumers()
@@ -6404,7 +6472,32 @@ class _Producer(_ChannelState):
             seat = _Seat(self.ring.slots, self.published, self._on_wake)
             self.seats.append(seat)
             fds, seat.fds = seat.fds, []
-            return [os.dup(self.ring_fd), *fds]
+            try:
+                if self.is_ahead:
+                    seat.fd = os.dup(fds[0])
+                return [self._ring_for(seat), *fds]
+            except OSError:
+                # The consumer ends with its descriptors.
+                _close_fds(fds)
+                raise
+
+    def _ring_for(self, seat: _Seat) -> int:
+        """A descriptor of the ring for a consumer."""
+        if not self.is_ahead or not self._is_ring_taken:
+            self._is_ring_taken = True
+            return os.dup(self.ring_fd)
+        fd = _sealed_memory(_Ring.length(self.ring.slots, False), 'cuffi-channel')
+        try:
+            copy = _Ring(fd, self.ring.slots, False)
+        except OSError:
+            os.close(fd)
+            raise
+        copy.sign(_PRODUCER_PID)
+        copy.write(_PUBLISHED, self.published)
+        copy.write(_PRODUCER_SLEEPS, self._is_asleep)
+        seat.set_copy(copy)
+        self._copied += (seat,)
+        return fd
 
     def _on_wake(self) -> None:
         gone = [seat for seat in list(self.seats) if seat.sockets.has_ended]
@@ -6413,6 +6506,7 @@ class _Producer(_ChannelState):
                 if seat in self.seats:
                     self._redeliver(seat)
                     self.seats.remove(seat)
+                    self._copied = tuple(each for each in self._copied if each is not seat)
             self._grant_pending()
         for seat in gone:
             seat.close()
@@ -6439,7 +6533,7 @@ class _Producer(_ChannelState):
                 if not self.is_ahead and message >= self.published and message not in self._waiting_for_earlier:
                     self._skip(message)
             self.is_closed = True
-            self.ring.write(_CLOSED_AT, self.published + 1)
+            self._write(_CLOSED_AT, self.published + 1)
             self._wake_consumers()
         self.sleepers.wake()
         if not self._is_delivered():
@@ -6627,7 +6721,10 @@ class Channel(_ChannelEnd):
         return await state.sleepers.await_(lambda: state.try_acquire(stream), timeout, 'a free slot')
 
     def try_acquire(self, stream: Any = None) -> Optional[ProducerSlot]:
-        """As `acquire`, without waiting: None if there is no free slot, or if no more waits may be queued now."""
+        """As `acquire`, without waiting: None if there is no free slot, or no more waits may be queued now.
+
+        With a stream, also if a consumer has not received the channel yet.
+        """
         return self._held().try_acquire(stream)
 
     def drained(self, timeout: Optional[float] = None) -> None:

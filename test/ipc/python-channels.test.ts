@@ -1,6 +1,7 @@
 /** Timelines, channels and page-locked memory between Node and the companion for Python. */
 import assert from 'node:assert/strict';
 import { after, describe, test } from 'node:test';
+import { libc } from '../../ffi/linux/libc.ts';
 import { Context, type DeviceArray, DeviceBuffer, PinnedBuffer, Stream } from '../../src/index.ts';
 import {
   Channel,
@@ -621,6 +622,50 @@ describe('channels between Node and Python', options, () => {
     await python.ask('close', { name: 'given' });
     await nothingIsLent(python);
   });
+
+  test(
+    'memory that streams wait in is fixed once both ends have it, also for several consumers',
+    options,
+    async () => {
+      await using python = Python.start();
+      using stream = Stream.create({ nonBlocking: true });
+      using channel = Channel.create({ ...small, slots: 2, deliver: 'all', ahead: true });
+      const PUNCH_HOLE = 3;
+      const { ring } = channel.exported;
+      await python.ask('keep', { name: 'given', thing: channel });
+      assert.equal(libc.fallocate(ring.words.fd, PUNCH_HOLE, 0, 4096), -1);
+      assert.equal(await python.ask('take_ahead', { name: 'given', count: 4 }), 4);
+      for (let at = 0; at < 4; at += 1)
+        (await channel.acquire({ stream, timeoutMs: 20_000 })).publish({ stream });
+      assert.deepEqual(await python.ask('filled'), new Array(4).fill(true));
+      // The other way: the process in Python has two consumers here.
+      const first = await made(python, { ...small, slots: 2, deliver: 'all', ahead: true });
+      const second = await python.ask<ChannelConsumer>('shared', { name: 'own' });
+      assert.deepEqual(
+        new Set(await python.ask<string[]>('holes', { name: 'own' })),
+        new Set(['EPERM']),
+      );
+      const slots = await Promise.all(
+        [first, second].map(async (consumer) => {
+          const { value } = await consumer.ahead(stream).next();
+          return value as ConsumerSlot;
+        }),
+      );
+      assert.equal(stream.done, false);
+      await python.ask('produce_ahead', { name: 'own', count: 1 });
+      for (const slot of slots) assert.equal(await slot.filled({ timeoutMs: 20_000 }), true);
+      for (const slot of slots) slot.release({ stream });
+      await python.ask('drained', { name: 'own' });
+      await stream.synchronize();
+      await python.ask('close', { name: 'own' });
+      for (const each of [first, second]) {
+        for await (const _ of each.ahead(stream)) assert.fail('the channel is closed');
+        each.close();
+      }
+      await python.ask('close', { name: 'given' });
+      await nothingIsLent(python);
+    },
+  );
 
   for (const end of ['close', 'kill'] as const)
     test(`streams that wait for slots go on after the producer's ${end}`, options, async () => {

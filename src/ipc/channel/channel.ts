@@ -147,7 +147,7 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
 
   /**
    * As {@link acquire}, without waiting: undefined if there is no free slot, or, with a stream, if no
-   * more may be queued there now.
+   * more may be queued there now, or a consumer has not received the channel yet.
    */
   tryAcquire(options?: StreamOption): ProducerSlot<D> | undefined {
     const stream = streamOption(options, 'channel.tryAcquire');

@@ -96,6 +96,8 @@ export class Consumer {
       isLazy: isAhead,
     });
     this.#sockets = init.openSockets(() => this.#onWake());
+    // From now on its streams can wait for this consumer.
+    if (isAhead) this.#wakeProducer();
   }
 
   assertOpen(): void {
@@ -237,6 +239,8 @@ export class Consumer {
       );
     if (!this.#hasRoomAhead(message) || !hasRoomAhead(stream)) return undefined;
     if (!isFilled) {
+      // The host waits instead.
+      if (!ring.words.isMemoryFixed) return undefined;
       const wait = enqueueWait(ring.words, ring.filled(message), stream.context, stream);
       if (wait === 'full') return undefined;
     }

@@ -1,4 +1,4 @@
-import { closeFd, duplicateFd } from '../../../ffi/linux/libc.ts';
+import { closeFd } from '../../../ffi/linux/libc.ts';
 import { type Shape, sizeOf } from '../../array/shape.ts';
 import type { Context, PlaceOptions } from '../../context.ts';
 import type { Wait } from '../../deadline.ts';
@@ -10,11 +10,12 @@ import { VirtualMemory } from '../../memory/virtual.ts';
 import { isTurnDue, pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { checkBoolean, checkInteger, checkOptions, formatValue } from '../../validate.ts';
+import type { TimelinePoint } from '../timeline/point.ts';
 import { StoreTracker } from '../timeline/store-tracker.ts';
 import { enqueueWait } from '../timeline/stream-waits.ts';
 import { checkBusyPollUs } from '../wire/busy-poll.ts';
 import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './message.ts';
-import { type Grant, MAX_SLOTS, Ring, Seat } from './ring.ts';
+import { type Grant, MAX_SLOTS, Ring, Seat, type SharedWords } from './ring.ts';
 import { Sleepers } from './sleepers.ts';
 import { hasRoomAhead, SlotViews, waitForRoomAhead } from './slots.ts';
 import { type SentEnds, WakeSockets } from './wake-sockets.ts';
@@ -65,6 +66,8 @@ export class Producer {
   readonly #seats = new Set<ProducerSeat>();
   /** Seats whose descriptors were not exported yet. */
   readonly #unsent: ProducerSeat[] = [];
+  /** Whether a consumer has the memory of the ring. With `ahead`, each other one has a copy. */
+  #isRingTaken = false;
   #acquired = 0;
   #published = 0;
   /** Messages that were acquired after one that is not published yet, and are over. */
@@ -211,6 +214,8 @@ export class Producer {
       if (start > message) continue;
       isReleasedByOthers = true;
       if (seat.isReleased(message)) continue;
+      // The consumer has not opened the channel yet, or cannot keep its memory from being replaced.
+      if (!seat.words.isMemoryFixed) return false;
       const wait = enqueueWait(seat.words, seat.released(message), stream.context, stream);
       if (wait === 'full') return false;
     }
@@ -258,7 +263,9 @@ export class Producer {
     if (record) writeRecord(record, { layout }, encoded);
     const context = stream?.context ?? this.context;
     if (context !== this.context) this.context.workTracker.addOtherContext(context.workTracker);
-    this.#stores.store(this.ring.filled(message), context, stream);
+    const filled = this.ring.filled(message);
+    if (this.isAhead) for (const seat of this.#seats) seat.storeFilled(filled, context, stream);
+    this.#stores.store(filled, context, stream);
     this.#end(message);
   }
 
@@ -350,12 +357,18 @@ export class Producer {
    */
   addSeat(): () => void {
     this.assertOpen();
-    const seat = ProducerSeat.create(this.ring.slots, this.#published, () => this.#onWake());
+    const seat = ProducerSeat.create(
+      this.ring,
+      this.#published,
+      () => this.#onWake(),
+      this.isAhead && this.#isRingTaken,
+    );
+    this.#isRingTaken = true;
     this.#seats.add(seat);
     this.#unsent.push(seat);
     return () => {
       const at = this.#unsent.indexOf(seat);
-      if (at >= 0) for (const fd of this.#unsent.splice(at, 1)[0]?.takeFds() ?? []) closeFd(fd);
+      if (at >= 0) this.#unsent.splice(at, 1)[0]?.discardFds();
     };
   }
 
@@ -364,10 +377,9 @@ export class Producer {
    * caller owns them: once no process has them, the consumer has ended.
    */
   takeSeatFds(): readonly number[] {
-    const [seat] = this.#unsent;
-    const ring = duplicateFd(this.ring.words.fd);
+    const fds = (this.#unsent[0] as ProducerSeat).takeFds();
     this.#unsent.shift();
-    return [ring, ...(seat as ProducerSeat).takeFds()];
+    return fds;
   }
 
   #onWake(): void {
@@ -484,27 +496,52 @@ class ProducerSeat {
   /** Its first message. Also in the seat, where the consumer could change it. */
   readonly start: number;
   readonly #sockets: WakeSockets;
+  readonly #ring: Ring;
+  /** The consumer's own copy of the ring, if it has one. */
+  readonly #copy: { readonly words: SharedWords; readonly stores: StoreTracker } | undefined;
   /** How many messages were granted. */
   #granted = 0;
   readonly #sent: SentEnds;
   #isClosed = false;
 
-  private constructor(seat: Seat, start: number, sockets: WakeSockets, sent: SentEnds) {
-    this.seat = seat;
-    this.start = start;
+  private constructor(
+    init: { readonly ring: Ring; readonly seat: Seat; readonly start: number },
+    copy: SharedWords | undefined,
+    { sockets, sent }: { readonly sockets: WakeSockets; readonly sent: SentEnds },
+  ) {
+    this.seat = init.seat;
+    this.start = init.start;
+    this.#ring = init.ring;
     this.#sockets = sockets;
     this.#sent = sent;
+    this.#copy = copy && {
+      words: copy,
+      stores: new StoreTracker(copy, {
+        // The producer notices by its own memory if the work fails.
+        onStored: () => this.wakeIfAsleep(),
+        isAwaited: () => this.seat.isAsleep,
+        isLazy: true,
+      }),
+    };
   }
 
-  static create(slots: number, start: number, onWake: () => void): ProducerSeat {
-    const seat = Seat.create(slots, start);
+  /** @throws SystemError */
+  static create(ring: Ring, start: number, onWake: () => void, needsCopy: boolean): ProducerSeat {
+    const seat = Seat.create(ring.slots, start);
+    let copy: SharedWords | undefined;
     try {
-      const { sockets, sent } = WakeSockets.create(onWake);
-      return new ProducerSeat(seat, start, sockets, sent);
+      if (needsCopy) copy = ring.createCopy();
+      return new ProducerSeat({ ring, seat, start }, copy, WakeSockets.create(onWake));
     } catch (error) {
+      if (copy) ring.closeCopy(copy);
       seat.words.close();
       throw error;
     }
+  }
+
+  /** Stores into the consumer's own copy of the ring that a message is filled. @throws CudaError */
+  storeFilled(filled: TimelinePoint, context: Context, stream: Stream | undefined): void {
+    this.#copy?.stores.store(filled, context, stream);
   }
 
   /** Whether the consumer has ended or closed the channel. */
@@ -526,10 +563,25 @@ class ProducerSeat {
     if (this.seat.isAsleep) this.#sockets.wake();
   }
 
-  /** The descriptors for the consumer. The caller owns them. Call it once. */
+  /** The descriptors for the consumer. The caller owns them. Call it once. @throws SystemError */
   takeFds(): readonly number[] {
     const { receiveEnd, sendEnd } = this.#sent;
-    return [this.seat.words.takeFd(), receiveEnd, sendEnd];
+    const { words } = this.seat;
+    // Devices wait for the words of a seat only when they are known to be fixed.
+    const seat = this.#ring.hasRecords ? words.takeFd() : words.copyFd();
+    try {
+      const ring = this.#copy ? this.#copy.words.takeFd() : this.#ring.words.copyFd();
+      return [ring, seat, receiveEnd, sendEnd];
+    } catch (error) {
+      closeFd(seat);
+      throw error;
+    }
+  }
+
+  /** Closes the descriptors that {@link takeFds} would return. */
+  discardFds(): void {
+    closeFd(this.#sent.receiveEnd);
+    closeFd(this.#sent.sendEnd);
   }
 
   close(): void {
@@ -538,5 +590,6 @@ class ProducerSeat {
     this.#sockets.close();
     this.seat.endWaits();
     this.seat.words.close();
+    if (this.#copy) this.#ring.closeCopy(this.#copy.words);
   }
 }

@@ -1,7 +1,12 @@
 /** The memory of a channel besides its slots: a ring that the producer writes, and a seat for each consumer. */
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
-import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
-import { createSealedMemfd, isSealedMemfd } from '../../../ffi/linux/memfd.ts';
+import { closeFd, duplicateFd, SystemError } from '../../../ffi/linux/libc.ts';
+import {
+  createSealedMemfd,
+  isSealedAgainstHolePunching,
+  isSealedMemfd,
+  sealAgainstHolePunching,
+} from '../../../ffi/linux/memfd.ts';
 import { IpcError } from '../../errors.ts';
 import { localProcess } from '../identity.ts';
 import { ENDED, HostPage, readWord } from '../timeline/host-page.ts';
@@ -19,7 +24,7 @@ const wholePages = (byteLength: number): number =>
   Math.ceil(byteLength / PAGE_BYTE_LENGTH) * PAGE_BYTE_LENGTH;
 
 /** 64-bit words that two or more processes map. Each word is written by one of them. */
-class SharedWords implements StoredPage, Disposable {
+export class SharedWords implements StoredPage, Disposable {
   readonly hostPage: HostPage;
   /** All of the memory. Touching it after it is unmapped kills the process. */
   readonly bytes: Uint8Array;
@@ -27,6 +32,7 @@ class SharedWords implements StoredPage, Disposable {
   #fd: number | undefined;
   readonly #halves: Uint32Array;
   readonly #words: BigUint64Array;
+  #isMemoryFixed = false;
   /** Whether waits for the words have been ended: those that are not reached never will be. */
   #isOver = false;
   #isClosed = false;
@@ -55,22 +61,38 @@ class SharedWords implements StoredPage, Disposable {
    * Maps the memory of another process.
    *
    * @param fd owned from now on, also if it throws
+   * @param isForDevices whether devices wait for its words: then nobody else can map it from now on
    * @throws IpcError for anything but sealed memory of that size: touching other memory could crash
    * this process
    */
-  static accept(fd: number, byteLength: number): SharedWords {
+  static accept(fd: number, byteLength: number, isForDevices: boolean): SharedWords {
     if (!isSealedMemfd(fd, byteLength)) {
       discardFd(fd);
       throw new IpcError('received a channel whose memory is not sealed memory of its size');
     }
+    let words: SharedWords | undefined;
     try {
-      const words = new SharedWords(fd, byteLength);
+      words = new SharedWords(fd, byteLength);
+      words.#isMemoryFixed = isForDevices && sealAgainstHolePunching(fd);
       closeFd(words.takeFd());
       return words;
     } catch (error) {
+      words?.close();
       if (!(error instanceof SystemError)) throw error;
       throw new IpcError('received a channel whose memory cannot be mapped', error);
     }
+  }
+
+  /**
+   * Whether no process can change which memory backs the words. Otherwise only hosts may wait for
+   * them: a device would keep waiting in memory that was replaced, where no host can end the wait.
+   * Words that were created here are fixed once the other process has mapped them.
+   */
+  get isMemoryFixed(): boolean {
+    if (this.#isMemoryFixed || this.#fd === undefined) return this.#isMemoryFixed;
+    this.#isMemoryFixed = isSealedAgainstHolePunching(this.#fd);
+    if (this.#isMemoryFixed) closeFd(this.takeFd());
+    return this.#isMemoryFixed;
   }
 
   /** The descriptor of words that were created here. */
@@ -83,6 +105,11 @@ class SharedWords implements StoredPage, Disposable {
     const { fd } = this;
     this.#fd = undefined;
     return fd;
+  }
+
+  /** A copy of {@link fd}, which the caller owns. Then {@link isMemoryFixed} can become true here. @throws SystemError */
+  copyFd(): number {
+    return duplicateFd(this.fd);
   }
 
   /** The value of a word; Infinity if its waits were ended, -1 if it holds no value. */
@@ -151,6 +178,9 @@ export class Ring {
   readonly words: SharedWords;
   readonly slots: number;
   readonly hasRecords: boolean;
+  readonly #copies: SharedWords[] = [];
+  /** What was written into the first words. */
+  readonly #header = new Float64Array(FILLED);
 
   private constructor(words: SharedWords, { slots, hasRecords }: RingSize) {
     this.words = words;
@@ -161,14 +191,36 @@ export class Ring {
   /** @throws SystemError */
   static create(size: RingSize): Ring {
     const ring = new Ring(SharedWords.create('cuffi-channel', ringByteLength(size)), size);
-    ring.words.write(PRODUCER_NAMESPACE, localProcess().pidNamespace);
-    ring.words.write(PRODUCER_PID, process.pid);
+    ring.#write(PRODUCER_NAMESPACE, localProcess().pidNamespace);
+    ring.#write(PRODUCER_PID, process.pid);
     return ring;
+  }
+
+  /**
+   * Creates memory with the same words for one more consumer whose devices wait. Each such consumer
+   * has memory of its own, because nobody can map it any more once it is fixed. What is filled must be
+   * stored into it, too. @throws SystemError
+   */
+  createCopy(): SharedWords {
+    const copy = SharedWords.create('cuffi-channel', ringByteLength(this));
+    this.#header.forEach((value, index) => {
+      copy.write(index, value);
+    });
+    this.#copies.push(copy);
+    return copy;
+  }
+
+  /** Closes memory of {@link createCopy}. */
+  closeCopy(copy: SharedWords): void {
+    const at = this.#copies.indexOf(copy);
+    if (at >= 0) this.#copies.splice(at, 1);
+    copy.close();
   }
 
   /** @param fd owned from now on, also if it throws @throws IpcError */
   static accept(fd: number, size: RingSize): Ring {
-    return new Ring(SharedWords.accept(fd, ringByteLength(size)), size);
+    const isForDevices = !size.hasRecords;
+    return new Ring(SharedWords.accept(fd, ringByteLength(size), isForDevices), size);
   }
 
   /** How many messages were published, whether or not the work before them is done. */
@@ -177,7 +229,7 @@ export class Ring {
   }
 
   publish(count: number): void {
-    this.words.write(PUBLISHED, count);
+    this.#write(PUBLISHED, count);
   }
 
   /** How many messages there are in all; undefined while the channel is open. */
@@ -187,7 +239,7 @@ export class Ring {
   }
 
   closeAt(count: number): void {
-    this.words.write(CLOSED_AT, count + 1);
+    this.#write(CLOSED_AT, count + 1);
   }
 
   /** Whether the producer wants to be woken up. */
@@ -196,7 +248,7 @@ export class Ring {
   }
 
   setProducerAsleep(isAsleep: boolean): void {
-    this.words.write(PRODUCER_SLEEPS, isAsleep ? 1 : 0);
+    this.#write(PRODUCER_SLEEPS, isAsleep ? 1 : 0);
   }
 
   /** The producer; 0 if it is of another pid namespace. */
@@ -232,6 +284,12 @@ export class Ring {
       if (Number.isFinite(value)) words.write(index + slots, Math.max(value, 0));
     }
     words.endWaits(FILLED, FILLED + slots);
+  }
+
+  #write(index: number, value: number): void {
+    this.#header[index] = value;
+    this.words.write(index, value);
+    for (let at = 0; at < this.#copies.length; at += 1) this.#copies[at]?.write(index, value);
   }
 
   /** The record of a message; undefined if messages have none. */
@@ -279,9 +337,13 @@ export class Seat {
     return seat;
   }
 
-  /** @param fd owned from now on, also if it throws @throws IpcError */
-  static accept(fd: number, slots: number): Seat {
-    return new Seat(SharedWords.accept(fd, seatByteLength(slots)), slots);
+  /**
+   * @param fd owned from now on, also if it throws
+   * @param isForDevices whether devices of the producer may wait for its words
+   * @throws IpcError
+   */
+  static accept(fd: number, slots: number, isForDevices: boolean): Seat {
+    return new Seat(SharedWords.accept(fd, seatByteLength(slots), isForDevices), slots);
   }
 
   /** The first message for this consumer. */

@@ -77,7 +77,7 @@ export function openChannel(
       throw new IpcError('received a channel whose slots lie outside of its memory');
     const ring = Ring.accept(taken(ringFd), { slots, hasRecords: !isAhead });
     opened.push(ring.words);
-    const seat = Seat.accept(taken(seatFd), slots);
+    const seat = Seat.accept(taken(seatFd), slots, isAhead);
     opened.push(seat.words);
     const lease = sender?.lease;
     return new ChannelConsumer({

@@ -1,10 +1,14 @@
 /** Both ends of a channel in one process: it is sent over a connection with two ends here. */
 import assert from 'node:assert/strict';
+import { readlinkSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { selectDriver } from '../../../../../ffi/driver.ts';
+import { closeFd, duplicateFd, libc } from '../../../../../ffi/linux/libc.ts';
+import { sendMessage } from '../../../../../ffi/linux/message.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { Context, Device, DeviceBuffer, Stream } from '../../../../../src/index.ts';
+import { Seat } from '../../../../../src/ipc/channel/ring.ts';
 import {
   Channel,
   type ChannelConsumer,
@@ -14,10 +18,16 @@ import {
   type ProducerSlot,
   Timeline,
 } from '../../../../../src/ipc/index.ts';
+import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { broken, losing } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
-import { comesBackTo, openDescriptors, processState } from '../../../../support/process-state.ts';
+import {
+  comesBackTo,
+  descriptorNumbers,
+  openDescriptors,
+  processState,
+} from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 
@@ -485,6 +495,136 @@ describe('ChannelConsumer.ahead', () => {
     await slots.next();
     await assert.rejects(slots.next(), { name: 'CuffiError', message: /release that first/ });
     await assert.rejects(first.filled({ timeoutMs: 5 }), { name: 'TimeoutError' });
+  });
+});
+
+describe('the memory of a Channel with ahead', () => {
+  const PUNCH_HOLE = 2 | 1;
+  const punch = (fd: number): number => libc.fallocate(fd, PUNCH_HOLE, 0, 4096);
+  /** How many descriptors of rings and seats are open. */
+  const memories = (): number =>
+    [...descriptorNumbers()].filter((fd) => /memfd:cuffi-(channel|seat)/.test(pathOf(fd))).length;
+  const pathOf = (fd: string): string => {
+    try {
+      return readlinkSync(`/proc/self/fd/${fd}`);
+    } catch {
+      return '';
+    }
+  };
+  /** Adds a consumer, and returns its ring, its seat and its two sockets. */
+  const seatOf = (channel: Channel): readonly number[] => {
+    channel.exported.addSeat();
+    return channel.exported.takeSeatFds();
+  };
+  const options = { ...small, slots: 1, ahead: true } as const;
+
+  test('cannot be replaced by any process once both ends have mapped it', async () => {
+    emulate();
+    using channel = Channel.create(options);
+    const fds: number[] = [];
+    const { takeSeatFds } = channel.exported;
+    channel.exported.takeSeatFds = () => {
+      const taken = takeSeatFds.call(channel.exported);
+      fds.push(...taken.slice(0, 2).map(duplicateFd));
+      return taken;
+    };
+    const consumers = [await sent(channel), await sent(channel), await sent(channel)];
+    assert.equal(fds.length, 6);
+    for (const fd of fds) assert.equal(punch(fd), -1);
+    fds.forEach(closeFd);
+    for (const each of consumers) each.close();
+  });
+
+  test('lets streams of the producer wait only for consumers that have opened it', async () => {
+    emulate();
+    const before = memories();
+    {
+      using channel = Channel.create(options);
+      using stream = Stream.create({ nonBlocking: true });
+      const [ring, seat, receiveEnd, sendEnd] = seatOf(channel) as [number, number, number, number];
+      (await channel.acquire({ stream })).publish({ stream });
+      // A hostile consumer would replace the memory now.
+      assert.equal(punch(seat), 0);
+      assert.equal(channel.tryAcquire({ stream }), undefined);
+      const acquired = channel.acquire({ stream, timeoutMs: 5000 });
+      await nextLoopIteration();
+      assert.equal(stream.done, true);
+      const words = Seat.accept(seat, 1, true);
+      words.words.close();
+      // What a consumer does once it has opened the channel.
+      sendMessage(sendEnd, new Uint8Array(1));
+      const slot = await acquired;
+      assert.equal(stream.done, false);
+      slot.publish({ stream });
+      for (const fd of [ring, receiveEnd, sendEnd]) closeFd(fd);
+      await until(() => channel.consumers === 0);
+      await stream.synchronize();
+    }
+    await Context.primary().flush();
+    await until(() => memories() <= before);
+  });
+
+  test('is one for each consumer, which all get every message and the end', async () => {
+    emulate();
+    const before = memories();
+    {
+      using channel = Channel.create({ ...options, slots: 2 });
+      using stream = Stream.create({ nonBlocking: true });
+      const consumers = [await sent(channel), await sent(channel), await sent(channel)];
+      const streams = consumers.map(() => Stream.create({ nonBlocking: true }));
+      const messages = consumers.map(async (consumer, at) => {
+        const found: number[] = [];
+        const waiting = { stream: streams[at] as Stream };
+        for await (const slot of consumer.ahead(waiting.stream, { timeoutMs: 10_000 })) {
+          found.push(slot.message);
+          slot.release(waiting);
+        }
+        return found;
+      });
+      for (let at = 0; at < 8; at += 1)
+        (await channel.acquire({ stream, timeoutMs: 10_000 })).publish({ stream });
+      await channel.drained({ timeoutMs: 10_000 });
+      channel.close();
+      // Slots that are taken ahead of the end are not filled.
+      for (const found of await Promise.all(messages))
+        assert.deepEqual(found.slice(0, 8), [0, 1, 2, 3, 4, 5, 6, 7]);
+      for (const each of [...consumers, ...streams]) each.close();
+    }
+    await Context.primary().flush();
+    await until(() => memories() <= before);
+  });
+
+  test('is waited for by the host if the kernel cannot keep it from being replaced', async () => {
+    emulate();
+    const { fcntl } = libc;
+    const replace = (value: typeof fcntl): void => {
+      Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value });
+    };
+    const F_ADD_SEALS = 1033;
+    const F_SEAL_FUTURE_WRITE = 0x10;
+    // Before Linux 5.1 there is no such seal.
+    replace((fd, command, value) =>
+      fcntl(
+        fd,
+        command,
+        command === F_ADD_SEALS && value === F_SEAL_FUTURE_WRITE ? 1 << 20 : value,
+      ),
+    );
+    using channel = Channel.create(options);
+    using stream = Stream.create({ nonBlocking: true });
+    using other = Stream.create({ nonBlocking: true });
+    using consumer = await sent(channel);
+    replace(fcntl);
+    const slots = consumer.ahead(other, { timeoutMs: 5000 });
+    const next = slots.next();
+    await nextLoopIteration();
+    assert.equal(other.done, true);
+    (await channel.acquire({ stream })).publish({ stream });
+    const slot = (await next).value as ConsumerSlot;
+    assert.equal(channel.tryAcquire({ stream }), undefined);
+    const acquired = channel.acquire({ stream, timeoutMs: 5000 });
+    slot.release({ stream: other });
+    (await acquired).cancel();
   });
 });
 
