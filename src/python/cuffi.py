@@ -6291,6 +6291,12 @@ class _Producer(_ChannelState):
             if seat.copy:
                 seat.copy.write(index, value)
 
+    def _end_unfilled(self, seats: List[_Seat]) -> None:
+        """Ends the waits for what is not filled, in the ring and in its copies."""
+        for words in (self.ring, *(seat.copy for seat in seats)):
+            if words:
+                words.end_unfilled()
+
     def assert_open(self) -> None:
         if self._failure:
             raise CuffiError(f'the context of this channel was lost with work of a message: {self._failure}')
@@ -6434,7 +6440,7 @@ class _Producer(_ChannelState):
         with self.lock:
             seats, self.seats = self.seats, []
         if self.is_ahead:
-            self.ring.end_unfilled()
+            self._end_unfilled(seats)
         for seat in seats:
             seat.close()
         self.sleepers.wake()
@@ -6555,7 +6561,7 @@ class _Producer(_ChannelState):
             seats, self.seats = self.seats, []
         if self.is_ahead:
             # All is stored, or never will be. A consumer that is blocked cannot end the waits of its streams itself.
-            ring.end_unfilled()
+            self._end_unfilled(seats)
         for seat in seats:
             if self.deliver == 'one':
                 self._finish(seat)

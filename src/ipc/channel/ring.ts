@@ -278,12 +278,14 @@ export class Ring {
    * producer may still have written.
    */
   endWaits(): void {
-    const { slots, words } = this;
-    for (let index = FILLED; index < FILLED + slots; index += 1) {
-      const value = words.read(index);
-      if (Number.isFinite(value)) words.write(index + slots, Math.max(value, 0));
+    const { slots } = this;
+    for (const words of [this.words, ...this.#copies]) {
+      for (let index = FILLED; index < FILLED + slots; index += 1) {
+        const value = words.read(index);
+        if (Number.isFinite(value)) words.write(index + slots, Math.max(value, 0));
+      }
+      words.endWaits(FILLED, FILLED + slots);
     }
-    words.endWaits(FILLED, FILLED + slots);
   }
 
   #write(index: number, value: number): void {
