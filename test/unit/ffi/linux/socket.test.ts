@@ -243,8 +243,14 @@ describe('message sockets', () => {
         const before = openDescriptors();
         assert.throws(() => receiveMessage(b), {
           code: 'EMFILE',
-          message: /no descriptor is left for those of a message, which is lost/,
+          message: /no descriptor is left for those of a message, which are lost/,
         });
+        assert.equal(openDescriptors(), before);
+        sendMessage(a, hello, [memfd, memfd, memfd, memfd]);
+        const message = takeMessage(b);
+        assert.ok(typeof message === 'object');
+        assert.deepEqual([Buffer.from(message.data), message.fds], [Buffer.from(hello), []]);
+        assert.equal(message.shortage?.code, 'EMFILE');
         assert.equal(openDescriptors(), before);
       });
       closeFd(memfd);
