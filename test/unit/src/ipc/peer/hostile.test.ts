@@ -1,7 +1,6 @@
 /** Other ends that do as they like. */
 
 import assert from 'node:assert/strict';
-import { execFileSync } from 'node:child_process';
 import { mkdtempSync, openSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -757,13 +756,11 @@ describe('Peer with a hostile other end', () => {
 
   async function sendWrongDescriptors(): Promise<void> {
     const folder = mkdtempSync(join(tmpdir(), 'cuffi-kinds-'));
-    const fifo = join(folder, 'fifo');
-    execFileSync('mkfifo', [fifo]);
     const O_PATH = 0o10000000;
     const [socket, otherSocket] = socketPair();
     const [readEnd, writeEnd] = createPipe();
     const wrong: readonly number[] = [
-      openSync(fifo, O_PATH),
+      openSync(`/proc/self/fd/${readEnd}`, O_PATH),
       openSync(folder, 'r'),
       openSync(folder, O_PATH),
       openSync('/dev/null', 'r+'),
