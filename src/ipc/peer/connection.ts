@@ -773,8 +773,14 @@ export class Connection implements FramedSocketHandler {
   /** Returns why the socket ended without a control message. */
   #endReason(): ConnectionEnd {
     const { isGone, process } = this.#session;
-    if (!isGone && !process.isEnding && process.isExitObservable)
-      return closedByPeerError(this.peerName);
+    if (!isGone && !process.isEnding && process.isExitObservable) {
+      const error = closedByPeerError(this.peerName);
+      // Versions before 4 say nothing when they refuse this one.
+      if (!this.#hasHeard)
+        error.message +=
+          ' without a word: it may have refused this process, or need an earlier cuffi';
+      return withoutStack(error);
+    }
     const error = this.#session.goneError();
     // Of a child that failed, only a missing script is worth a word: its own error says the rest.
     const findFault = this.#hasHeard ? undefined : this.#findFault;
