@@ -230,7 +230,7 @@ describe('Timeline', () => {
       using third = await sent(second);
       if (closes) first.close();
       lose();
-      await assert.rejects(third.reached(1), gone(0));
+      await assert.rejects(third.reached(1, { timeoutMs: 10_000 }), gone(0));
       assert.throws(() => second.signaler(), gone(0));
       first.close();
     }
@@ -612,7 +612,7 @@ describe('a timeline from a hostile process', () => {
       if (closes) timeline.close();
       child.kill('SIGKILL');
       // Nobody takes 5 for reached, although the stream stores it in the end.
-      await assert.rejects(waiting.reached(5), gone(0));
+      await assert.rejects(waiting.reached(5, { timeoutMs: 10_000 }), gone(0));
       await stream.synchronize();
       await assert.rejects(waiting.reached(4), gone(0));
       if (!closes) {
