@@ -185,6 +185,7 @@ export class CudaEvent extends ShareableResource {
 
   /** Waits until it is {@link done}, without blocking the event loop. */
   async synchronize(options?: WaitOptions): Promise<void> {
+    assertNotCapturing('waiting for an event');
     const wait = beginWait(options, 'waiting for an event');
     await pollUntil(
       () => this.done,

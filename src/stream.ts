@@ -37,7 +37,7 @@ export interface StreamOptions extends PlaceOptions {
 /** What a stream can wait for: a `CudaEvent`, whose class is above streams. */
 export interface WaitableEvent extends Resource {
   readonly handle: CUevent;
-  /** Whether its work is not done, and may stand behind a wait for another process. */
+  /** @internal Whether its work is not done, and may stand behind a wait for another process. */
   readonly mayStandBehindWait: boolean;
 }
 
@@ -184,6 +184,7 @@ export class Stream extends Resource implements AsyncDisposable {
 
   /** Waits, without blocking the event loop, until all work is done, including work queued meanwhile. */
   async synchronize(options?: WaitOptions): Promise<void> {
+    assertNotCapturing('waiting for a stream');
     const wait = beginWait(options, 'waiting for a stream');
     // An event in the legacy default stream would order other streams, and the owner of a borrowed one
     // may destroy it at any time: those are polled.

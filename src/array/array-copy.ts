@@ -231,6 +231,7 @@ const isSmallContiguous = (array: CopyableArray, order: Order): boolean =>
   array.buffer.splitOffsets.length === 0;
 
 function readSmall<D extends Dtype>(array: CopyableArray<D>): HostArray<D> {
+  array.assertOpen();
   const { dtype, size, context, buffer, layout, byteLength } = array;
   buffer.orderUse(undefined);
   const from = (buffer.readableAddress + layout.byteOffset) as CUdeviceptr;

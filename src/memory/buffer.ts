@@ -1,6 +1,6 @@
 import { inspect } from 'node:util';
 import { OUT0, readHandle } from '../../ffi/arena.ts';
-import { CU_STREAM_LEGACY } from '../../ffi/constants.ts';
+import { CU_STREAM_LEGACY, CU_STREAM_PER_THREAD } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
@@ -332,8 +332,11 @@ export class DeviceBuffer extends ShareableResource {
    */
   orderUse(stream: Stream | undefined): void {
     const root = this.#root ?? this;
-    if (isCapturing() && addCapturedMemory(stream?.handle ?? (CU_STREAM_LEGACY as CUstream), root))
-      return;
+    if (isCapturing()) {
+      const handle = stream?.handle ?? (CU_STREAM_LEGACY as CUstream);
+      // Work in a default stream is refused.
+      if (handle <= CU_STREAM_PER_THREAD || addCapturedMemory(handle, root)) return;
+    }
     const release = root.#release;
     if (typeof release === 'object') {
       release.uses?.add(stream);
