@@ -140,6 +140,63 @@ describe('the order of work between processes', () => {
     await later.synchronize();
   });
 
+  test(
+    'a stream waits for memory that came back only when it uses that again',
+    options,
+    async () => {
+      using stream = Stream.create({ nonBlocking: true });
+      using unrelated = DeviceBuffer.allocate(16);
+      const memory = buffers();
+      for (const buffer of memory.all) {
+        await setTo(buffer, 1, stream);
+        await ask({ do: 'hold' });
+        assert.equal(await ask<boolean>({ do: 'copy', buffer }, stream), false);
+        unrelated.fill(1, { stream });
+        await stream.synchronize();
+        buffer.subarray(16).fill(2, { stream });
+        assert.equal(stream.done, false);
+        await ask({ do: 'open' });
+        await stream.synchronize();
+        assert.deepEqual(await ask<number[]>({ do: 'copied' }), [1]);
+      }
+      memory.close();
+    },
+  );
+
+  test('memory that is closed does not come back to a stream', options, async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    const memory = buffers();
+    for (const buffer of memory.all) await setTo(buffer, 1, stream);
+    await ask({ do: 'hold' });
+    for (const buffer of memory.all)
+      assert.equal(await ask<boolean>({ do: 'copy', buffer }, stream), false);
+    memory.close();
+    await stream.synchronize();
+    assert.ok(leases.stats().leases.length > 0);
+    await ask({ do: 'open' });
+    await leases.drain({ timeoutMs: 20_000 });
+  });
+
+  test('memory comes back behind the streams that used it, and no others', options, async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    const memory = buffers();
+    for (const buffer of memory.all) {
+      await setTo(buffer, 1, stream);
+      await ask({ do: 'hold' });
+      // The stream that is held up never used it.
+      assert.equal(await ask<string>({ do: 'closeUnused', buffer }, stream), 'closed');
+      buffer.fill(2, { stream });
+      await stream.synchronize();
+      // Whoever knows the address may use it anywhere.
+      assert.equal(await ask<string>({ do: 'closeExposed', buffer }, stream), 'closed');
+      buffer.fill(3, { stream });
+      assert.equal(stream.done, false);
+      await ask({ do: 'open' });
+      await stream.synchronize();
+    }
+    memory.close();
+  });
+
   test('neither process makes a call that waits', options, async () => {
     using stream = Stream.create({ nonBlocking: true });
     using buffer = DeviceBuffer.allocate(4096);
