@@ -86,6 +86,8 @@ describe('a Channel', () => {
       kept.release();
       (await take(consumer)).release();
       assert.equal(await consumer.receive(), undefined);
+      // After a turn of the event loop it settles at once.
+      await nextLoopIteration();
       const another = consumer.receive();
       consumer.close();
       assert.equal(await another, undefined);
