@@ -372,30 +372,43 @@ describe('a channel between processes', () => {
     },
   );
 
-  for (const end of ['producer', 'consumer'] as const)
+  for (const end of ['producer', 'producer of two consumers', 'consumer'] as const)
     test(
       `a host that is blocked by its waiting stream goes on when the ${end} closes`,
       options,
       async () => {
         const [other] = await shared.lend(1);
         using stream = Stream.create({ nonBlocking: true });
-        let channel: Channel | ChannelConsumer;
-        if (end === 'producer') {
-          channel = await consumerOf(other, { ...small, ahead: true });
-          await channel.ahead(stream).next();
-        } else {
-          channel = Channel.create({ ...small, slots: 1, ahead: true });
+        using another = Stream.create({ nonBlocking: true });
+        const channels: (Channel | ChannelConsumer)[] = [];
+        const waiting = [stream];
+        if (end === 'consumer') {
+          const channel = Channel.create({ ...small, slots: 1, ahead: true });
+          channels.push(channel);
           await other.ask({ do: 'take', channel });
           (await channel.acquire({ stream })).publish({ stream });
           await channel.acquire({ stream });
+        } else {
+          const channel = await consumerOf(other, { ...small, ahead: true });
+          channels.push(channel);
+          await channel.ahead(stream).next();
+          if (end === 'producer of two consumers') {
+            // Its streams wait in a copy of the ring.
+            const further = await other.ask<ChannelConsumer>({ do: 'again' });
+            channels.push(further);
+            await further.ahead(another).next();
+            waiting.push(another);
+          }
         }
-        assert.equal(stream.done, false);
+        for (const each of waiting) assert.equal(each.done, false);
         const closed = other.ask({ do: 'close' });
-        // As a call of the driver that waits for the stream: the event loop does not turn.
-        spinUntil(() => stream.done);
-        assert.equal(stream.done, true);
+        // As a call of the driver that waits for the streams: the event loop does not turn.
+        for (const each of waiting) {
+          spinUntil(() => each.done);
+          assert.equal(each.done, true);
+        }
         await closed;
-        channel.close();
+        for (const channel of channels) channel.close();
       },
     );
 
