@@ -464,7 +464,8 @@ describe('ChannelConsumer.ahead', () => {
     const loop = (async () => {
       for (; count < 1000; count += 1) await turn();
     })();
-    await delay(50);
+    await until(() => count >= 240);
+    await delay(10);
     assert.equal(count, 240);
     timeline.signal(1, { stream: other });
     await loop;
