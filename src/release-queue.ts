@@ -175,6 +175,8 @@ export class ReleaseQueue {
       waiting();
       return false;
     };
+    // Work that is queued after this call does not count, and the first poll may come a turn later.
+    this.drainReady(true);
     await pollUntil(isEmpty, wait);
   }
 

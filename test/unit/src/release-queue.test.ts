@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { afterEach, describe, test } from 'node:test';
 import { Fence } from '../../../src/fence.ts';
+import { isTurnDue } from '../../../src/poller.ts';
 import { type ReleaseOptions, ReleaseQueue, releaseLimits } from '../../../src/release-queue.ts';
 import { until } from '../../support/iterations.ts';
 
@@ -272,6 +273,17 @@ describe('ReleaseQueue', () => {
     const { state, queue, early } = held();
     early('a');
     const flushing = queue.flush();
+    (state.fences[0] as { done: boolean }).done = true;
+    await flushing;
+    assert.deepEqual(state.released, ['a early']);
+  });
+
+  test('flush() waits for no work that is queued after its call, though a turn of the event loop is due', async () => {
+    const { state, queue, early } = held();
+    early('a');
+    while (!isTurnDue());
+    const flushing = queue.flush();
+    assert.equal(state.fences.length, 1);
     (state.fences[0] as { done: boolean }).done = true;
     await flushing;
     assert.deepEqual(state.released, ['a early']);
