@@ -253,12 +253,14 @@ export class Context {
 
   /** Lets the work that cuffi knows of end before the driver waits for all of it. */
   #blockWhileStreamsWait(): void {
-    if (!hasWaitingStreams(this)) return;
-    blockUntil(
-      () =>
-        this.workTracker.poll() !== CUresult.CUDA_ERROR_NOT_READY &&
-        countOtherWaitingStreams(this) === 0,
-    );
+    if (hasWaitingStreams(this)) blockUntil(() => this.#isWorkOver());
+  }
+
+  #isWorkOver(): boolean {
+    const status = this.workTracker.poll();
+    // In a lost context no stream of any thread waits, whether or not the awaited values came.
+    if (isSticky(status)) return true;
+    return status !== CUresult.CUDA_ERROR_NOT_READY && countOtherWaitingStreams(this) === 0;
   }
 
   /**
@@ -320,12 +322,7 @@ export class Context {
     this.#assertOwned();
     // The driver ends the work of a context that cannot be entered, too.
     const wait = beginWait(options, 'resetting a context');
-    await pollUntil(
-      () =>
-        this.workTracker.poll() !== CUresult.CUDA_ERROR_NOT_READY &&
-        countOtherWaitingStreams(this) === 0,
-      wait,
-    );
+    await pollUntil(() => this.#isWorkOver(), wait);
     this.resetSync();
   }
 

@@ -22,7 +22,7 @@ import { Signaler, StreamCounters } from '../../../../../src/ipc/timeline/signal
 import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
 import { withWaitsTable } from '../../../../../src/worker-counts.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
-import { broken, keepingBooks } from '../../../../support/faults.ts';
+import { broken, keepingBooks, losing } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import {
@@ -46,7 +46,9 @@ const isUnmapped = (page: TimelinePage): boolean =>
 
 /** Resets a lost context without waiting for its work, which may be blocked. */
 function resetLost(context: Context, emulated: ReturnType<typeof emulate>): void {
-  selectDriver(broken(emulated, 'cuCtxSynchronize', CUresult.CUDA_ERROR_LAUNCH_FAILED));
+  const { driver, lose } = losing(emulated, CUresult.CUDA_ERROR_LAUNCH_FAILED);
+  selectDriver(driver);
+  lose();
   context.resetSync();
   selectDriver(emulated);
 }

@@ -446,7 +446,9 @@ describe('Timeline', () => {
     blocker.wait(1, { stream });
     timeline.signal(6, { stream });
     // The reset of a lost context does not wait for its work.
-    selectDriver(broken(emulated, 'cuCtxSynchronize', CUresult.CUDA_ERROR_LAUNCH_FAILED));
+    const { driver, lose } = losing(emulated, CUresult.CUDA_ERROR_LAUNCH_FAILED);
+    selectDriver(driver);
+    lose();
     context.resetSync();
     selectDriver(emulated);
     await timeline.reached(6);
