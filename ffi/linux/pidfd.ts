@@ -96,16 +96,14 @@ function openMatchingPidfd(pid: number, startTime: number): number | undefined {
 
 let pollfd: { readonly address: Address; readonly view: Int32Array } | undefined;
 
-/**
- * Whether the process of a pidfd has ended, or the last writer of a pipe has closed it. Never blocks.
- */
-export function hasEnded(fd: number): boolean {
+/** Whether the process of a descriptor has ended. Never blocks. */
+function hasEnded(pidfd: number): boolean {
   if (!pollfd) {
     const address = allocatePermanent(8);
     pollfd = { address, view: new Int32Array(viewMemory(address, 8)) };
   }
   const { address, view } = pollfd;
-  view[0] = fd;
+  view[0] = pidfd;
   view[1] = POLLIN;
   return libc.poll(address, 1, 0) !== 0;
 }

@@ -13,11 +13,16 @@ import type { Step } from './fixtures/counters.ts';
 
 const timeout = 60_000;
 
-/** Sends a buffer to a hostile process, and returns what that process receives. */
+/** Sends a buffer to a hostile process. */
 async function lendTo(
   t: TestContext,
   stream: Stream,
-): Promise<{ peer: Peer; other: Program; tell(step: Step): Promise<readonly string[]> }> {
+): Promise<{
+  buffer: DeviceBuffer;
+  peer: Peer;
+  other: Program;
+  tell(step: Step): Promise<readonly string[]>;
+}> {
   const path = join(
     tmpdir(),
     `cuffi-counters-${process.pid}-${Math.random().toString(36).slice(2)}`,
@@ -38,7 +43,7 @@ async function lendTo(
   await peer.send(buffer, { stream });
   // What comes is only heard while somebody listens.
   void peer.receive().catch(() => {});
-  return { peer, other, tell };
+  return { buffer, peer, other, tell };
 }
 
 describe('counters between processes', () => {

@@ -1,7 +1,6 @@
 import { CU_STREAM_LEGACY } from '../../../ffi/constants.ts';
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
-import { hasEnded } from '../../../ffi/linux/pidfd.ts';
 import type { CUstream } from '../../../ffi/types.ts';
 import { Context } from '../../context.ts';
 import { beginWait, type WaitOptions } from '../../deadline.ts';
@@ -193,8 +192,7 @@ export class TimelineSignaler extends ShareableResource {
   /** @internal What another process needs. The signaler owns the file descriptors. */
   get fds(): readonly [memory: number, lifeline: number, writeEnd: number] {
     this.assertOpen();
-    const { fds, writeEnd } = this.#init;
-    return [fds.memory, fds.lifeline, writeEnd.fd];
+    return this.#init.fdsToSend();
   }
 
   /** @internal */
@@ -230,8 +228,9 @@ export interface SendingProcess {
 }
 
 /** What a {@link TimelineSignaler} is made of. */
-interface SignalerInit extends Omit<Handover, 'from'> {
-  readonly fds: CounterFds;
+interface SignalerInit extends Pick<Handover, 'last'> {
+  /** What another process needs, which may signal from now on. */
+  fdsToSend(): readonly [memory: number, lifeline: number, writeEnd: number];
   /** Called when this process no longer has it: it was closed, or the process that it was sent to ended it. */
   readonly release: () => void;
 }
@@ -377,17 +376,25 @@ class TimelineState {
     this.#watchSignaler();
     this.#keepPromise();
     this.#uses.add();
+    let mayBeSent = false;
+    const fdsToSend = () => {
+      mayBeSent = true;
+      return [fds.memory, fds.lifeline, writeEnd.fd] as const;
+    };
     const release = (): void => {
       closeFd(fds.memory);
+      discardFd(fds.lifeline);
+      if (!mayBeSent) {
+        this.#end(writeEnd, () => this.#release());
+        return;
+      }
+      // The process that has it ends the timeline, or its end of the pipe does.
       this.#whenSignaled(() => {
         writeEnd.close();
-        // Then no process can signal any more.
-        if (hasEnded(fds.lifeline)) this.counter.markEnded();
-        discardFd(fds.lifeline);
         this.#release();
       });
     };
-    return { writeEnd, last: this.#last, fds, release };
+    return { last: this.#last, fdsToSend, release };
   }
 
   close(): void {
