@@ -2,6 +2,8 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { after, describe, test } from 'node:test';
+import { setTimeout as delay } from 'node:timers/promises';
+import { createMemfd, isOpenFd, libc } from '../../ffi/linux/libc.ts';
 import { Stream } from '../../src/index.ts';
 import { Timeline } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
@@ -15,6 +17,7 @@ if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
 
 const options = { timeout: 60_000 + iterations(0, 1_200_000) };
 const program = new URL('./fixtures/timelines.ts', import.meta.url);
+const O_CLOEXEC = 0x8_0000;
 
 /** A child that waits for `timeline`, and signals the one that is returned. */
 class Other extends StepProcess<Step> {
@@ -172,6 +175,30 @@ describe('a timeline between processes', () => {
         await closed;
         assert.throws(() => theirs.value, { name: 'PeerGoneError', message: /after value 0/ });
       }
+    },
+  );
+
+  test(
+    'a killed signaler frees the streams of a closed timeline, which closes nothing twice',
+    options,
+    async () => {
+      await using other = new Other();
+      using timeline = Timeline.create();
+      const theirs = await other.take(timeline);
+      using stream = Stream.create({ nonBlocking: true });
+      theirs.wait(1, { stream });
+      const { memory } = theirs.fds;
+      theirs.close();
+      assert.equal(isOpenFd(memory), false);
+      // Something else gets the number.
+      const taken = createMemfd('taken', 4096);
+      if (taken !== memory) libc.dup3(taken, memory, O_CLOEXEC);
+      assert.equal(stream.done, false);
+      await killed(other.child.process);
+      await stream.synchronize();
+      await delay(100);
+      assert.equal(isOpenFd(memory), true);
+      for (const fd of new Set([memory, taken])) libc.close(fd);
     },
   );
 

@@ -140,7 +140,7 @@ export class SharedWords implements StoredPage, Disposable {
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    if (this.#fd !== undefined) closeFd(this.#fd);
+    if (this.#fd !== undefined) closeFd(this.takeFd());
     this.hostPage.close(() => {});
   }
 

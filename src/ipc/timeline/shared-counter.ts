@@ -39,6 +39,7 @@ export class SharedCounter {
   readonly #words: BigUint64Array;
   #watch: FdWatch | undefined;
   #isEnded = false;
+  #isClosed = false;
 
   private constructor(fds: CounterFds) {
     this.page = new HostPage(fds.memory);
@@ -203,8 +204,13 @@ export class SharedCounter {
     }
   }
 
-  /** Unmaps the page once no stream here can wait for it, and until then watches the writer. */
+  /**
+   * Unmaps the page once no stream here can wait for it, and until then watches the writer. The second
+   * call does nothing: the end of the writer may come after the close, and is a use of its own.
+   */
   close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
     closeFd(this.fds.memory);
     this.page.close(() => {
       this.#stopWatching();
