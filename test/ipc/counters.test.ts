@@ -6,7 +6,6 @@ import { describe, type TestContext, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { DeviceBuffer, Stream } from '../../src/index.ts';
 import { listen, type Peer } from '../../src/ipc/index.ts';
-import { nextLoopIteration } from '../../src/poller.ts';
 import { until } from '../support/iterations.ts';
 import { Program } from '../support/program.ts';
 import type { Step } from './fixtures/counters.ts';
@@ -51,10 +50,14 @@ describe('counters between processes', () => {
     timeout,
   }, async (t) => {
     using stream = Stream.create({ nonBlocking: true });
-    const { peer, other, tell } = await lendTo(t, stream);
+    const { buffer, peer, other, tell } = await lendTo(t, stream);
     using recorder = recordCalls();
     await tell({ do: 'ask', points: 1, slots: 1 });
-    await until(() => recorder.calls.some(({ name }) => name.startsWith('cuStreamWaitValue')));
+    await until(() => {
+      // A stream waits only if it uses what was returned.
+      buffer.fill(0, { stream });
+      return recorder.calls.some(({ name }) => name.startsWith('cuStreamWaitValue'));
+    });
     assert.equal(stream.done, false);
     assert.deepEqual(await tell({ do: 'take away' }), []);
     await other.kill();
@@ -67,16 +70,25 @@ describe('counters between processes', () => {
       timeout,
     }, async (t) => {
       using stream = Stream.create({ nonBlocking: true });
-      const { peer, other, tell } = await lendTo(t, stream);
+      const { buffer, peer, other, tell } = await lendTo(t, stream);
       using recorder = recordCalls();
       await tell({ do: 'ask', points: 8192, slots });
-      const until = performance.now() + 500;
-      while (performance.now() < until) await nextLoopIteration();
+      // A stream waits only if it uses what was returned, until it finds no more room.
+      let refused: unknown;
+      await until(() => {
+        try {
+          buffer.fill(0, { stream });
+        } catch (error) {
+          refused = error;
+        }
+        return refused !== undefined;
+      });
+      assert.equal((refused as Error).name, 'CuffiError');
       const waits = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
       assert.ok(waits.length <= 320, `${waits.length} waits were queued`);
-      using buffer = DeviceBuffer.allocate(64);
+      using unrelated = DeviceBuffer.allocate(64);
       using mine = Stream.create({ nonBlocking: true });
-      buffer.fill(7, { stream: mine });
+      unrelated.fill(7, { stream: mine });
       await mine.synchronize();
       await other.kill();
       assert.equal(((await peer.ended) as Error).name, 'PeerGoneError');
