@@ -5,10 +5,12 @@ import { setTimeout } from 'node:timers/promises';
 import type { Worker } from 'node:worker_threads';
 import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import { addressOf } from '../../../ffi/native.ts';
+import { CUresult } from '../../../ffi/results.ts';
 import { Context, DeviceBuffer, Module, Stream } from '../../../src/index.ts';
 import { Timeline } from '../../../src/ipc/index.ts';
 import { assertNoStreamWaits, countOtherWaitingStreams } from '../../../src/waiting-streams.ts';
 import { withWaitsTable } from '../../../src/worker-counts.ts';
+import { losing } from '../../support/faults.ts';
 import { until } from '../../support/iterations.ts';
 import { loadKernels } from '../../support/kernels.ts';
 import { startWorker } from '../../support/program.ts';
@@ -123,6 +125,19 @@ describe('a stream of another thread that waits', () => {
     assert.equal(countOtherWaitingStreams(context), 0);
     timeline.signal(1);
     await stream.synchronize();
+  });
+
+  test('does not hold up the reset of a lost context', async () => {
+    const { driver, lose } = losing(emulate(), CUresult.CUDA_ERROR_LAUNCH_FAILED);
+    selectDriver(driver);
+    await startWaiting();
+    const context = Context.primary();
+    Stream.create().close();
+    const word = showOthers(context, 1);
+    await assert.rejects(context.reset({ timeoutMs: 5 }), { name: 'TimeoutError' });
+    lose();
+    await context.reset({ timeoutMs: 10_000 });
+    word[0] = 1n;
   });
 
   test('no longer sees a wait whose timeline is closed', async () => {
