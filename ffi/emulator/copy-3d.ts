@@ -157,7 +157,9 @@ export function copy3dFunctions(
     };
     queues.enqueue(queue, work, 'copy');
     const isStaged = isFromDevice || box.width * box.height * box.depth <= MAX_STAGED_BYTES;
-    if (!isNow && isToDevice && (isStaged || queue.capture)) return CUDA_SUCCESS;
+    // A copy between two places on devices is only queued, also by a call without a stream.
+    const waits = isNow && !(memory.isOnDevice(to.address) && memory.isOnDevice(from.address));
+    if (!waits && isToDevice && (isStaged || queue.capture)) return CUDA_SUCCESS;
     queues.blockUntil(
       () => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS,
       () => [queue],

@@ -137,6 +137,12 @@ export class Memory {
     return isReadOnly || kind === 'pool' || kind === 'virtual';
   }
 
+  /** Whether an address is in memory of a device, not in host or managed memory. */
+  isOnDevice(address: number): boolean {
+    const kind = this.regions.at(address)?.kind;
+    return kind === 'pool' || kind === 'virtual' || this.#isDeviceMemory(address, 1);
+  }
+
   /** Whether the driver knows an address. */
   isKnown(address: number): boolean {
     return (

@@ -112,8 +112,8 @@ export function poolIpcFunctions(
     },
     cuMemPoolExportPointer(out, address) {
       const region = poolRegionAt(memory, address);
-      // Only base addresses, only of shareable pools, and only by the process that owns the pool.
-      if (!region?.pool || region.handleTypes === 0) return CUDA_ERROR_INVALID_VALUE;
+      // Only base addresses, only of pools that were exported, and only by the process that owns the pool.
+      if (!region?.pool?.isExported) return CUDA_ERROR_INVALID_VALUE;
       const shared = region.pool.share(region);
       if (!shared) return CUDA_ERROR_OUT_OF_MEMORY;
       return exported(

@@ -56,6 +56,8 @@ export class Pool {
   /** Bytes freed by cuMemFree, which count as used until the next context synchronization. */
   #delayedFreeBytes = 0;
   isDestroyed = false;
+  /** Whether it has a descriptor for others: only then may they get its allocations. */
+  isExported = false;
   readonly #memory: Memory;
   readonly #fd: number;
   readonly #address: number;
@@ -181,7 +183,9 @@ export class Pool {
   /** A new descriptor for other processes to import. Child processes inherit it. */
   export(): number | undefined {
     const fd = libc.fcntl(this.#fd, F_DUPFD, 0);
-    return fd < 0 ? undefined : fd;
+    if (fd < 0) return undefined;
+    this.isExported = true;
+    return fd;
   }
 
   /** Releases unused reserved memory until only `keep` bytes are reserved. */

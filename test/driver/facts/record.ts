@@ -105,6 +105,15 @@ export const notEmulated: Readonly<Record<string, string>> = {
     'a handle opened on both devices: the first closed from the second context',
     'a handle opened on both devices: the first read',
   ]),
+  ...because(
+    'it waits for all streams wherever code may come to the device, so that a test finds it: an H100 ' +
+      'did not for a small kernel, in a process that had loaded others; elsewhere a first launch waited',
+    ['a non-blocking stream', 'the legacy stream', 'a blocking stream'].flatMap((waiting) =>
+      ['cuFuncLoad', 'cuLaunchKernel', 'cuFuncGetAttribute', 'cuFuncSetAttribute'].map(
+        (name) => `beside ${waiting} that waits: ${name} of a kernel that is not loaded`,
+      ),
+    ),
+  ),
   ...because('it has no rules of its own for graphs with memory', [
     'a graph with memory, while it waits in a held stream: instantiated again',
     'a graph with memory, while it waits in a held stream: updated',

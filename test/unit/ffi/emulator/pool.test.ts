@@ -255,8 +255,10 @@ describe('emulated pools', () => {
         const pool = await peer.ask('pool', { handleTypes: 1, maxSize: 64 * MIB });
         const theirs = await peer.ask('allocateFrom', pool, 1000);
         await peer.ask('write', theirs, 42);
-        const data = await peer.ask('exportPointer', theirs);
+        // Its pool is exported first.
+        assert.equal(await peer.ask('cuMemPoolExportPointer', BLOCK, theirs), 1);
         const fd = emulated.openFd(peer.pid, await peer.ask('exportPool', pool));
+        const data = await peer.ask('exportPointer', theirs);
         const imported = emulated.importPool(fd);
         assert.equal(emulated.importPool(fd), imported);
         emulated.ok(cu.cuMemPoolDestroy(imported));
@@ -305,8 +307,8 @@ describe('emulated pools', () => {
         for (let n = 0; n < 2; n += 1) {
           const pool = await peer.ask('pool', { handleTypes: 1, maxSize: 64 * MIB });
           const memory = await peer.ask('allocateFrom', pool, 4096);
-          const data = await peer.ask('exportPointer', memory);
           const fd = emulated.openFd(peer.pid, await peer.ask('exportPool', pool));
+          const data = await peer.ask('exportPointer', memory);
           pools.push({ pool: emulated.importPool(fd), data, memory });
           closeSync(fd);
         }

@@ -539,6 +539,36 @@ describe('emulated streams', () => {
     }
   });
 
+  test('a call without a stream waits for a copy of rows to the host, not for one on the device', (t) => {
+    hurry(t);
+    const emulated = Emulated.inContext();
+    const memory = emulated.allocate(8192);
+    const copy = (target: object): number =>
+      emulated.cu.cuMemcpy2DUnaligned_v2(
+        writeStruct('CUDA_MEMCPY2D', {
+          srcMemoryType: 2,
+          srcDevice: memory,
+          srcPitch: 64,
+          dstPitch: 64,
+          WidthInBytes: 32,
+          Height: 2,
+          ...target,
+        }),
+      );
+    const onDevice = at(memory, 4096);
+    emulated.write(memory, 7);
+    emulated.write(onDevice, 0);
+    const { stream, release } = held(emulated);
+    emulated.ok(copy({ dstMemoryType: 2, dstDevice: onDevice }));
+    assert.equal(emulated.cu.cuStreamQuery(LEGACY), NOT_READY);
+    assert.throws(
+      () => copy({ dstMemoryType: 1, dstHost: hostWords(64).address }),
+      new RegExp(`^Error: cuMemcpy2DUnaligned_v2 has .* for the stream 0x${hex(stream)},`),
+    );
+    release();
+    assert.equal(emulated.read(onDevice), 7);
+  });
+
   test('the first launch of a kernel waits for all streams, unless the kernel was loaded', (t) => {
     hurry(t);
     for (const name of ['cuFuncLoad', 'cuLaunchKernel'] as const) {
