@@ -46,7 +46,7 @@ export const wakeBehindEvent = (
 
 /**
  * While more streams wait for other processes, waits are polled: a stream of cuffi's own takes the place
- * of one more, and from four on streams that have nothing to do with any of them stood still (H100).
+ * of one more, and each may stop streams that have nothing to do with any of them (H100).
  */
 const MAX_WAITING_STREAMS = 2;
 
