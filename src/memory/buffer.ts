@@ -83,7 +83,7 @@ export interface StreamOrderedRelease {
   /** The order of work that uses the memory. */
   readonly orderUse?: UseOrder;
   /** Notes which streams use the memory. */
-  readonly uses?: MemoryUses;
+  readonly uses?: MemoryUses | undefined;
   release(): void;
 }
 

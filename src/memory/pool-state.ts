@@ -23,7 +23,7 @@ import { ensureKeepaliveAllocation } from './physical-memory.ts';
 import type { PoolCloseOptions } from './pool-attributes.ts';
 import { writeAccess } from './pool-attributes.ts';
 import { randomId } from './random-id.ts';
-import { countOrderedMemory } from './use-order.ts';
+import { addOrderedMemory, removeOrderedMemory } from './use-order.ts';
 
 /**
  * The state of a pool that its finalizer and its buffers share. It never references the pool
@@ -186,7 +186,6 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
   /** Whether the closer named the stream of the free. */
   #isStreamChosen = false;
   #isReleased = false;
-  readonly #uncount = countOrderedMemory();
 
   /** @param stream the stream of the allocation; undefined for the legacy default stream */
   constructor(
@@ -204,6 +203,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     this.#stream = stream;
     this.#handle = stream?.handle ?? (0 as CUstream);
     state.byteLength += byteLength;
+    addOrderedMemory();
   }
 
   /**
@@ -325,7 +325,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
 
   /** Queues the free. Does nothing after a reset, which freed the memory. */
   release(): void {
-    if (!this.#isReleased) this.#uncount();
+    if (!this.#isReleased) removeOrderedMemory();
     this.#isReleased = true;
     this.#state.byteLength -= this.#byteLength;
     this.#free();

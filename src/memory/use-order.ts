@@ -11,12 +11,14 @@ export type UseOrder = (stream: Stream | undefined) => void;
 /** How many memories have an order. Without any, no launch looks for its memory. */
 export let orderedMemoryCount = 0;
 
-/** Counts memory that has an order of its own. Returns a function that ends that; call it once. */
-export function countOrderedMemory(): () => void {
+/** Counts memory that has an order of its own. */
+export function addOrderedMemory(): void {
   orderedMemoryCount += 1;
-  return () => {
-    orderedMemoryCount -= 1;
-  };
+}
+
+/** Ends {@link addOrderedMemory}. Call it once for each. */
+export function removeOrderedMemory(): void {
+  orderedMemoryCount -= 1;
 }
 
 // Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
@@ -34,9 +36,9 @@ interface WithOrders {
 export function addUseOrder(owner: object, order: UseOrder): () => void {
   const orders = (owner as WithOrders)[ORDERS] ?? new Set<UseOrder>();
   (owner as WithOrders)[ORDERS] = orders.add(order);
-  const uncount = countOrderedMemory();
+  addOrderedMemory();
   return () => {
-    if (orders.delete(order)) uncount();
+    if (orders.delete(order)) removeOrderedMemory();
   };
 }
 
@@ -50,19 +52,24 @@ export function callUseOrders(owner: object, stream: Stream | undefined): void {
 
 /** The streams that work with memory was queued in: behind it the memory goes back to its owner. */
 export class MemoryUses {
-  readonly #streams = new Set<Stream>();
+  /** Made at the first use: most memory is used in the default stream, or passed on unused. */
+  #streams: Set<Stream> | undefined;
   #isUsedByDefault = false;
   /** Whether the address was read, so that other work may use the memory. */
   isAddressKnown = false;
 
   add(stream: Stream | undefined): void {
-    if (stream) this.#streams.add(stream);
-    else this.#isUsedByDefault = true;
+    if (!stream) this.#isUsedByDefault = true;
+    else this.#streams = (this.#streams ?? new Set()).add(stream);
   }
 
   /** The streams, with undefined for the legacy default stream. Undefined if other work may use the memory. */
   get streams(): readonly (Stream | undefined)[] | undefined {
     if (this.isAddressKnown) return undefined;
+    if (!this.#streams) return this.#isUsedByDefault ? ONLY_DEFAULT : NO_STREAMS;
     return this.#isUsedByDefault ? [undefined, ...this.#streams] : [...this.#streams];
   }
 }
+
+const NO_STREAMS: readonly Stream[] = [];
+const ONLY_DEFAULT: readonly (Stream | undefined)[] = [undefined];

@@ -7,7 +7,7 @@ import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkRange, type DescriptorFields, type MemoryFields } from '../descriptor.ts';
 import { findExport, nameOfExport } from '../identity.ts';
-import { type ImportLease, releaseWithLease, type Sender } from './imported-object.ts';
+import { type ImportLease, ImportRelease, type Sender } from './imported-object.ts';
 import { blockedError } from './support.ts';
 import { exportGoneBlocker } from './worker-exports.ts';
 
@@ -69,7 +69,7 @@ function checkExportedToSender(
 
 /** Returns a view whose `close()` notifies the process that sent this memory back. */
 function leasedView(view: DeviceBuffer, lease: ImportLease): DeviceBuffer {
-  const leased = releaseWithLease(view.context, (returned) => returned?.(), lease, false);
+  const leased = new ImportRelease(view.context, (returned) => returned?.(), lease, false);
   return view.view(0, view.byteLength, view.access, leased);
 }
 
