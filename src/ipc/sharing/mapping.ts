@@ -7,6 +7,7 @@ import { cudaError } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { ReferenceCount } from '../../lifetime.ts';
+import { enqueueReleaseQuietly } from '../../memory/host-allocation.ts';
 
 /** An allocation of another process, mapped in a context. */
 export interface Mapping {
@@ -181,30 +182,30 @@ interface MapRequest {
 export const mapImported = (context: Context, request: MapRequest): Mapping => ({
   context,
   epoch: context.epoch,
-  ...context.run(() => mapAndMeasure(request)),
+  ...context.run(() => mapAndMeasure(context, request)),
 });
 
-function mapAndMeasure({
-  exporter,
-  call,
-  map,
-  measure,
-  unmap,
-}: MapRequest): Pick<Mapping, 'base' | 'byteLength'> {
+function mapAndMeasure(
+  context: Context,
+  { exporter, call, map, measure, unmap }: MapRequest,
+): Pick<Mapping, 'base' | 'byteLength'> {
+  // Unmapping may wait for the streams of the context.
+  const undo = (base: CUdeviceptr): void =>
+    enqueueReleaseQuietly(context, () => void context.run(() => unmap(base)));
   const openError = (cause: unknown): IpcError =>
     new IpcError(`memory of ${exporter} could not be opened`, cause as Error);
   const status = map();
   if (status !== 0) throw openError(cudaError(status, call));
   let base: CUdeviceptr;
   try {
-    base = readHandle<CUdeviceptr>(OUT0, unmap);
+    base = readHandle<CUdeviceptr>(OUT0, undo);
   } catch (error) {
     throw openError(error);
   }
   try {
     return { base, byteLength: measure(base) };
   } catch (error) {
-    unmap(base);
+    undo(base);
     throw openError(error);
   }
 }
