@@ -12,8 +12,7 @@ import { DeviceBuffer } from '../memory/buffer.ts';
 import { noteMemoryUse } from '../memory/buffer-copy.ts';
 import { HostVisibleBuffer } from '../memory/host-visible.ts';
 import { MemoryPool } from '../memory/pool.ts';
-import type { MemoryUses } from '../memory/use-order.ts';
-import type { Stream } from '../stream.ts';
+import { readAddressForCall } from '../memory/use-order.ts';
 import { checkHostMemory, checkInstance, formatValue } from '../validate.ts';
 import {
   type Addressed,
@@ -74,25 +73,6 @@ export function forEachBuffer(args: readonly unknown[], use: (buffer: DeviceBuff
     const buffer = each instanceof DeviceBuffer ? each : (each as { buffer?: unknown }).buffer;
     if (buffer instanceof DeviceBuffer) use(buffer);
   }
-}
-
-/**
- * Orders the uses of memory by a launch in a stream, and writes its arguments. The launch reads the
- * addresses, which does not make them known to other work.
- */
-export function writeOrdered(
-  target: KernelArguments,
-  args: readonly unknown[],
-  stream: Stream | undefined,
-): void {
-  const unknown: MemoryUses[] = [];
-  forEachBuffer(args, (buffer) => {
-    buffer.orderUse(stream);
-    const { uses } = buffer;
-    if (uses && !uses.isAddressKnown) unknown.push(uses);
-  });
-  target.write(args);
-  for (const uses of unknown) uses.isAddressKnown = false;
 }
 
 /** The native memory for the arguments of one kernel. */
@@ -235,7 +215,9 @@ export class KernelArguments {
   }
 
   #addressOf(at: number, code: number, value: DevicePointer): number {
-    const { address, context } = value; // throws for a closed resource
+    // Throws for a closed resource. The launch states the use of cuffi's own memory.
+    const address = value instanceof Resource ? readAddressForCall(value) : value.address;
+    const { context } = value;
     if (typeof address !== 'number') throw this.#typeError(at, value);
     if (address < 0 || !Number.isSafeInteger(address)) throw this.#rangeError(at, address);
     if (context !== undefined && context !== this.#context)

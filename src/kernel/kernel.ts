@@ -14,7 +14,7 @@ import { orderedMemoryCount } from '../memory/use-order.ts';
 import type { Stream } from '../stream.ts';
 import { assertInternal, checkInteger, checkOptions } from '../validate.ts';
 import { type KernelAttributes, readAttributes } from './function-attributes.ts';
-import { KernelArguments, writeOrdered } from './kernel-arguments.ts';
+import { forEachBuffer, KernelArguments } from './kernel-arguments.ts';
 import {
   deviceLaunchLimits,
   type Extents3,
@@ -122,8 +122,8 @@ export class Kernel<const P extends readonly Parameter[] = readonly Parameter[]>
     if (block.hasAttributes) limits.allowCluster(block.clusterBlocks);
     if (stream !== undefined && stream.context !== this.context) this.#assertSameContext(stream);
     // Without ordered memory, a launch only compares a number.
-    if (orderedMemoryCount > 0) writeOrdered(buffers.args, args, stream);
-    else buffers.args.write(args);
+    if (orderedMemoryCount > 0) forEachBuffer(args, (buffer) => buffer.orderUse(stream));
+    buffers.args.write(args);
     const call = this.handle; // throws if a getter of an argument has closed the module
     noteLaunch(this.name);
     const handle = stream?.launchHandle;

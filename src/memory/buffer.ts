@@ -36,7 +36,7 @@ import type { HostAllocation, HostMemoryKind } from './host-allocation.ts';
 import { copyHost, copyHostSync } from './host-copy.ts';
 import { freeNonBlocking } from './internal-stream.ts';
 import type { LockFlags } from './page-lock.ts';
-import { callUseOrders, type MemoryUses, type UseOrder } from './use-order.ts';
+import { callUseOrders, type MemoryUses, noteAddressRead, type UseOrder } from './use-order.ts';
 
 /** Options of awaited copies. */
 export interface CopyOptions extends StreamOption, WaitOptions {}
@@ -288,8 +288,7 @@ export class DeviceBuffer extends ShareableResource {
 
   /** The device address of the first byte. @throws ClosedError */
   get address(): CUdeviceptr {
-    const { uses } = this;
-    if (uses) uses.isAddressKnown = true;
+    noteAddressRead(this.#memoryOwner, this.uses);
     return this.readableAddress;
   }
 
@@ -342,7 +341,13 @@ export class DeviceBuffer extends ShareableResource {
       release.uses?.add(stream);
       release.orderUse?.(stream);
     }
-    callUseOrders(root.#keepalive instanceof Resource ? root.#keepalive : root, stream);
+    callUseOrders(this.#memoryOwner, stream);
+  }
+
+  /** What other processes lease: the virtual memory that it is a part of, or the buffer itself. */
+  get #memoryOwner(): object {
+    const root = this.#root ?? this;
+    return root.#keepalive instanceof Resource ? root.#keepalive : root;
   }
 
   /** @internal What its memory belongs to, if that is not a buffer: for example virtual memory. */

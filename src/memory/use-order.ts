@@ -23,10 +23,36 @@ export function removeOrderedMemory(): void {
 
 // Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
 const ORDERS = Symbol('use orders');
+const ADDRESS_KNOWN = Symbol('address known');
 
 interface WithOrders {
   [ORDERS]?: Set<UseOrder>;
+  [ADDRESS_KNOWN]?: true;
 }
+
+/** Whether cuffi reads addresses for a call whose use it states. */
+let isReadForCall = false;
+
+/** Returns the address of memory for a call whose use of it is stated. @throws ClosedError */
+export function readAddressForCall(memory: { readonly address?: unknown }): unknown {
+  isReadForCall = true;
+  try {
+    return memory.address;
+  } finally {
+    isReadForCall = false;
+  }
+}
+
+/** Notes that a program has read an address, so that work which cuffi does not see may use the memory. */
+export function noteAddressRead(owner: object, uses: MemoryUses | undefined): void {
+  if (isReadForCall) return;
+  if (uses) uses.isAddressKnown = true;
+  else (owner as WithOrders)[ADDRESS_KNOWN] = true;
+}
+
+/** Whether work that cuffi does not see may use what an object owns. */
+export const isAddressKnown = (owner: object): boolean =>
+  (owner as WithOrders)[ADDRESS_KNOWN] === true;
 
 /**
  * Adds an order for all uses of what an object owns. Returns a function that removes it.

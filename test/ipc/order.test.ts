@@ -163,6 +163,24 @@ describe('the order of work between processes', () => {
     },
   );
 
+  test(
+    'the stream of the send waits at once for memory whose address was read',
+    options,
+    async () => {
+      using stream = Stream.create({ nonBlocking: true });
+      using buffer = DeviceBuffer.allocate(4096);
+      using unrelated = DeviceBuffer.allocate(16);
+      await setTo(buffer, 1, stream);
+      assert.ok(buffer.address > 0);
+      await ask({ do: 'hold' });
+      assert.equal(await ask<boolean>({ do: 'copy', buffer }, stream), false);
+      unrelated.fill(1, { stream });
+      assert.equal(stream.done, false);
+      await ask({ do: 'open' });
+      await stream.synchronize();
+    },
+  );
+
   test('memory that is closed does not come back to a stream', options, async () => {
     using stream = Stream.create({ nonBlocking: true });
     const memory = buffers();

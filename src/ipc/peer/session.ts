@@ -2,7 +2,7 @@ import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { closeFd } from '../../../ffi/linux/libc.ts';
 import type { Context } from '../../context.ts';
 import { ClosedError, CuffiError, IpcError, PeerGoneError } from '../../errors.ts';
-import { addUseOrder, orderedMemoryCount } from '../../memory/use-order.ts';
+import { addUseOrder, isAddressKnown, orderedMemoryCount } from '../../memory/use-order.ts';
 import { pollInBackground, pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import type { ByteWriter } from '../bytes.ts';
@@ -460,7 +460,12 @@ export class Session implements SharingSession {
     const { kind } = lease;
     // Nobody here will use it, or nothing in it is written.
     if (!place || !memory || lease.isOrphaned || kind === 'event' || kind === 'pool') return true;
-    if (kind !== 'memory' || !this.timeline.canWait(points, place.context))
+    // The stream that it was sent with stands for work that cuffi does not see.
+    if (
+      kind !== 'memory' ||
+      isAddressKnown(memory) ||
+      !this.timeline.canWait(points, place.context)
+    )
       return this.timeline.wait(points, place.context, place.stream);
     const order = (stream: Stream | undefined): void => {
       if (this.isGone || this.timeline.isReached(points)) remove();

@@ -87,7 +87,11 @@ const aliasOfEvent = (event: CudaEvent, lease: ImportLease | undefined): CudaEve
  * A memory manager may return parts of its allocations. Descriptors count from the start of the
  * allocation.
  */
-const offsetInAllocation = ({ resource, address, context }: DeviceBuffer): number =>
+const offsetInAllocation = ({
+  resource,
+  readableAddress: address,
+  context,
+}: DeviceBuffer): number =>
   resource instanceof ManagerAdapter ? address - context.run(() => allocationBase(address)) : 0;
 
 function aliasView(

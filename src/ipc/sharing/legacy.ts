@@ -31,7 +31,7 @@ import {
 
 /** Exports memory by the driver's 64 bytes, which name its whole allocation. @throws IpcError */
 export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
-  const { address, byteLength, context, origin, access, root, resource } = buffer;
+  const { readableAddress: address, byteLength, context, origin, access, root, resource } = buffer;
   if (root instanceof HostVisibleBuffer)
     throw new IpcError(
       'host-accessible memory has no IPC handle: copy it to device memory, and share that',

@@ -35,7 +35,7 @@ export const POOL_ITSELF = {
  * @throws IpcError for read-only memory, and for an allocation that crashes the receiver's driver
  */
 export function exportPoolMemory(buffer: DeviceBuffer, pool: MemoryPool): ExportedFields<'pool'> {
-  const { address, byteLength, access, root, context } = buffer;
+  const { readableAddress: address, byteLength, access, root, context } = buffer;
   if (access === 'read') checkReadOnlyKind('pool');
   const tooLarge = sizeBlocker(root.byteLength);
   if (tooLarge) throw blockedError(tooLarge);
