@@ -207,38 +207,32 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
   }
 
   /**
-   * Records an event behind the allocation, unless it is done. Later work of the stream must not delay
+   * Records an event behind the allocation, which is not done. Later work of the stream must not delay
    * other streams, so this comes right behind the allocation.
    *
    * @throws CudaError; then the memory is freed
    */
-  trackAllocation(): void {
-    const handle = this.#stream?.untrackedHandle;
-    if (handle !== undefined && cu.cuStreamQuery(handle) !== CUresult.CUDA_ERROR_NOT_READY) return;
+  recordAllocation(): void {
     try {
       this.#record();
     } catch (error) {
       releaseOrWarn(() => this.release());
       throw error;
     }
-  }
-
-  // A separate function, because its closures would cost every call an allocation.
-  #record(): void {
-    const handle = this.#handle;
-    const context = this.#stream?.context ?? this.#context;
-    const { workTracker, epoch } = context;
-    context.run(() => {
-      // After any other error, nothing runs in the stream.
-      if (cu.cuStreamQuery(handle) !== CUresult.CUDA_ERROR_NOT_READY) return;
-      this.#allocated = { event: workTracker.recordBehind(handle), context, epoch };
-    });
     let queries = QUERIES_PER_ALLOCATION;
     for (const oldest of pendingAllocations) {
       if (queries === 0 || oldest.#isPending()) break;
       queries -= 1;
     }
-    if (this.#allocated) pendingAllocations.add(this);
+    pendingAllocations.add(this);
+  }
+
+  #record(): void {
+    const handle = this.#handle;
+    const context = this.#stream?.context ?? this.#context;
+    const { workTracker, epoch } = context;
+    const event = context.run(() => workTracker.recordBehind(handle));
+    this.#allocated = { event, context, epoch };
   }
 
   /** Whether the allocation is not done. */
@@ -393,6 +387,13 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     check(cu.cuMemFreeAsync(this.#address, stream), 'cuMemFreeAsync');
   }
 }
+
+/**
+ * Whether a stream, whose context is current if needed, has work. After any other error than "not
+ * ready", nothing runs there.
+ */
+export const isStreamBusy = (handle: CUstream): boolean =>
+  cu.cuStreamQuery(handle) === CUresult.CUDA_ERROR_NOT_READY;
 
 const isDefault = (stream: Stream | undefined): boolean =>
   stream === undefined || stream.handle <= CU_STREAM_PER_THREAD;

@@ -36,6 +36,7 @@ import * as attributes from './pool-attributes.ts';
 import {
   checkPoolClose,
   destroyPool,
+  isStreamBusy,
   newPoolState,
   PoolAllocation,
   type PoolState,
@@ -198,12 +199,15 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
       plainHandle === undefined
         ? undefined
         : cu.cuMemAllocFromPoolAsync(OUT0, byteLength, pool, plainHandle);
-    if (status !== CUresult.CUDA_SUCCESS) this.#allocateWithRetry(byteLength, stream, status);
+    const isPending =
+      plainHandle === undefined || status !== CUresult.CUDA_SUCCESS
+        ? this.#allocateWithRetry(byteLength, stream, status)
+        : isStreamBusy(plainHandle);
     const address = readHandle<CUdeviceptr>(OUT0, (exact) =>
       new PoolAllocation(context, state, exact, byteLength, stream).release(),
     );
     const release = new PoolAllocation(context, state, address, byteLength, stream);
-    release.trackAllocation();
+    if (isPending) release.recordAllocation();
     return new DeviceBuffer({
       context,
       address,
@@ -216,7 +220,8 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
   }
 
   /**
-   * Allocates with one retry, and leaves the address in OUT0.
+   * Allocates with one retry, and leaves the address in OUT0. Returns whether the stream has work, so
+   * that the allocation may not be done.
    *
    * @param firstStatus the status of a first driver call, if one was made
    */
@@ -224,9 +229,10 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
     byteLength: number,
     stream: Stream | undefined,
     firstStatus: CUresult | undefined,
-  ): void {
+  ): boolean {
     const { context, maxSize, handle: pool } = this;
-    const call = (queue: CUstream): void =>
+    let isPending = false;
+    const call = (queue: CUstream): void => {
       allocateWithRetry(
         context,
         'cuMemAllocFromPoolAsync',
@@ -238,8 +244,11 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
             `; the pool has ${formatBytes(this.used)} in use${maxSize === Number.POSITIVE_INFINITY ? '' : ` of at most ${formatBytes(maxSize)}`}`,
         },
       );
+      isPending = isStreamBusy(queue);
+    };
     if (stream) stream.enqueueUncounted(call);
     else context.run(() => call(0 as CUstream));
+    return isPending;
   }
 
   /** The driver's handle. @throws ClosedError */
