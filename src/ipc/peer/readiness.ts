@@ -54,7 +54,8 @@ export class Readiness {
   receives(): void {
     if ((this.#own & Begun.receiving) === 0)
       this.#set((this.#own | Begun.receiving) & ~Begun.ignoringValues);
-    if ((this.#own & Begun.serving) === 0) this.check();
+    // Each message comes here, so the usual case asks one thing.
+    if ((this.#own & Begun.serving) === 0 && this.#host.hasRequests) this.check();
   }
 
   /** Notes that this end serves requests. */
