@@ -205,7 +205,7 @@ describe('the order of work between processes', () => {
       assert.equal(await ask<string>({ do: 'closeUnused', buffer }, stream), 'closed');
       buffer.fill(2, { stream });
       await stream.synchronize();
-      // Whoever knows the address may use it anywhere.
+      // A program that knows the address may use it anywhere.
       assert.equal(await ask<string>({ do: 'closeExposed', buffer }, stream), 'closed');
       buffer.fill(3, { stream });
       assert.equal(stream.done, false);

@@ -70,7 +70,7 @@ function checkExportedToSender(
 /** Returns a view whose `close()` notifies the process that sent this memory back. */
 function leasedView(view: DeviceBuffer, lease: ImportLease): DeviceBuffer {
   const leased = new ImportRelease(view.context, (returned) => returned?.(), lease, false);
-  return view.view(0, view.byteLength, view.access, leased);
+  return view.view(0, view.byteLength, view.access, { release: () => leased.release() });
 }
 
 const aliasOfEvent = (event: CudaEvent, lease: ImportLease | undefined): CudaEvent =>

@@ -167,7 +167,7 @@ export class SharedCounter {
     for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
       const word = Atomics.load(this.#words, VALUE);
       if (word < 2n ** 53n && !this.isAbandoned) this.#raiseLast(word);
-      // Before the waits end: whoever sees a later value must see this, too.
+      // Before the waits end: a process that sees a later value must see this, too.
       if ((this.#halves[2 * OUTCOME] as number) < outcome)
         Atomics.store(this.#halves, 2 * OUTCOME, outcome);
       if (word === ENDED) return;
