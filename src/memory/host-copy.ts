@@ -210,20 +210,19 @@ export function copyBesideWaits(
 ): void {
   const { context, direction, host, stream } = copy;
   const transferStream = transferStreamOf(context);
-  const waitFor = (event: InternalEvent): void =>
-    blockUntil(() => {
-      copy.device();
-      return event.isDone;
-    });
   {
     using queuedWork = InternalEvent.behind(stream?.context ?? context, stream);
-    waitFor(queuedWork);
+    blockUntil(() => {
+      copy.device();
+      return queuedWork.isDone;
+    });
   }
   using event = new InternalEvent(context);
   const transfer = (queue: () => void): void => {
     queue();
     event.recordIn(transferStream);
-    waitFor(event);
+    // Nothing else may end this wait: the transfer uses both memories.
+    blockUntil(() => event.isDone);
   };
   withAddress(host, (address) => {
     if (findLockingContext(context, address, host.byteLength)) {

@@ -1,6 +1,6 @@
 /**
- * What must come before work that uses memory, and what is told of it: the allocation of pool memory, and
- * the work of processes that had the memory before.
+ * The order of work that uses memory: behind the allocation of pool memory, and behind the work of
+ * processes that have returned the memory. Notes which streams use memory of another process.
  */
 
 import type { Stream } from '../stream.ts';

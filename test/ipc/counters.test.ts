@@ -73,7 +73,7 @@ describe('counters between processes', () => {
       const { buffer, peer, other, tell } = await lendTo(t, stream);
       using recorder = recordCalls();
       await tell({ do: 'ask', points: 8192, slots });
-      // A stream waits only if it uses what was returned, until it finds no more room.
+      // A stream waits only if it uses what was returned, until no room is left.
       let refused: unknown;
       await until(() => {
         try {

@@ -83,7 +83,7 @@ export class Readiness {
     return this.#own === Begun.serving && this.#host.hasValues && this.#host.waitsForRequest;
   }
 
-  /** What is begun in one turn of the event loop is told at once. */
+  /** One message covers all that begins in one turn of the event loop. */
   #set(own: number): void {
     this.#own = own;
     this.#telling ??= setImmediate(() => {
