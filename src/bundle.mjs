@@ -23,7 +23,7 @@ const layer = (folder, ...excluded) =>
     .sort();
 
 const ffi = layer('ffi', 'ffi/emulator');
-const core = layer('src', 'src/ipc', 'src/cli', 'src/python');
+const core = layer('src', 'src/ipc', 'src/cli', 'src/python', 'src/protocol');
 const ipc = layer('src/ipc', 'src/ipc/inspect');
 
 /** The layers that each entry reaches. The last entry is loaded by `import()`. */

@@ -1,6 +1,6 @@
-import { copyFileSync } from 'node:fs';
-import { join } from 'node:path';
-import { companionFile } from '../python/companion.ts';
+import { cpSync, existsSync, rmSync } from 'node:fs';
+import { basename, join } from 'node:path';
+import { companionPath } from '../python/companion.ts';
 import { type Command, parseCommand, refuseArguments } from './command.ts';
 import { print, printError } from './output.ts';
 
@@ -9,19 +9,23 @@ export const pythonCommand: Command = {
   summary: 'prints the path of the companion for Python, or copies it',
   usage: `usage: cuffi python [options]
 
-Prints the path of cuffi.py, the companion for Python: put its folder on PYTHONPATH, or copy it.
+Prints the folder of the companion for Python: put it on PYTHONPATH, or copy what it has.
 
-  --copy FOLDER   copies it into a folder, over an earlier copy`,
+  --copy FOLDER   copies the Python package cuffi into a folder, over an earlier copy`,
   run(argv) {
     const copyTo = parse(argv);
-    const file = companionFile();
     if (copyTo === undefined) {
-      print([file]);
+      print([companionPath()]);
       return true;
     }
-    const target = join(copyTo, 'cuffi.py');
+    const target = join(copyTo, 'cuffi');
     try {
-      copyFileSync(file, target);
+      // An earlier copy may have files that this version has not.
+      if (existsSync(join(target, '_protocol.py'))) rmSync(target, { recursive: true });
+      cpSync(join(companionPath(), 'cuffi'), target, {
+        recursive: true,
+        filter: (path) => basename(path) !== '__pycache__',
+      });
     } catch (error) {
       printError([`cuffi: ${target} cannot be written: ${(error as Error).message}`]);
       return false;

@@ -150,6 +150,18 @@ export class ByteReader {
     return this.#buffer.subarray(from, from + byteLength);
   }
 
+  /** Returns a view of the next bytes, which the next read begins with. */
+  peek(byteLength: number): Buffer {
+    const from = this.#take(byteLength);
+    this.#offset = from;
+    return this.#buffer.subarray(from, from + byteLength);
+  }
+
+  /** Returns a view of what was read since an offset. */
+  since(offset: number): Buffer {
+    return this.#buffer.subarray(offset, this.#offset);
+  }
+
   /** Returns a copy of the next bytes, aligned for every typed array. */
   bytes(byteLength: number): ArrayBuffer {
     const from = this.#take(byteLength);

@@ -1,36 +1,44 @@
 /**
- * The descriptors that users get and pass on, as messages and as bytes, with a version and a
- * checksum.
+ * Descriptors as bytes, as connections send them, and as messages, as programs pass them on. Both
+ * forms follow the lists of fields in protocol.ts, and are checked as strictly.
  */
 
 import { crc32 } from 'node:zlib';
-import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
-import { MAX_NDIM } from '../array/shape.ts';
 import { IpcError } from '../errors.ts';
 import { formatValue } from '../validate.ts';
-import { ByteWriter } from './bytes.ts';
+import { ByteReader, ByteWriter } from './bytes.ts';
 import {
-  ACCESS,
+  type AnyFields,
   checkConsistency,
-  DEVICE_PREFIXES,
   type DescriptorFields,
-  DTYPE_NAME,
-  descriptorFields,
-  descriptorKinds,
-  exporterFields,
-  type Field,
-  type FieldType,
+  type HostFields,
+  type HostKind,
   type IpcDescriptor,
   type IpcDescriptors,
+  type IpcExporter,
   type IpcKind,
+  type IpcLayout,
   invalidDescriptor,
-  MAX_PIECES,
-  NUMBERS,
-  type NumberType,
+  isHostFields,
 } from './descriptor.ts';
-import { descriptorReader, encodeFields, malformed, readFields } from './descriptor-bytes.ts';
-import { loadZod } from './load-zod.ts';
+import {
+  ACCESS,
+  DESCRIPTOR_MAGIC,
+  DEVICE_PREFIXES,
+  descriptorFields,
+  exporterFields,
+  HANDLE_BYTE_LENGTH,
+  hostFields,
+  ID_BYTE_LENGTH,
+  MAX_AXES,
+  MAX_OBJECT_BYTE_LENGTH,
+  NUMBERS,
+  objectKinds,
+  PACKET_FDS,
+} from './protocol.ts';
 import { PROTOCOL_VERSION, versionMismatch } from './version.ts';
+
+// ---- Messages ----
 
 /** Returns the descriptor with these fields: adds the version and the checksum. */
 export function withChecksum<F extends DescriptorFields>(fields: F): IpcDescriptors[F['kind']] {
@@ -42,6 +50,78 @@ export function withChecksum<F extends DescriptorFields>(fields: F): IpcDescript
     checksum: checksumOf(encodeFields(fields)),
   } as unknown as IpcDescriptors[F['kind']];
 }
+
+/**
+ * Parses a message as a descriptor.
+ *
+ * @param kinds the accepted kinds; all by default
+ * @throws IpcError that names the invalid field
+ */
+export function parseDescriptor<K extends IpcKind = IpcKind>(
+  message: unknown,
+  kinds: readonly K[] = descriptorKinds as readonly K[],
+): IpcDescriptors[K] {
+  if (isValidated(message) && kinds.includes(message.kind as K))
+    return message as IpcDescriptors[K];
+  let descriptor: IpcDescriptor;
+  try {
+    descriptor = readMessage(message, kinds);
+  } catch (error) {
+    if (!(error instanceof InvalidField)) throw error;
+    throw invalidDescriptor(kinds, error.message);
+  }
+  checkConsistency(descriptor);
+  if (isDeeplyFrozen(message)) validated.add(message as object);
+  return descriptor as IpcDescriptors[K];
+}
+
+/** Reads each property once: a getter may return another value the next time. */
+function readMessage(message: unknown, kinds: readonly IpcKind[], at = ''): IpcDescriptor {
+  const hint = hintFor(message, kinds);
+  if (hint !== undefined) throw new InvalidField(hint);
+  const given = message as Readonly<Record<string, unknown>>;
+  const { kind, version, checksum } = given;
+  const isOfAnyVersion =
+    typeof version === 'number' && Number.isSafeInteger(version) && version >= 0;
+  // A dictionary of the CUDA array interface has a version, too.
+  if (typeof kind === 'string' && isOfAnyVersion && version !== PROTOCOL_VERSION)
+    throw otherVersion(version);
+  const known = kinds.find((name) => name === kind);
+  if (known === undefined)
+    throw new InvalidField(`${at}kind must be ${kinds.join(' or ')}, not ${formatValue(kind)}`);
+  if (version !== PROTOCOL_VERSION)
+    throw new InvalidField(`${at}version must be ${PROTOCOL_VERSION}, not ${formatValue(version)}`);
+  const read: Record<string, unknown> = { kind, version };
+  read['checksum'] = types.uint32.check(checksum, `${at}checksum`);
+  const fields = [...coded.exporter, ...coded[known]];
+  for (const { name, type } of fields) {
+    const value = type.check(given[name], at + name);
+    if (value !== undefined || name in given) read[name] = value;
+  }
+  const unknown = Object.keys(given).find((name) => !Object.hasOwn(read, name));
+  if (unknown !== undefined) throw new InvalidField(`${at}${unknown} is no field of a descriptor`);
+  const descriptor = read as unknown as IpcDescriptor;
+  if (checksumOf(encodeFields(descriptor)) !== checksum) throw corrupted(descriptor);
+  return descriptor;
+}
+
+/** Returns what the caller probably did wrong, for common mistakes and what is no object. */
+function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefined {
+  if (typeof message === 'string') return 'it is text: JSON.parse it first';
+  if (message instanceof Promise) return 'it is a Promise: await it first';
+  if (typeof message !== 'object' || message === null || Array.isArray(message))
+    return `it is ${formatValue(message)}`;
+  if ('descriptor' in message)
+    return 'it contains one: pass its descriptor, and its fds as { fds }';
+  const { kind } = message as { readonly kind?: unknown };
+  if (kind === undefined)
+    return 'it has no kind: pass all that getIpcHandle or exportIpc returned in the other process';
+  const found = descriptorKinds.find((name) => name === kind);
+  if (found === undefined || kinds.includes(found)) return undefined;
+  return `it is one of kind ${found}: open it with ${found === 'event' ? 'openIpcEvent' : 'openIpcBuffer'}`;
+}
+
+// ---- Bytes with a version and a checksum ----
 
 /**
  * Encodes a descriptor in its compact binary form, for sockets and shared memory. Most take 120 to
@@ -76,7 +156,7 @@ export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
   if (version !== PROTOCOL_VERSION) throw otherVersion(version);
   const checksum = reader.uint32();
   const begin = reader.offset;
-  const fields = readFields(reader);
+  const fields = readBytes(() => readFields(reader));
   if (checksumOf(bytes.subarray(begin)) !== checksum) throw corrupted(fields);
   checkConsistency(fields);
   const descriptor = withChecksum(fields);
@@ -85,42 +165,404 @@ export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
   return descriptor;
 }
 
+// ---- Bytes of connections: the fields alone, as the kernel corrupts no byte ----
+
+/** Encodes fields that are known to be valid. */
+export const encodeFields = (fields: AnyFields): Buffer =>
+  ByteWriter.use(0, (writer) => {
+    writer.uint8(objectKinds.indexOf(fields.kind));
+    if (isHostFields(fields)) writeAll(writer, coded[fields.kind], fields);
+    else writeFields(writer, fields);
+    return Buffer.from(writer.written);
+  });
+
 /**
- * Parses a message as a descriptor.
+ * Decodes the bytes that {@link encodeFields} returned. The fields are checked and frozen.
  *
- * @param kinds the accepted kinds; all by default
- * @throws IpcError that names the invalid field
+ * @throws IpcError for any other bytes
  */
-export function parseDescriptor<K extends IpcKind = IpcKind>(
-  message: unknown,
-  kinds: readonly K[] = descriptorKinds as readonly K[],
-): IpcDescriptors[K] {
-  if (isValidated(message) && kinds.includes(message.kind as K))
-    return message as IpcDescriptors[K];
-  const { schemas, anyOf, prettify } = descriptorSchemas();
-  const statedKind = (message as { readonly kind?: unknown } | null | undefined)?.kind;
-  const kind = kinds.length === 1 ? kinds[0] : kinds.find((name) => name === statedKind);
-  const result = (kind ? schemas[kind] : anyOf(kinds)).safeParse(message);
-  if (!result.success) {
-    const version = versionOf(message);
-    if (version !== undefined && version !== PROTOCOL_VERSION) throw otherVersion(version);
-    throw invalidDescriptor(
-      kinds,
-      hintFor(message, kinds) ?? prettify(result.error).slice(0, 1000),
-    );
-  }
-  const descriptor = result.data as IpcDescriptor;
-  verifyChecksum(descriptor);
-  checkConsistency(descriptor);
-  if (descriptor.kind !== 'event' && descriptor.readyEvent) verifyChecksum(descriptor.readyEvent);
-  if (isDeeplyFrozen(message)) validated.add(message as object);
-  return descriptor as IpcDescriptors[K];
+export function decodeFields(bytes: Uint8Array): DescriptorFields {
+  const fields = readBytes(() => readFields(descriptorReader(bytes)));
+  checkConsistency(fields);
+  return fields;
 }
+
+/** Like {@link decodeFields}, for anything that a connection can send. @throws IpcError */
+export function decodeAnyFields(bytes: Uint8Array): AnyFields {
+  const kind = objectKinds[bytes[0] ?? 0];
+  if (kind === undefined || !(kind in hostFields)) return decodeFields(bytes);
+  return readBytes(() => readHostFields(kind as HostKind, descriptorReader(bytes.subarray(1))));
+}
+
+/** @throws IpcError for what the reading of a field refuses */
+function readBytes<T>(read: () => T): T {
+  try {
+    return read();
+  } catch (error) {
+    throw error instanceof InvalidField ? malformed(error.message) : error;
+  }
+}
+
+/** Returns a reader whose errors say that the bytes are not a descriptor. @throws IpcError */
+function descriptorReader(bytes: Uint8Array): ByteReader {
+  if (bytes.byteLength > MAX_OBJECT_BYTE_LENGTH)
+    throw malformed(`${bytes.byteLength} bytes are more than ${MAX_OBJECT_BYTE_LENGTH}`);
+  return new ByteReader(bytes, malformed);
+}
+
+/** Reads fields to the end of the bytes. They may still be inconsistent. */
+function readFields(reader: ByteReader): DescriptorFields {
+  const fields = readFieldsOf(nameAt(descriptorKinds, reader, 'kind'), reader);
+  expectEnd(reader);
+  return fields;
+}
+
+const malformed = (why: string): IpcError =>
+  new IpcError(`these bytes are not a cuffi descriptor: ${why}`, undefined, 'invalid-descriptor');
+
+function writeFields(writer: ByteWriter, fields: DescriptorFields): void {
+  writeExporter(writer, fields);
+  writeAll(writer, coded[fields.kind], fields);
+}
+
+function readFieldsOf<K extends IpcKind>(kind: K, reader: ByteReader): DescriptorFields<K> {
+  const fields: Record<string, unknown> = { kind, ...readExporter(reader) };
+  readAll(reader, coded[kind], fields);
+  return Object.freeze(fields) as DescriptorFields<K>;
+}
+
+function readHostFields<K extends HostKind>(kind: K, reader: ByteReader): HostFields {
+  const fields: Record<string, unknown> = { kind };
+  readAll(reader, coded[kind], fields);
+  expectEnd(reader);
+  return Object.freeze(fields) as unknown as HostFields;
+}
+
+/** @throws IpcError if bytes are left */
+function expectEnd(reader: ByteReader): void {
+  if (reader.remaining > 0) throw malformed(`${reader.remaining} bytes follow its end`);
+}
+
+function writeAll(writer: ByteWriter, fields: readonly CodedField[], from: object): void {
+  const values = from as Readonly<Record<string, unknown>>;
+  for (const { name, type } of fields) type.write(writer, values[name] as never);
+}
+
+function readAll(
+  reader: ByteReader,
+  fields: readonly CodedField[],
+  into: Record<string, unknown>,
+): void {
+  for (const { name, type } of fields) {
+    const value = type.read(reader, name);
+    if (value !== undefined) into[name] = value;
+  }
+}
+
+interface CodedExporter {
+  readonly exporter: IpcExporter;
+  readonly bytes: Buffer;
+}
+
+/** Consecutive descriptors usually come from the same process. */
+let lastWritten: CodedExporter | undefined;
+let lastRead: CodedExporter | undefined;
+
+function writeExporter(writer: ByteWriter, exporter: IpcExporter): void {
+  if (!lastWritten || !isSameExporter(lastWritten.exporter, exporter)) {
+    const { device, machine, pid, startTime, pidNamespace } = exporter;
+    const bytes = ByteWriter.use(0, (own) => {
+      writeAll(own, coded.exporter, exporter);
+      return Buffer.from(own.written);
+    });
+    lastWritten = { exporter: { device, machine, pid, startTime, pidNamespace }, bytes };
+  }
+  writer.bytes(lastWritten.bytes);
+}
+
+const isSameExporter = (a: IpcExporter, b: IpcExporter): boolean =>
+  a.device === b.device &&
+  a.machine === b.machine &&
+  a.pid === b.pid &&
+  a.startTime === b.startTime &&
+  a.pidNamespace === b.pidNamespace;
+
+function readExporter(reader: ByteReader): IpcExporter {
+  const known = lastRead;
+  if (known && reader.remaining >= known.bytes.byteLength) {
+    const view = reader.peek(known.bytes.byteLength);
+    if (known.bytes.equals(view)) {
+      reader.skip(view.byteLength);
+      return known.exporter;
+    }
+  }
+  const begin = reader.offset;
+  const fields: Record<string, unknown> = {};
+  readAll(reader, coded.exporter, fields);
+  const exporter = fields as unknown as IpcExporter;
+  lastRead = { exporter, bytes: Buffer.from(reader.since(begin)) };
+  return exporter;
+}
+
+// ---- The types of fields ----
+
+/** A field that is not valid, in words that begin with its name. */
+class InvalidField extends Error {}
+
+/** How a field is written, read and checked. All that read or check throw {@link InvalidField}. */
+interface FieldType<T> {
+  write(writer: ByteWriter, value: T): void;
+  /** Undefined for a field that is absent. */
+  read(reader: ByteReader, name: string): unknown;
+  /** Returns the value of a message, or a copy of it. */
+  check(value: unknown, name: string): unknown;
+}
+
+const refuse = (name: string, rule: string, value: unknown): never => {
+  throw new InvalidField(
+    value === undefined
+      ? `${name} is missing`
+      : `${name} must be ${rule}, not ${formatValue(value)}`,
+  );
+};
+
+/** Reads a byte: the number of a name. */
+function nameAt<T>(names: readonly T[], reader: ByteReader, name: string): T {
+  const value = reader.uint8();
+  if (value >= names.length)
+    throw new InvalidField(`${name}: ${value} is not below ${names.length}`);
+  return names[value] as T;
+}
+
+function readCount(most: number, reader: ByteReader, name: string): number {
+  const count = reader.uint8();
+  if (count > most) throw new InvalidField(`${name}: ${count} is above ${most}`);
+  return count;
+}
+
+const isPresent = (reader: ByteReader, name: string): boolean => readCount(1, reader, name) === 1;
+
+function numberType(of: keyof typeof NUMBERS): FieldType<number> {
+  const [byteLength, least, most] = NUMBERS[of];
+  const check = (value: unknown, name: string): number =>
+    typeof value === 'number' && Number.isSafeInteger(value) && value >= least && value <= most
+      ? value
+      : refuse(name, `an integer from ${least} to ${most}`, value);
+  return byteLength === 4
+    ? {
+        write: (writer, value) => writer.uint32(value),
+        read: (reader, name) => check(reader.uint32(), name),
+        check,
+      }
+    : {
+        write: (writer, value) => writer.int64(value),
+        read: (reader, name) => check(reader.int64(), name),
+        check,
+      };
+}
+
+/** Bytes that are text in a message. */
+const textType = (
+  byteLength: number,
+  encoding: 'base64' | 'hex',
+  pattern: RegExp,
+  rule: string,
+): FieldType<string> => ({
+  write: (writer, value) => writer.text(value.replaceAll('-', ''), encoding, byteLength),
+  read: (reader) => reader.text(encoding, byteLength),
+  check: (value, name) =>
+    typeof value === 'string' && pattern.test(value) ? value : refuse(name, rule, value),
+});
+
+const numbers = (
+  value: unknown,
+  type: FieldType<number>,
+  most: number,
+  name: string,
+): readonly number[] => {
+  if (!Array.isArray(value) || value.length > most)
+    return refuse(name, `an array of up to ${most} integers`, value);
+  // A hole is an item, too: map would leave it out.
+  return Array.from(value, (item, index) => type.check(item, `${name}[${index}]`) as number);
+};
+
+const readNumbers = (
+  count: number,
+  type: FieldType<number>,
+  reader: ByteReader,
+  name: string,
+): readonly number[] =>
+  Object.freeze(Array.from({ length: count }, () => type.read(reader, name) as number));
+
+const size = numberType('size');
+const positive = numberType('positive');
+const stride = numberType('stride');
+
+const UUID = '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}';
+const uuid: FieldType<string> = {
+  ...textType(ID_BYTE_LENGTH, 'hex', new RegExp(`^${UUID}$`), 'a boot id'),
+  read: (reader) =>
+    reader
+      .text('hex', ID_BYTE_LENGTH)
+      .replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, '$1-$2-$3-$4-$5'),
+};
+
+/** The length of a handle in base64. */
+const HANDLE_TEXT_LENGTH = 4 * Math.ceil(HANDLE_BYTE_LENGTH / 3);
+const handle: FieldType<string> = {
+  write: (writer, value) => writer.text(value, 'base64', HANDLE_BYTE_LENGTH),
+  read: (reader) => reader.text('base64', HANDLE_BYTE_LENGTH),
+  check: (value, name) =>
+    typeof value === 'string' &&
+    value.length === HANDLE_TEXT_LENGTH &&
+    Buffer.from(value, 'base64').byteLength === HANDLE_BYTE_LENGTH &&
+    Buffer.from(value, 'base64').toString('base64') === value
+      ? value
+      : refuse(name, `${HANDLE_BYTE_LENGTH} bytes in base64`, value),
+};
+
+const DTYPE_NAME = /^(V[0-9]{1,10}|[a-z0-9_]{1,16})$/;
+
+function checkLayout(value: unknown, name: string): IpcLayout | undefined {
+  if (value === undefined) return undefined;
+  if (typeof value !== 'object' || value === null)
+    return refuse(name, 'the layout of an array', value);
+  const { dtype, shape, strides, ...others } = value as Record<string, unknown>;
+  const [unknown] = Object.keys(others);
+  if (unknown !== undefined) throw new InvalidField(`${name}.${unknown} is no field of a layout`);
+  const layout = {
+    dtype:
+      typeof dtype === 'string' && DTYPE_NAME.test(dtype)
+        ? dtype
+        : refuse(`${name}.dtype`, 'the name of a dtype', dtype),
+    shape: numbers(shape, size, MAX_AXES, `${name}.shape`),
+    strides: numbers(strides, stride, MAX_AXES, `${name}.strides`),
+  };
+  if (layout.shape.length !== layout.strides.length)
+    throw new InvalidField(
+      `${name}.strides has ${layout.strides.length} items, and the shape ${layout.shape.length}`,
+    );
+  return layout;
+}
+
+const types = {
+  uint32: numberType('uint32'),
+  positive32: numberType('positive32'),
+  size,
+  positive,
+  access: {
+    write: (writer, value) => writer.uint8(ACCESS.indexOf(value)),
+    read: (reader, name) => nameAt(ACCESS, reader, name),
+    check: (value, name) =>
+      ACCESS.find((access) => access === value) ?? refuse(name, ACCESS.join(' or '), value),
+  } satisfies FieldType<(typeof ACCESS)[number]>,
+  device: {
+    write: (writer, value) => {
+      writer.uint8(DEVICE_PREFIXES.findIndex((prefix) => value.startsWith(prefix)));
+      uuid.write(writer, value.slice(4));
+    },
+    read: (reader, name) => `${nameAt(DEVICE_PREFIXES, reader, name)}${uuid.read(reader, name)}`,
+    check: (value, name) =>
+      typeof value === 'string' && new RegExp(`^(${DEVICE_PREFIXES.join('|')})${UUID}$`).test(value)
+        ? value
+        : refuse(name, 'the UUID of a GPU', value),
+  } satisfies FieldType<string>,
+  'event?': {
+    write: (writer, value) => {
+      writer.uint8(value ? 1 : 0);
+      if (value) writeFields(writer, value);
+    },
+    read: (reader, name) => (isPresent(reader, name) ? readFieldsOf('event', reader) : undefined),
+    check: (value, name) =>
+      value === undefined ? undefined : readMessage(value, ['event'], `${name}.`),
+  } satisfies FieldType<DescriptorFields<'event'> | undefined>,
+  handle,
+  'handle?': {
+    write: (writer, value) => {
+      writer.uint8(value === null ? 0 : 1);
+      if (value !== null) handle.write(writer, value);
+    },
+    read: (reader, name) => (isPresent(reader, name) ? handle.read(reader, name) : null),
+    check: (value, name) => (value === null ? null : handle.check(value, name)),
+  } satisfies FieldType<string | null>,
+  id: textType(ID_BYTE_LENGTH, 'hex', /^[0-9a-f]{32}$/, `${ID_BYTE_LENGTH} bytes in hex`),
+  'layout?': {
+    write: (writer, value) => {
+      writer.uint8(value ? value.dtype.length : 0);
+      if (!value) return;
+      writer.text(value.dtype, 'latin1', value.dtype.length);
+      writer.uint8(value.shape.length);
+      for (const length of value.shape) writer.int64(length);
+      for (const bytes of value.strides) writer.int64(bytes);
+    },
+    read: (reader, name) => {
+      const length = reader.uint8();
+      if (length === 0) return undefined;
+      const dtype = reader.text('latin1', length);
+      if (!DTYPE_NAME.test(dtype))
+        throw new InvalidField(`${name}: that is not the name of a dtype`);
+      const ndim = readCount(MAX_AXES, reader, name);
+      const shape = readNumbers(ndim, size, reader, name);
+      return Object.freeze({ dtype, shape, strides: readNumbers(ndim, stride, reader, name) });
+    },
+    check: checkLayout,
+  } satisfies FieldType<IpcLayout | undefined>,
+  pieces: {
+    write: (writer, value) => {
+      writer.uint8(value.length);
+      for (const byteLength of value) writer.int64(byteLength);
+    },
+    read: (reader, name) => {
+      const count = readCount(PACKET_FDS, reader, name);
+      if (count === 0) throw new InvalidField(`${name}: the list is empty`);
+      return readNumbers(count, positive, reader, name);
+    },
+    check: (value, name) => {
+      const pieces = numbers(value, positive, PACKET_FDS, name);
+      return pieces.length > 0 ? pieces : refuse(name, 'at least one size', value);
+    },
+  } satisfies FieldType<readonly number[]>,
+  uuid,
+  virtual: {
+    write: (writer, value) => writeFields(writer, value),
+    read: (reader) => {
+      const fields = readFieldsOf('virtual', reader);
+      checkConsistency(fields);
+      return fields;
+    },
+    // A part of what only connections send.
+    check: (value, name) => refuse(name, 'sent over a connection', value),
+  } satisfies FieldType<DescriptorFields<'virtual'>>,
+};
+
+interface CodedField {
+  readonly name: string;
+  readonly type: FieldType<never>;
+}
+
+/** Fields with their types. They are looked up once, because most descriptors are read only once. */
+const withTypes = (fields: readonly (readonly [string, keyof typeof types])[]): CodedField[] =>
+  fields.map(([name, type]) => ({ name, type: types[type] as FieldType<never> }));
+
+const coded: Readonly<Record<IpcKind | HostKind | 'exporter', readonly CodedField[]>> = {
+  exporter: withTypes(exporterFields),
+  legacy: withTypes(descriptorFields.legacy),
+  pool: withTypes(descriptorFields.pool),
+  virtual: withTypes(descriptorFields.virtual),
+  event: withTypes(descriptorFields.event),
+  timeline: withTypes(hostFields.timeline),
+  signaler: withTypes(hostFields.signaler),
+  pinned: withTypes(hostFields.pinned),
+  channel: withTypes(hostFields.channel),
+};
+
+/** The kinds that have a form as a message. The index is their number. */
+const descriptorKinds = Object.keys(descriptorFields) as readonly IpcKind[];
 
 // ---- The checksum ----
 
 /** Precedes the version, the checksum and the encoded fields. */
-const MAGIC = Buffer.from('cufd', 'latin1');
+const MAGIC = Buffer.from(DESCRIPTOR_MAGIC, 'latin1');
 
 /** CRC-32 of the version: the start value of each checksum. */
 const checksumSeed = crc32(Uint8Array.of(PROTOCOL_VERSION));
@@ -132,11 +574,6 @@ const checksumSeed = crc32(Uint8Array.of(PROTOCOL_VERSION));
  */
 const checksumOf = (encodedFields: Uint8Array): number => crc32(encodedFields, checksumSeed);
 
-/** @throws IpcError for a wrong checksum */
-function verifyChecksum(descriptor: IpcDescriptor): void {
-  if (checksumOf(encodeFields(descriptor)) !== descriptor.checksum) throw corrupted(descriptor);
-}
-
 const corrupted = ({ kind, pid }: DescriptorFields): IpcError =>
   new IpcError(
     `this ${kind} descriptor of process ${pid} is corrupted: its checksum is wrong`,
@@ -144,9 +581,14 @@ const corrupted = ({ kind, pid }: DescriptorFields): IpcError =>
     'corrupted',
   );
 
-// ---- What a message must be ----
+const otherVersion = (version: number): IpcError =>
+  versionMismatch(
+    `the descriptor is of version ${version} of the protocol, this process speaks version ${PROTOCOL_VERSION}`,
+  );
 
-/** Frozen descriptors that were validated, which need no second check. */
+// ---- What needs no second check ----
+
+/** Frozen descriptors that were validated. */
 const validated = new WeakSet<object>();
 
 const isValidated = (message: unknown): message is IpcDescriptor =>
@@ -169,109 +611,3 @@ function isDeeplyFrozen(value: unknown): boolean {
     )
   );
 }
-
-const otherVersion = (version: number): IpcError =>
-  versionMismatch(
-    `the descriptor is of version ${version} of the protocol, this process speaks version ${PROTOCOL_VERSION}`,
-  );
-
-/** Returns the version that a message states, if it looks like a descriptor of any version. */
-function versionOf(message: unknown): number | undefined {
-  if (typeof message !== 'object' || message === null) return undefined;
-  const { kind, version } = message as { readonly kind?: unknown; readonly version?: unknown };
-  const isVersion = typeof version === 'number' && Number.isSafeInteger(version) && version >= 0;
-  // A dictionary of the CUDA array interface has a version, too.
-  return isVersion && typeof kind === 'string' ? version : undefined;
-}
-
-/** Returns what the caller probably did wrong, for common mistakes. */
-function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefined {
-  if (typeof message === 'string') return 'it is text: JSON.parse it first';
-  if (message instanceof Promise) return 'it is a Promise: await it first';
-  if (typeof message !== 'object' || message === null) return undefined;
-  if ('descriptor' in message)
-    return 'it contains one: pass its descriptor, and its fds as { fds }';
-  const { kind } = message as { readonly kind?: unknown };
-  if (kind === undefined)
-    return 'it has no kind: pass all that getIpcHandle or exportIpc returned in the other process';
-  const found = descriptorKinds.find((name) => name === kind);
-  if (found === undefined || kinds.includes(found)) return undefined;
-  return `it is one of kind ${found}: open it with ${found === 'event' ? 'openIpcEvent' : 'openIpcBuffer'}`;
-}
-
-/** The length of a handle in base64. */
-const HANDLE_TEXT_LENGTH = 4 * Math.ceil(CU_IPC_HANDLE_SIZE / 3);
-
-const createSchemas = () => {
-  const z = loadZod();
-  type Schema = import('./zod.ts').ZodType;
-  const number = (type: NumberType): Schema => z.int().min(NUMBERS[type][0]).max(NUMBERS[type][1]);
-  const uuid = '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}';
-  const handle = z
-    .string()
-    .length(HANDLE_TEXT_LENGTH)
-    .base64()
-    .refine(
-      (text) => Buffer.from(text, 'base64').byteLength === CU_IPC_HANDLE_SIZE,
-      `must be ${CU_IPC_HANDLE_SIZE} bytes in base64`,
-    );
-  const layout = z
-    .strictObject({
-      dtype: z.string().regex(DTYPE_NAME, 'must be the name of a dtype'),
-      shape: z.array(number('size')).max(MAX_NDIM),
-      strides: z.array(number('stride')).max(MAX_NDIM),
-    })
-    .refine(
-      ({ shape, strides }) => shape.length === strides.length,
-      'must have a stride for each axis',
-    );
-  const types: Record<Exclude<FieldType, 'event?'>, Schema> = {
-    uint32: number('uint32'),
-    positive32: number('positive32'),
-    size: number('size'),
-    positive: number('positive'),
-    access: z.enum(ACCESS),
-    device: z
-      .string()
-      .regex(new RegExp(`^(${DEVICE_PREFIXES.join('|')})${uuid}$`), 'must be the UUID of a GPU'),
-    handle,
-    'handle?': handle.nullable(),
-    id: z.string().regex(/^[0-9a-f]{32}$/, 'must be 16 bytes in hex'),
-    'layout?': layout.optional(),
-    pieces: z.array(number('positive')).min(1).max(MAX_PIECES),
-    uuid: z.string().regex(new RegExp(`^${uuid}$`), 'must be a boot id'),
-  };
-  const kindOf = (kind: (typeof descriptorKinds)[number], event?: Schema): Schema => {
-    const all: readonly Field[] = [...exporterFields, ...descriptorFields[kind]];
-    const fields = all.map(([name, type]): readonly [string, Schema] => [
-      name,
-      type === 'event?' ? (event as Schema).optional() : types[type],
-    ]);
-    return z.strictObject({
-      kind: z.literal(kind),
-      version: z.literal(PROTOCOL_VERSION),
-      checksum: number('uint32'),
-      ...Object.fromEntries(fields),
-    });
-  };
-  const event = kindOf('event');
-  return {
-    schemas: {
-      legacy: kindOf('legacy', event),
-      pool: kindOf('pool', event),
-      virtual: kindOf('virtual', event),
-      event,
-    },
-    /** For a message whose kind is not accepted. */
-    anyOf: (kinds: readonly (typeof descriptorKinds)[number][]): Schema =>
-      z.object({ kind: z.enum(kinds) }),
-    prettify: z.prettifyError,
-  };
-};
-let cachedSchemas: ReturnType<typeof createSchemas> | undefined;
-
-/** The schemas of messages. The first call loads zod. */
-const descriptorSchemas = (): ReturnType<typeof createSchemas> => {
-  cachedSchemas ??= createSchemas();
-  return cachedSchemas;
-};

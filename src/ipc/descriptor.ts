@@ -1,12 +1,12 @@
 /** What travels between processes: plain objects that JSON can carry, untrusted until parsed. */
 
-import { MAX_MESSAGE_FDS } from '../../ffi/linux/message.ts';
 import { newLayout } from '../array/allocate-items.ts';
 import { type Layout, layoutExtents } from '../array/layout.ts';
 import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
 import type { Access } from '../memory/buffer.ts';
 import { formatBytes } from '../validate.ts';
+import { hostFields } from './protocol.ts';
 import type { PROTOCOL_VERSION } from './version.ts';
 
 /** Fields of every descriptor: the GPU, and the machine and process that exported it. */
@@ -200,102 +200,6 @@ export interface AnyExported {
   /** Borrowed: the object owns them. */
   readonly fds: readonly number[];
 }
-
-// ---- The fields of each kind, in order and with their types ----
-// The schema of messages and the binary codec follow these tables, and the checksum the codec.
-
-/** Integer types, each with its least and greatest value. */
-export const NUMBERS = {
-  uint32: [0, 0xffff_ffff],
-  positive32: [1, 0xffff_ffff],
-  size: [0, Number.MAX_SAFE_INTEGER],
-  positive: [1, Number.MAX_SAFE_INTEGER],
-  stride: [Number.MIN_SAFE_INTEGER, Number.MAX_SAFE_INTEGER],
-} as const satisfies Record<string, readonly [least: number, most: number]>;
-
-export type NumberType = keyof typeof NUMBERS;
-
-/** The access that an opener may have. The index is the binary code. */
-export const ACCESS = ['read-write', 'read'] as const;
-/** Prefixes of the UUID of a GPU and of a MIG slice. */
-export const DEVICE_PREFIXES = ['GPU-', 'MIG-'] as const;
-/** The name of a dtype. */
-export const DTYPE_NAME: RegExp = /^(V[0-9]{1,10}|[a-z0-9]{1,16})$/;
-/** Each piece of virtual memory has a file descriptor. */
-export const MAX_PIECES: number = MAX_MESSAGE_FDS;
-
-/** The type of a field. A field whose type ends in `?` may be absent, or null for a handle. */
-export type FieldType =
-  | Exclude<NumberType, 'stride'>
-  | 'access'
-  | 'device'
-  | 'event?'
-  | 'handle'
-  | 'handle?'
-  | 'id'
-  | 'layout?'
-  | 'pieces'
-  | 'uuid';
-
-export type Field = readonly [name: string, type: FieldType];
-/** A field of an object that may contain the fields of memory. */
-export type HostField = readonly [name: string, type: FieldType | 'virtual'];
-
-/** The fields of the exporter. */
-export const exporterFields = [
-  ['device', 'device'],
-  ['machine', 'uuid'],
-  ['pid', 'positive32'],
-  ['startTime', 'size'],
-  ['pidNamespace', 'size'],
-] as const;
-
-/** The fields of a range of memory. */
-const memoryFields = <T extends FieldType>(size: T) =>
-  [
-    ['baseByteLength', size],
-    ['byteOffset', 'size'],
-    ['byteLength', size],
-    ['access', 'access'],
-    ['bufferId', 'size'],
-    ['generation', 'size'],
-    ['layout', 'layout?'],
-    ['readyEvent', 'event?'],
-  ] as const;
-
-/** All fields but kind, version, checksum and {@link exporterFields}, which come first. */
-export const descriptorFields = {
-  legacy: [['handle', 'handle'], ...memoryFields('positive')],
-  // The pool itself has size 0.
-  pool: [['pool', 'id'], ['handle', 'handle?'], ...memoryFields('size')],
-  virtual: [
-    ['memory', 'id'],
-    ['firstPiece', 'uint32'],
-    ['pieces', 'pieces'],
-    ...memoryFields('positive'),
-  ],
-  event: [['handle', 'handle']],
-} as const satisfies Record<string, readonly Field[]>;
-
-/** The kinds of descriptor. The index is the binary code. */
-export const descriptorKinds = Object.keys(
-  descriptorFields,
-) as readonly (keyof typeof descriptorFields)[];
-
-/** The fields of {@link HostFields}, which name no exporter. */
-export const hostFields = {
-  timeline: [],
-  signaler: [['last', 'size']],
-  pinned: [['byteLength', 'positive']],
-  channel: [
-    ['slots', 'positive32'],
-    ['stride', 'positive'],
-    ['byteLength', 'positive'],
-    ['layout', 'layout?'],
-    ['flags', 'uint32'],
-    ['memory', 'virtual'],
-  ],
-} as const satisfies Record<HostKind, readonly HostField[]>;
 
 export const isHostFields = (fields: AnyFields): fields is HostFields =>
   Object.hasOwn(hostFields, fields.kind);

@@ -1,12 +1,10 @@
 /** The version of the protocol, and how a process says that another one speaks another version. */
 import { IpcError } from '../errors.ts';
 import { packageName } from '../package.ts';
+import { MAX_PACKAGE_NAME_BYTE_LENGTH, VERSIONS } from './protocol.ts';
 
 /** Of frames and descriptors. Both ends must speak the same one. */
-export const PROTOCOL_VERSION = 4;
-
-/** The most bytes of text with which an end says what it is. */
-export const MAX_PACKAGE_NAME_BYTE_LENGTH = 1024;
+export const PROTOCOL_VERSION = VERSIONS.max;
 
 /**
  * Returns the error for what another version of cuffi has made.

@@ -1,5 +1,5 @@
 import { join } from 'node:path';
 import { packageFolder } from '../package.ts';
 
-/** The path of the companion for Python, which is a part of the package. */
-export const companionFile = (): string => join(packageFolder(), 'src', 'python', 'cuffi.py');
+/** The folder of the companion for Python, which is a part of the package. It goes onto PYTHONPATH. */
+export const companionPath = (): string => join(packageFolder(), 'src', 'python');

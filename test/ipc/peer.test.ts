@@ -1,4 +1,5 @@
 /** Processes that pass values with GPU objects in them through a connection. */
+
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
@@ -17,7 +18,7 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { type ChildPeer, spawnPeer } from '../../src/ipc/index.ts';
-import { MAX_QUEUED_VALUES } from '../../src/ipc/wire/limits.ts';
+import { MAX_QUEUED_VALUES } from '../../src/ipc/protocol.ts';
 import { iterations, until } from '../support/iterations.ts';
 import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';

@@ -1,7 +1,6 @@
 /** What other processes, threads and time can do to the companion for Python, and one like it to Node. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { dirname } from 'node:path';
 import { describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -18,7 +17,7 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { Channel, leases, listen, type Peer, Timeline } from '../../src/ipc/index.ts';
-import { companionFile } from '../../src/python/companion.ts';
+import { companionPath } from '../../src/python/companion.ts';
 import { onHardware } from '../support/driver.ts';
 import { iterations, seed, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
@@ -40,7 +39,7 @@ async function runPython(
   const child = startProcess('python3', [`${fixtures}/${program}`, ...args.map(String)], {
     stdio: ['ignore', 'ignore', 'pipe'],
     timeout: options.timeout,
-    env: { ...process.env, PYTHONPATH: `${dirname(companionFile())}:${fixtures}` },
+    env: { ...process.env, PYTHONPATH: `${companionPath()}:${fixtures}` },
   });
   let said = '';
   child.stderr.setEncoding('utf8').on('data', (text: string) => {

@@ -1,7 +1,6 @@
 /** Node and Python share GPU memory: the companion src/python/cuffi.py at the other end. */
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { dirname } from 'node:path';
 import { describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { isDeepStrictEqual } from 'node:util';
@@ -18,7 +17,7 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { connect, leases, listen, spawnPython } from '../../src/ipc/index.ts';
-import { companionFile } from '../../src/python/companion.ts';
+import { companionPath } from '../../src/python/companion.ts';
 import { onHardware } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
@@ -469,7 +468,7 @@ describe('the end of a connection with Python', options, () => {
     }
     const source =
       'import cuffi\ntry: cuffi.parent()\nexcept cuffi.IpcError as error: print(error.code)';
-    const env = { ...process.env, PYTHONPATH: dirname(companionFile()) };
+    const env = { ...process.env, PYTHONPATH: companionPath() };
     assert.equal(
       spawnSync('python3', ['-c', source], { env, encoding: 'utf8' }).stdout,
       'no-parent\n',

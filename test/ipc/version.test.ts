@@ -24,9 +24,12 @@ import { killed, startProcess } from '../support/program.ts';
 import { noPython } from '../support/python.ts';
 
 const options = { timeout: 120_000 };
+/** The versions as dist has them. */
+const VERSIONS = /VERSIONS = \{ "?min"?: 4, "?max"?: 4 \}/;
 const root = packageFolder();
 let folder = '';
 let copy = '';
+let companion = '';
 let count = 0;
 
 /** Writes the error of a connection, or that there was none. The last argument names the file. */
@@ -67,6 +70,7 @@ open(result, 'w').write(said)
 before(() => {
   folder = realpathSync(mkdtempSync(join(tmpdir(), 'cuffi-version-test-')));
   copy = join(folder, 'node_modules', 'cuffi');
+  companion = join(folder, 'cuffi');
   mkdirSync(join(copy, 'src', 'python'), { recursive: true });
   cpSync(join(root, 'dist'), join(copy, 'dist'), { recursive: true });
   for (const name of ['koffi', '@koromix'])
@@ -82,18 +86,20 @@ before(() => {
     if (!name.endsWith('.js')) continue;
     const file = join(copy, 'dist', name);
     const text = readFileSync(file, 'utf8');
-    if (!text.includes('PROTOCOL_VERSION = 4;')) continue;
-    writeFileSync(file, text.replace('PROTOCOL_VERSION = 4;', 'PROTOCOL_VERSION = 5;'));
+    if (!VERSIONS.test(text)) continue;
+    writeFileSync(file, text.replace(VERSIONS, 'VERSIONS = { min: 5, max: 5 }'));
     changed += 1;
   }
   assert.equal(changed, 1);
-  const companion = readFileSync(join(root, 'src', 'python', 'cuffi.py'), 'utf8');
-  writeFileSync(
-    join(folder, 'cuffi.py'),
-    companion
-      .replace('PROTOCOL_VERSION = 4', 'PROTOCOL_VERSION = 5')
-      .replace(/__version__ = '[^']*'/, "__version__ = '9.8.7'"),
-  );
+  cpSync(join(root, 'src', 'python', 'cuffi'), companion, { recursive: true });
+  for (const [name, from, to] of [
+    ['_protocol.py', 'MIN_VERSION, MAX_VERSION = 4, 4', 'MIN_VERSION, MAX_VERSION = 5, 5'],
+    ['__init__.py', /__version__ = '[^']*'/, "__version__ = '9.8.7'"],
+  ] as const) {
+    const text = readFileSync(join(companion, name), 'utf8');
+    assert.notEqual(text.replace(from, to), text);
+    writeFileSync(join(companion, name), text.replace(from, to));
+  }
   writeFileSync(join(folder, 'end.mjs'), node);
   writeFileSync(join(folder, 'end.py'), python);
 });
@@ -162,7 +168,7 @@ describe('two versions of the protocol', options, () => {
     }, async () => {
       const file = resultFile();
       using child = spawnPython(join(folder, 'end.py'), { args: [theirs, 'parent', file] });
-      await assertMismatch(child, ours, file, join(folder, 'cuffi.py'));
+      await assertMismatch(child, ours, file, companion);
       await killed(child.process);
     });
 
@@ -181,7 +187,7 @@ describe('two versions of the protocol', options, () => {
           stdio: 'inherit',
         });
         using peer = await listener.accept({ timeoutMs: 60_000 });
-        const where = script === 'end.mjs' ? copy : join(folder, 'cuffi.py');
+        const where = script === 'end.mjs' ? copy : companion;
         await assertMismatch(peer, ours, file, where);
         await killed(child);
       });

@@ -132,7 +132,8 @@ describe('the packed package', { skip: unavailable }, () => {
     const expected = [
       /^dist\/.+\.(js|d\.ts|d\.ts\.map)$/,
       /^(ffi|src)\/.+\.ts$/,
-      /^src\/python\/cuffi\.py$/,
+      /^src\/python\/cuffi\/\w+\.py$/,
+      /^src\/protocol\/protocol\.json$/,
       /^docs\/[\w-]+\.md$/,
       /^docs\/examples\/[\w-]+\.(ts|py)$/,
       /^(package\.json|LICENSE|README\.md|CHANGELOG\.md|\.github\/(SECURITY|CONTRIBUTING)\.md)$/,
@@ -146,7 +147,9 @@ describe('the packed package', { skip: unavailable }, () => {
       'package.json',
       'ffi/index.ts',
       'src/index.ts',
-      'src/python/cuffi.py',
+      'src/python/cuffi/__init__.py',
+      'src/python/cuffi/_protocol.py',
+      'src/protocol/protocol.json',
       'docs/guide.md',
       'docs/examples/01-devices.ts',
       '.github/SECURITY.md',
@@ -318,7 +321,7 @@ describe('the packed package', { skip: unavailable }, () => {
     // That they are seen once they are used shows that the list is complete.
     assert.ok(seen(afterUse, '/koffi/index.cjs'));
     assert.ok(!seen(afterUse, '/koffi/index.js'), 'koffi as several ES modules');
-    assert.ok(seen(afterUse, '/cuffi/dist/ffi/zod.js'));
+    assert.ok(!seen(afterUse, '/zod'), 'zod, which descriptors do not need');
     assert.ok(seen(afterUse, '/cuffi/dist/ffi/emulator/'));
   });
 

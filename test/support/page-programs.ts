@@ -3,10 +3,10 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { delimiter, dirname, join } from 'node:path';
+import { delimiter, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { transformSync } from 'esbuild';
-import { companionFile } from '../../src/python/companion.ts';
+import { companionPath } from '../../src/python/companion.ts';
 import { canShareProcess, type InTurn, type Order, type Printed } from './in-turn.ts';
 import {
   type Block,
@@ -113,7 +113,7 @@ const names = (code: string, file: string): boolean =>
   code.includes(`./${file}`) || code.includes(`'${file}'`);
 
 async function run({ path, directory, env }: Order, timeout: number): Promise<Printed> {
-  const python = [process.env['PYTHONPATH'], dirname(companionFile())].filter(Boolean);
+  const python = [process.env['PYTHONPATH'], companionPath()].filter(Boolean);
   const isPython = path.endsWith('.py');
   const child = startProcess(isPython ? 'python3' : process.execPath, [path], {
     stdio: ['ignore', 'pipe', 'pipe'],

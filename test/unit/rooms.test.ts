@@ -26,6 +26,7 @@ const ROOMS = [
   'src/tensors',
   'src/nccl',
   'src/cli',
+  'src/protocol',
   'test',
   'bench',
   'docs',

@@ -1,9 +1,16 @@
 /** What a message is besides the bytes of its slot: the layout of its items, and data of the user. */
-import { checkShape, MAX_NDIM, type Shape, sizeOf } from '../../array/shape.ts';
+
+import { checkShape, type Shape, sizeOf } from '../../array/shape.ts';
 import { type Dtype, dtype as dtypeNamed } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import { formatBytes, formatValue } from '../../validate.ts';
-import { RECORD_BYTE_LENGTH } from './ring.ts';
+import {
+  MAX_AXES,
+  MAX_META_BYTE_LENGTH,
+  RECORD_BYTE_LENGTH,
+  RecordFlag,
+  RecordOffset,
+} from '../protocol.ts';
 
 /** How the items of a message lie in its slot, in C order from its first byte. */
 export interface MessageLayout<D extends Dtype = Dtype> {
@@ -19,9 +26,6 @@ export interface MessageRecord {
   /** Whether the producer gave the slot back without a message. */
   readonly isSkipped?: boolean;
 }
-
-/** The most bytes that `meta` takes as JSON. */
-const MAX_META_BYTE_LENGTH = 1024;
 
 /**
  * Returns `meta` as JSON.
@@ -65,17 +69,6 @@ export function checkLayout(
 
 // ---- The record in the ring ----
 
-const IS_SKIPPED = 1;
-const HAS_LAYOUT = 2;
-/** Byte offsets in a record. */
-const FLAGS = 0;
-const META_LENGTH = 4;
-const NDIM = 8;
-const DTYPE = 16;
-const DTYPE_LENGTH = 16;
-const SHAPE = 32;
-const META = SHAPE + 8 * MAX_NDIM;
-
 const NOTHING = new Uint8Array(0);
 
 /** Writes a record. @param meta as {@link encodeMeta} returns it */
@@ -85,15 +78,19 @@ export function writeRecord(
   meta: Uint8Array = NOTHING,
 ): void {
   const view = new DataView(record.buffer, record.byteOffset, RECORD_BYTE_LENGTH);
-  view.setUint32(FLAGS, (isSkipped ? IS_SKIPPED : 0) | (layout ? HAS_LAYOUT : 0), true);
-  view.setUint32(META_LENGTH, meta.byteLength, true);
-  record.set(meta, META);
+  view.setUint32(
+    RecordOffset.flags,
+    (isSkipped ? RecordFlag.skipped : 0) | (layout ? RecordFlag.layout : 0),
+    true,
+  );
+  view.setUint32(RecordOffset.metaByteLength, meta.byteLength, true);
+  record.set(meta, RecordOffset.meta);
   if (!layout) return;
-  view.setUint32(NDIM, layout.shape.length, true);
-  record.fill(0, DTYPE, DTYPE + DTYPE_LENGTH);
-  record.set(Buffer.from(layout.dtype.name, 'latin1'), DTYPE);
+  view.setUint32(RecordOffset.ndim, layout.shape.length, true);
+  record.fill(0, RecordOffset.dtype, RecordOffset.shape);
+  record.set(Buffer.from(layout.dtype.name, 'latin1'), RecordOffset.dtype);
   for (const [axis, length] of layout.shape.entries())
-    view.setBigInt64(SHAPE + 8 * axis, BigInt(length), true);
+    view.setBigInt64(RecordOffset.shape + 8 * axis, BigInt(length), true);
 }
 
 /** Reads a record. @param byteLength that of a slot @throws IpcError for anything invalid */
@@ -101,11 +98,11 @@ export function readRecord(record: Uint8Array, byteLength: number): MessageRecor
   // Once, as another process may change it meanwhile.
   const bytes = record.slice();
   const view = new DataView(bytes.buffer, bytes.byteOffset, RECORD_BYTE_LENGTH);
-  const flags = view.getUint32(FLAGS, true);
-  if ((flags & IS_SKIPPED) !== 0) return { isSkipped: true };
+  const flags = view.getUint32(RecordOffset.flags, true);
+  if ((flags & RecordFlag.skipped) !== 0) return { isSkipped: true };
   try {
     return {
-      layout: (flags & HAS_LAYOUT) === 0 ? undefined : readLayout(view, bytes, byteLength),
+      layout: (flags & RecordFlag.layout) === 0 ? undefined : readLayout(view, bytes, byteLength),
       meta: readMeta(view, bytes),
     };
   } catch (error) {
@@ -114,19 +111,23 @@ export function readRecord(record: Uint8Array, byteLength: number): MessageRecor
 }
 
 function readLayout(view: DataView, bytes: Uint8Array, byteLength: number): MessageLayout {
-  const ndim = view.getUint32(NDIM, true);
-  if (ndim > MAX_NDIM) throw new RangeError(`${ndim} axes are more than ${MAX_NDIM}`);
+  const ndim = view.getUint32(RecordOffset.ndim, true);
+  if (ndim > MAX_AXES) throw new RangeError(`${ndim} axes are more than ${MAX_AXES}`);
   const shape = Array.from({ length: ndim }, (_, axis) =>
-    Number(view.getBigInt64(SHAPE + 8 * axis, true)),
+    Number(view.getBigInt64(RecordOffset.shape + 8 * axis, true)),
   );
-  const name = Buffer.from(bytes.subarray(DTYPE, DTYPE + DTYPE_LENGTH)).toString('latin1');
+  const name = Buffer.from(bytes.subarray(RecordOffset.dtype, RecordOffset.shape)).toString(
+    'latin1',
+  );
   return checkLayout({ shape, dtype: name.replace(/\0+$/, '') }, byteLength);
 }
 
 function readMeta(view: DataView, bytes: Uint8Array): unknown {
-  const length = view.getUint32(META_LENGTH, true);
+  const length = view.getUint32(RecordOffset.metaByteLength, true);
   if (length === 0) return undefined;
   if (length > MAX_META_BYTE_LENGTH)
     throw new RangeError(`meta of ${length} bytes is longer than ${MAX_META_BYTE_LENGTH}`);
-  return JSON.parse(Buffer.from(bytes.subarray(META, META + length)).toString());
+  return JSON.parse(
+    Buffer.from(bytes.subarray(RecordOffset.meta, RecordOffset.meta + length)).toString(),
+  );
 }

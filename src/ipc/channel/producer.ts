@@ -10,12 +10,13 @@ import { VirtualMemory } from '../../memory/virtual.ts';
 import { isTurnDue, pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { checkBoolean, checkInteger, checkOptions, formatValue } from '../../validate.ts';
+import { MAX_SLOTS, SLOT_ALIGNMENT } from '../protocol.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
 import { StoreTracker } from '../timeline/store-tracker.ts';
 import { enqueueWait } from '../timeline/stream-waits.ts';
 import { checkBusyPollUs } from '../wire/busy-poll.ts';
 import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './message.ts';
-import { type Grant, MAX_SLOTS, Ring, Seat, type SharedWords } from './ring.ts';
+import { type Grant, Ring, Seat, type SharedWords } from './ring.ts';
 import { Sleepers } from './sleepers.ts';
 import { hasRoomAhead, SlotViews, waitForRoomAhead } from './slots.ts';
 import { type SentEnds, WakeSockets } from './wake-sockets.ts';
@@ -45,9 +46,6 @@ export interface ChannelOptions extends PlaceOptions {
   /** For how many microseconds a wait at this end polls before it sleeps. Default 0. */
   readonly busyPollUs?: number;
 }
-
-/** Slots begin at whole multiples of this: what copies and kernels are fastest at. */
-const SLOT_ALIGNMENT = 256;
 
 /** The producer of a channel. It outlives its {@link Channel} until all is delivered. */
 export class Producer {
@@ -140,6 +138,7 @@ export class Producer {
     const duration = checkBusyPollUs(busyPollUs ?? 0);
     const layout = layoutOf(shape, dtype, byteLength);
     const size = byteLength ?? sizeOf(layout.shape) * layout.dtype.itemsize;
+    // Copies and kernels are fastest at such addresses.
     const stride = Math.ceil(size / SLOT_ALIGNMENT) * SLOT_ALIGNMENT;
     const total = checkInteger(stride * count, 'the size of all slots', 1);
     assertNotCapturing('creating a channel');

@@ -1,4 +1,5 @@
 /** The memory of a channel besides its slots: a ring that the producer writes, and a seat for each consumer. */
+
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, duplicateFd, SystemError } from '../../../ffi/linux/libc.ts';
 import {
@@ -9,17 +10,18 @@ import {
 } from '../../../ffi/linux/memfd.ts';
 import { IpcError } from '../../errors.ts';
 import { localProcess } from '../identity.ts';
-import { ENDED, HostPage, readWord } from '../timeline/host-page.ts';
+import {
+  END_OF_WAITS,
+  PAGE_BYTE_LENGTH,
+  RECORD_BYTE_LENGTH,
+  RingWord,
+  SeatWord,
+  WORD_BYTE_LENGTH,
+} from '../protocol.ts';
+import { HostPage, readWord } from '../timeline/host-page.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
 import type { StoredPage } from '../timeline/store-tracker.ts';
 
-/** The most slots of a channel. */
-export const MAX_SLOTS = 1024;
-/** The most bytes of a message besides its slot. */
-export const RECORD_BYTE_LENGTH = 1600;
-
-const WORD_BYTE_LENGTH = 8;
-const PAGE_BYTE_LENGTH = 4096;
 const wholePages = (byteLength: number): number =>
   Math.ceil(byteLength / PAGE_BYTE_LENGTH) * PAGE_BYTE_LENGTH;
 
@@ -133,7 +135,8 @@ export class SharedWords implements StoredPage, Disposable {
   endWaits(begin: number, end: number): void {
     this.#isOver = true;
     if (this.hostPage.isUnmapped) return;
-    for (let index = begin; index < end; index += 1) Atomics.store(this.#words, index, ENDED);
+    for (let index = begin; index < end; index += 1)
+      Atomics.store(this.#words, index, END_OF_WAITS);
   }
 
   /** Unmaps the memory once no work here can access it. */
@@ -158,15 +161,7 @@ export interface RingSize {
   readonly hasRecords: boolean;
 }
 
-/** The words of a ring. Then follow, for each slot, how far it is filled, and the same at the end. */
-const PUBLISHED = 0;
-const CLOSED_AT = 1;
-const PRODUCER_SLEEPS = 2;
-const PRODUCER_PID = 3;
-const PRODUCER_NAMESPACE = 4;
-const FILLED = 8;
-
-const recordsAt = (slots: number): number => (FILLED + 2 * slots) * WORD_BYTE_LENGTH;
+const recordsAt = (slots: number): number => (RingWord.filled + 2 * slots) * WORD_BYTE_LENGTH;
 const ringByteLength = ({ slots, hasRecords }: RingSize): number =>
   wholePages(recordsAt(slots) + (hasRecords ? slots * RECORD_BYTE_LENGTH : 0));
 
@@ -180,7 +175,7 @@ export class Ring {
   readonly hasRecords: boolean;
   readonly #copies: SharedWords[] = [];
   /** What was written into the first words. */
-  readonly #header = new Float64Array(FILLED);
+  readonly #header = new Float64Array(RingWord.filled);
 
   private constructor(words: SharedWords, { slots, hasRecords }: RingSize) {
     this.words = words;
@@ -191,8 +186,8 @@ export class Ring {
   /** @throws SystemError */
   static create(size: RingSize): Ring {
     const ring = new Ring(SharedWords.create('cuffi-channel', ringByteLength(size)), size);
-    ring.#write(PRODUCER_NAMESPACE, localProcess().pidNamespace);
-    ring.#write(PRODUCER_PID, process.pid);
+    ring.#write(RingWord.producerNamespace, localProcess().pidNamespace);
+    ring.#write(RingWord.producerPid, process.pid);
     return ring;
   }
 
@@ -225,42 +220,42 @@ export class Ring {
 
   /** How many messages were published, whether or not the work before them is done. */
   get published(): number {
-    return this.words.read(PUBLISHED);
+    return this.words.read(RingWord.published);
   }
 
   publish(count: number): void {
-    this.#write(PUBLISHED, count);
+    this.#write(RingWord.published, count);
   }
 
   /** How many messages there are in all; undefined while the channel is open. */
   get closedAt(): number | undefined {
-    const value = this.words.read(CLOSED_AT);
+    const value = this.words.read(RingWord.closedAt);
     return value > 0 && Number.isFinite(value) ? value - 1 : undefined;
   }
 
   closeAt(count: number): void {
-    this.#write(CLOSED_AT, count + 1);
+    this.#write(RingWord.closedAt, count + 1);
   }
 
   /** Whether the producer wants to be woken up. */
   get isProducerAsleep(): boolean {
-    return this.words.read(PRODUCER_SLEEPS) === 1;
+    return this.words.read(RingWord.producerSleeps) === 1;
   }
 
   setProducerAsleep(isAsleep: boolean): void {
-    this.#write(PRODUCER_SLEEPS, isAsleep ? 1 : 0);
+    this.#write(RingWord.producerSleeps, isAsleep ? 1 : 0);
   }
 
   /** The producer; 0 if it is of another pid namespace. */
   get producerPid(): number {
-    const isHere = this.words.read(PRODUCER_NAMESPACE) === localProcess().pidNamespace;
-    const pid = isHere ? this.words.read(PRODUCER_PID) : 0;
+    const isHere = this.words.read(RingWord.producerNamespace) === localProcess().pidNamespace;
+    const pid = isHere ? this.words.read(RingWord.producerPid) : 0;
     return Number.isInteger(pid) && pid > 0 ? pid : 0;
   }
 
   /** The point that is reached when the work before a message is done. */
   filled(message: number): TimelinePoint {
-    return { index: FILLED + (message % this.slots), count: message + 1 };
+    return { index: RingWord.filled + (message % this.slots), count: message + 1 };
   }
 
   /** Whether the work before a message is done. */
@@ -280,11 +275,11 @@ export class Ring {
   endWaits(): void {
     const { slots } = this;
     for (const words of [this.words, ...this.#copies]) {
-      for (let index = FILLED; index < FILLED + slots; index += 1) {
+      for (let index = RingWord.filled; index < RingWord.filled + slots; index += 1) {
         const value = words.read(index);
         if (Number.isFinite(value)) words.write(index + slots, Math.max(value, 0));
       }
-      words.endWaits(FILLED, FILLED + slots);
+      words.endWaits(RingWord.filled, RingWord.filled + slots);
     }
   }
 
@@ -304,16 +299,8 @@ export class Ring {
 
 // ---- The seats ----
 
-/** The words of a seat. The consumer writes the first ones, and for each slot what it has released. */
-const ASLEEP = 0;
-const WANTED = 1;
-const START = 4;
-const GRANTED = 5;
-const IS_FINISHED = 6;
-const RELEASED = 8;
-
 const seatByteLength = (slots: number): number =>
-  wholePages((RELEASED + 3 * slots) * WORD_BYTE_LENGTH);
+  wholePages((SeatWord.released + 3 * slots) * WORD_BYTE_LENGTH);
 
 /** A message that is granted to one consumer. */
 export interface Grant {
@@ -335,7 +322,7 @@ export class Seat {
   /** @param start the first message for this consumer @throws SystemError */
   static create(slots: number, start: number): Seat {
     const seat = new Seat(SharedWords.create('cuffi-seat', seatByteLength(slots)), slots);
-    seat.words.write(START, start);
+    seat.words.write(SeatWord.start, start);
     return seat;
   }
 
@@ -350,58 +337,58 @@ export class Seat {
 
   /** The first message for this consumer. */
   get start(): number {
-    return this.words.read(START);
+    return this.words.read(SeatWord.start);
   }
 
   /** Whether the consumer wants to be woken up. */
   get isAsleep(): boolean {
-    return this.words.read(ASLEEP) === 1;
+    return this.words.read(SeatWord.asleep) === 1;
   }
 
   setAsleep(isAsleep: boolean): void {
-    this.words.write(ASLEEP, isAsleep ? 1 : 0);
+    this.words.write(SeatWord.asleep, isAsleep ? 1 : 0);
   }
 
   /** How many grants the consumer can take, from the beginning. */
   get wanted(): number {
-    return this.words.read(WANTED);
+    return this.words.read(SeatWord.wanted);
   }
 
   setWanted(count: number): void {
-    this.words.write(WANTED, count);
+    this.words.write(SeatWord.wanted, count);
   }
 
   /** How many messages were granted, from the beginning. */
   get granted(): number {
-    return this.words.read(GRANTED);
+    return this.words.read(SeatWord.granted);
   }
 
   /** @param granted how many messages were granted before */
   grant(granted: number, { message, redelivered }: Grant): void {
     const { slots, words } = this;
-    const index = RELEASED + slots + 2 * (granted % slots);
+    const index = SeatWord.released + slots + 2 * (granted % slots);
     words.write(index, message);
     words.write(index + 1, redelivered ? 1 : 0);
-    words.write(GRANTED, granted + 1);
+    words.write(SeatWord.granted, granted + 1);
   }
 
   grantAt(count: number): Grant {
-    const index = RELEASED + this.slots + 2 * (count % this.slots);
+    const index = SeatWord.released + this.slots + 2 * (count % this.slots);
     return { message: this.words.read(index), redelivered: this.words.read(index + 1) === 1 };
   }
 
   /** Whether no message will be granted any more. */
   get isFinished(): boolean {
-    return this.words.read(IS_FINISHED) === 1;
+    return this.words.read(SeatWord.isFinished) === 1;
   }
 
   finish(): void {
-    this.words.write(IS_FINISHED, 1);
+    this.words.write(SeatWord.isFinished, 1);
   }
 
   /** The point that is reached when the consumer has released a message. */
   released(message: number): TimelinePoint {
-    return { index: RELEASED + (message % this.slots), count: message + 1 };
+    return { index: SeatWord.released + (message % this.slots), count: message + 1 };
   }
 
   isReleased(message: number): boolean {
@@ -413,6 +400,6 @@ export class Seat {
    * closes, the producer if it dies.
    */
   endWaits(): void {
-    this.words.endWaits(RELEASED, RELEASED + this.slots);
+    this.words.endWaits(SeatWord.released, SeatWord.released + this.slots);
   }
 }

@@ -9,6 +9,7 @@ import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { ByteWriter } from '../bytes.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
+import { FrameKind, HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH } from '../protocol.ts';
 import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
 import { isShareable, type Shareable } from '../sharing/kinds.ts';
 import { type EncodedExport, exportForAnyPeer } from '../sharing/marshal.ts';
@@ -21,12 +22,8 @@ import {
   writeControlBlock,
 } from '../wire/control-block.ts';
 import { FramedSocket, type FramedSocketHandler, type MessageType } from '../wire/framed-socket.ts';
-import { FrameKind, type Message } from '../wire/frames.ts';
-import {
-  HEADER_BYTE_LENGTH,
-  MAX_CONTROL_BYTE_LENGTH,
-  QUEUED_OBJECT_BYTE_LENGTH,
-} from '../wire/limits.ts';
+import type { Message } from '../wire/frames.ts';
+import { QUEUED_OBJECT_BYTE_LENGTH } from '../wire/limits.ts';
 import {
   encodeValue,
   formatPath,

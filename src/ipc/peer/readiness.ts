@@ -1,5 +1,5 @@
 import { IpcError } from '../../errors.ts';
-import { Begun } from '../wire/control-block.ts';
+import { Begun, READINESS_WAIT_MS } from '../protocol.ts';
 import { MAX_UNSENT_VALUES } from '../wire/limits.ts';
 
 /** What a {@link Readiness} asks of its connection. */
@@ -25,7 +25,6 @@ export interface ReadinessHost {
  * requests. Two parts of a program, one of which receives and one of which serves, need not begin
  * at the same moment.
  */
-const GRACE_MS = 200;
 
 /**
  * What each end of a connection has begun: to receive values, to serve requests. What was sent to an
@@ -71,7 +70,7 @@ export class Readiness {
       this.#grace = undefined;
       if (this.#areRequestsStuck) this.#host.refuseRequests();
       else if (this.#areValuesStuck) this.#set(this.#own | Begun.ignoringValues);
-    }, GRACE_MS).unref();
+    }, READINESS_WAIT_MS).unref();
   }
 
   get #areRequestsStuck(): boolean {

@@ -6,12 +6,12 @@ import { releaseOrWarn } from '../../lifetime.ts';
 import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { formatBytes, formatValue } from '../../validate.ts';
-import { FrameKind } from '../wire/frames.ts';
 import {
+  FrameKind,
   MAX_PENDING_REQUEST_BYTE_LENGTH,
   MAX_PENDING_REQUESTS,
   MAX_QUEUED_FDS,
-} from '../wire/limits.ts';
+} from '../protocol.ts';
 import type { ValueMessage } from '../wire/value-message.ts';
 import { closeObjects, openArrival } from './arrival.ts';
 import { type MessageSize, ReceiveQueue, type Recipient } from './receive-queue.ts';

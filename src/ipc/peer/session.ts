@@ -7,7 +7,7 @@ import { pollInBackground, pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import type { ByteWriter } from '../bytes.ts';
 import type { AnyFields } from '../descriptor.ts';
-import { decodeAnyFields } from '../descriptor-bytes.ts';
+import { decodeAnyFields } from '../descriptor-codec.ts';
 import { ExportTable, type Lease } from '../lease/export-table.ts';
 import {
   ForwardedLease,
@@ -18,6 +18,7 @@ import {
 } from '../lease/forward.ts';
 import { ImportTable } from '../lease/import-table.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
+import { PACKET_FDS } from '../protocol.ts';
 import {
   bufferOf,
   contextOf,
@@ -40,7 +41,7 @@ import {
   type ForwardRequest,
   isEmptyControlBlock,
 } from '../wire/control-block.ts';
-import { MAX_CACHED_DESCRIPTORS, MAX_PENDING_CONTROL, MAX_VALUE_FDS } from '../wire/limits.ts';
+import { MAX_CACHED_DESCRIPTORS, MAX_PENDING_CONTROL } from '../wire/limits.ts';
 import { type ObjectEntry, writeObjectTable } from '../wire/value-message.ts';
 
 /** The most revoked leases, or closed pools, of one message. */
@@ -578,8 +579,8 @@ export class Session implements SharingSession {
 }
 
 function checkFdCount(count: number): void {
-  if (count > MAX_VALUE_FDS)
+  if (count > PACKET_FDS)
     throw new RangeError(
-      `the value has ${count} file descriptors, those included by which it is passed on: it may have ${MAX_VALUE_FDS}`,
+      `the value has ${count} file descriptors, those included by which it is passed on: it may have ${PACKET_FDS}`,
     );
 }

@@ -1,9 +1,9 @@
 import type { ChildProcess } from 'node:child_process';
 import { existsSync } from 'node:fs';
-import { delimiter, dirname, join, resolve } from 'node:path';
+import { delimiter, join, resolve } from 'node:path';
 import type { Readable } from 'node:stream';
 import { fileURLToPath } from 'node:url';
-import { companionFile } from '../../python/companion.ts';
+import { companionPath } from '../../python/companion.ts';
 import { checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 import type { Anything } from './sendable.ts';
@@ -88,7 +88,7 @@ function interpreterIn(env: NodeJS.ProcessEnv): string {
 
 /** The companion comes last: a script may have its own copy. */
 const withCompanion = (path: string | undefined): string =>
-  [...(path ? [path] : []), dirname(companionFile())].join(delimiter);
+  [...(path ? [path] : []), companionPath()].join(delimiter);
 
 const KEPT_BYTES = 4096;
 /** How long the rest of the output may take after the exit: another process may hold the pipe. */

@@ -9,6 +9,7 @@ import { IpcError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { assertInternal, checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
+import { PARENT_VARIABLE } from '../protocol.ts';
 import { Peer } from './peer.ts';
 import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 import type { Anything } from './sendable.ts';
@@ -228,9 +229,6 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
     this.process.unref();
   }
 }
-
-/** Passes a child its end of the connection: the descriptor number and the socket's inode. */
-const PARENT_VARIABLE = 'CUFFI_PARENT';
 
 let parent: Peer | undefined;
 

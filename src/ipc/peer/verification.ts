@@ -9,12 +9,11 @@ import {
 } from '../descriptor.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess } from '../identity.ts';
+import { FrameKind, MAX_VERIFICATION_BYTE_LENGTH } from '../protocol.ts';
 import { openAlias } from '../sharing/alias.ts';
 import { asArray } from '../sharing/array.ts';
 import { exportIpc } from '../sharing/export.ts';
 import type { Shareable } from '../sharing/kinds.ts';
-import { FrameKind } from '../wire/frames.ts';
-import { MAX_VERIFICATION_BYTE_LENGTH } from '../wire/limits.ts';
 import type { ValueMessage } from '../wire/value-message.ts';
 import { closeObjects, openArrival, type ReceivedValue } from './arrival.ts';
 import { deliverOrdered, type Recipient } from './receive-queue.ts';

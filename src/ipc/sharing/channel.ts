@@ -5,16 +5,13 @@ import { DeviceBuffer } from '../../memory/buffer.ts';
 import type { Channel } from '../channel/channel.ts';
 import { ChannelConsumer } from '../channel/channel-consumer.ts';
 import { checkLayout, type MessageLayout } from '../channel/message.ts';
-import { MAX_SLOTS, Ring, Seat } from '../channel/ring.ts';
+import { Ring, Seat } from '../channel/ring.ts';
 import { WakeSockets } from '../channel/wake-sockets.ts';
 import type { AnyExported, DescriptorFields, HostFields } from '../descriptor.ts';
+import { ChannelFlag, MAX_SLOTS } from '../protocol.ts';
 import { OwnedFds, type ReceivedFds, type Sender } from './imported-object.ts';
 import { type OpenOptions, openDescriptor } from './open.ts';
 import { exportVirtual } from './virtual.ts';
-
-/** The bits of `flags` in the descriptor of a channel. */
-const DELIVERS_TO_ONE = 1;
-const IS_AHEAD = 2;
 
 /** The descriptors of a seat, before those of the slots. */
 const SEAT_FDS = 4;
@@ -36,7 +33,7 @@ export function exportChannel(channel: Channel): AnyExported {
         shape: layout.shape,
         strides: contiguousStrides(layout.shape, layout.dtype.itemsize),
       },
-      flags: (deliver === 'one' ? DELIVERS_TO_ONE : 0) | (isAhead ? IS_AHEAD : 0),
+      flags: (deliver === 'one' ? ChannelFlag.toOne : 0) | (isAhead ? ChannelFlag.ahead : 0),
       memory: descriptor,
     },
     fds,
@@ -58,7 +55,7 @@ export function openChannel(
     );
   const layout = checkedLayout(descriptor);
   const { slots, stride, byteLength, flags } = descriptor;
-  const isAhead = (flags & IS_AHEAD) !== 0;
+  const isAhead = (flags & ChannelFlag.ahead) !== 0;
   const [ringFd, seatFd, receiveEnd, sendEnd, ...slotFds] = fds.take() as SeatFds;
   const left = new Set([ringFd, seatFd, receiveEnd, sendEnd]);
   const taken = (fd: number): number => {
@@ -88,7 +85,7 @@ export function openChannel(
       layout,
       byteLength,
       stride,
-      deliver: (flags & DELIVERS_TO_ONE) === 0 ? 'all' : 'one',
+      deliver: (flags & ChannelFlag.toOne) === 0 ? 'all' : 'one',
       isAhead,
       openSockets: (onWake) =>
         WakeSockets.accept({ receiveEnd: taken(receiveEnd), sendEnd: taken(sendEnd) }, onWake),

@@ -14,7 +14,7 @@ import {
   type DescriptorFields,
   isHostFields,
 } from '../descriptor.ts';
-import { encodeFields } from '../descriptor-bytes.ts';
+import { encodeFields } from '../descriptor-codec.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
 import type { SendingProcess } from '../timeline/timeline.ts';
 import { type ImportLease, OwnedFds, type ReceivedFds, type Sender } from './imported-object.ts';

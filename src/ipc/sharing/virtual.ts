@@ -17,8 +17,9 @@ import {
   reserveAddresses,
 } from '../../memory/physical-chunk.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
-import { type DescriptorFields, type ExportedFields, MAX_PIECES } from '../descriptor.ts';
+import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
 import { describeExporter, exportIdOf } from '../identity.ts';
+import { PACKET_FDS } from '../protocol.ts';
 import { importedBuffer, type OpenRequest } from './imported-object.ts';
 import { type Mapping, MappingTable, tableByContext } from './mapping.ts';
 
@@ -37,7 +38,7 @@ export function exportVirtual(
   const { id, firstChunk, byteOffset, chunks } = memory.share(
     begin,
     begin + byteLength,
-    MAX_PIECES,
+    PACKET_FDS,
     access,
   );
   const sizes = chunks.map((piece) => piece.byteLength);

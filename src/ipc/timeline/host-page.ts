@@ -10,20 +10,16 @@ import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { hideWait } from '../../waiting-streams.ts';
-
-/** The size of a page of words that processes share, if nothing else is said. */
-export const PAGE_BYTE_LENGTH = 4096;
-const WORD_BYTE_LENGTH = 8;
+import { END_OF_WAITS, PAGE_BYTE_LENGTH, WORD_BYTE_LENGTH } from '../protocol.ts';
 
 interface Registration {
   readonly context: Context;
   readonly epoch: number;
 }
 
-/** What the signed comparison of devices finds beyond every value: it ends all waits for a word. */
-export const ENDED: bigint = 2n ** 63n - 1n;
-const HIGH_OF_ENDED = 0x7fff_ffff;
-const LOW_OF_ENDED = 0xffff_ffff;
+/** The halves of what the signed comparison of devices finds beyond every value. */
+const HIGH_OF_END = Number(END_OF_WAITS >> 32n);
+const LOW_OF_END = Number(BigInt.asUintN(32, END_OF_WAITS));
 /** From here on, a value is no safe integer. */
 const HIGH_LIMIT = 2 ** 21;
 /** Below every value. */
@@ -34,7 +30,7 @@ export const MAX_READS = 1000;
 /**
  * Reads a 64-bit word. V8 reads 32-bit halves without allocating.
  *
- * @returns Infinity for {@link ENDED}, {@link INVALID} for what is not a value
+ * @returns Infinity for {@link END_OF_WAITS}, {@link INVALID} for what is not a value
  */
 export function readWord(halves: Uint32Array, index: number): number {
   for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
@@ -43,7 +39,7 @@ export function readWord(halves: Uint32Array, index: number): number {
     const low = Atomics.load(halves, 2 * index);
     if (halves[2 * index + 1] !== high) continue;
     if (high < HIGH_LIMIT) return high * 2 ** 32 + low;
-    return high === HIGH_OF_ENDED && low === LOW_OF_ENDED ? Number.POSITIVE_INFINITY : INVALID;
+    return high === HIGH_OF_END && low === LOW_OF_END ? Number.POSITIVE_INFINITY : INVALID;
   }
   return INVALID;
 }

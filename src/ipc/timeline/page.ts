@@ -8,7 +8,8 @@ import {
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { HostPage, PAGE_BYTE_LENGTH } from './host-page.ts';
+import { PAGE_BYTE_LENGTH } from '../protocol.ts';
+import { HostPage } from './host-page.ts';
 import { hasReached, type TimelinePoint } from './point.ts';
 
 /**

@@ -8,9 +8,6 @@ export interface TimelinePoint {
   readonly count: number;
 }
 
-/** The number of counters on a page: one for each stream that signals. */
-export const COUNTER_COUNT = 512;
-
 /**
  * Returns the latest point of each counter. A stream that reached it has reached the earlier ones.
  */

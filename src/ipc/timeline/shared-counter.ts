@@ -13,7 +13,8 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { localProcess } from '../identity.ts';
-import { ENDED, HostPage, MAX_READS, PAGE_BYTE_LENGTH, readWord } from './host-page.ts';
+import { END_OF_WAITS, Outcome, PAGE_BYTE_LENGTH, TimelineWord } from '../protocol.ts';
+import { HostPage, MAX_READS, readWord } from './host-page.ts';
 
 /** What every process that has a counter maps and watches. */
 export interface CounterFds {
@@ -25,7 +26,7 @@ export interface CounterFds {
 
 /**
  * One 64-bit word in a page of host memory that any number of processes map. One of them advances
- * it. When it closes the counter, it stores {@link ENDED}, which ends all waits. If it dies, each of
+ * it. When it closes the counter, it stores {@link END_OF_WAITS}, which ends all waits. If it dies, each of
  * the others does.
  *
  * Every process can write the whole page. A wrong value delays or releases waits too early, but
@@ -110,9 +111,10 @@ export class SharedCounter {
    */
   get value(): number {
     if (this.#isEnded) return this.#lastValue;
-    const value = readWord(this.#halves, VALUE);
-    // Read second: a device may write over ENDED, but nobody sets the outcome back.
-    const isOpen = value !== Number.POSITIVE_INFINITY && this.#halves[2 * OUTCOME] === 0;
+    const value = readWord(this.#halves, TimelineWord.value);
+    // Read second: a device may write over END_OF_WAITS, but nobody sets the outcome back.
+    const isOpen =
+      value !== Number.POSITIVE_INFINITY && this.#halves[2 * TimelineWord.outcome] === Outcome.open;
     if (isOpen) return value;
     this.#isEnded = true;
     return this.#lastValue;
@@ -136,21 +138,21 @@ export class SharedCounter {
 
   /** Whether a process has ended before a value came that it had promised: see {@link abandon}. */
   get isAbandoned(): boolean {
-    return !this.page.isUnmapped && this.#halves[2 * OUTCOME] === ABANDONED;
+    return !this.page.isUnmapped && this.#halves[2 * TimelineWord.outcome] === Outcome.abandoned;
   }
 
   /** Stores a value from the CPU, unless the counter is already that far or has ended. */
   advanceTo(value: number): void {
     if (this.page.isUnmapped || this.isReached(value) || this.isEnded) return;
-    Atomics.store(this.#words, VALUE, BigInt(value));
+    Atomics.store(this.#words, TimelineWord.value, BigInt(value));
   }
 
   /**
-   * Stores {@link ENDED}, and beside it the last value. Several processes may do so at a time, and a
+   * Stores {@link END_OF_WAITS}, and beside it the last value. Several processes may do so at a time, and a
    * device of the ended process may still write: later calls repair that.
    */
   markEnded(): void {
-    this.#end(CLOSED);
+    this.#end(Outcome.closed);
   }
 
   /**
@@ -158,39 +160,40 @@ export class SharedCounter {
    * devices still store behind that value counts no longer.
    */
   abandon(): void {
-    this.#end(ABANDONED);
+    this.#end(Outcome.abandoned);
   }
 
   #end(outcome: number): void {
     this.#isEnded = true;
     if (this.page.isUnmapped) return;
     for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
-      const word = Atomics.load(this.#words, VALUE);
+      const word = Atomics.load(this.#words, TimelineWord.value);
       if (word < 2n ** 53n && !this.isAbandoned) this.#raiseLast(word);
       // Before the waits end: a process that sees a later value must see this, too.
-      if ((this.#halves[2 * OUTCOME] as number) < outcome)
-        Atomics.store(this.#halves, 2 * OUTCOME, outcome);
-      if (word === ENDED) return;
-      if (Atomics.compareExchange(this.#words, VALUE, word, ENDED) === word) return;
+      if ((this.#halves[2 * TimelineWord.outcome] as number) < outcome)
+        Atomics.store(this.#halves, 2 * TimelineWord.outcome, outcome);
+      if (word === END_OF_WAITS) return;
+      if (Atomics.compareExchange(this.#words, TimelineWord.value, word, END_OF_WAITS) === word)
+        return;
     }
   }
 
   /** The process that advances the counter; 0 if it is of another pid namespace. */
   get writerPid(): number {
     if (this.page.isUnmapped) return 0;
-    const isHere = Atomics.load(this.#words, PID_NAMESPACE) === ownNamespace();
-    return isHere ? Atomics.load(this.#halves, 2 * PID) : 0;
+    const isHere = Atomics.load(this.#words, TimelineWord.pidNamespace) === ownNamespace();
+    return isHere ? Atomics.load(this.#halves, 2 * TimelineWord.pid) : 0;
   }
 
   /** Notes that this process advances the counter. */
   becomeWriter(): void {
-    Atomics.store(this.#words, PID_NAMESPACE, ownNamespace());
-    Atomics.store(this.#halves, 2 * PID, process.pid);
+    Atomics.store(this.#words, TimelineWord.pidNamespace, ownNamespace());
+    Atomics.store(this.#halves, 2 * TimelineWord.pid, process.pid);
   }
 
   /** @throws CudaError if the driver does not let devices access the page */
   addressIn(context: Context): CUdeviceptr {
-    return this.page.addressIn(context, VALUE);
+    return this.page.addressIn(context, TimelineWord.value);
   }
 
   /** Returns copies of the descriptors. @throws SystemError */
@@ -220,15 +223,15 @@ export class SharedCounter {
 
   get #lastValue(): number {
     if (this.page.isUnmapped) return 0;
-    const last = Atomics.load(this.#words, LAST);
+    const last = Atomics.load(this.#words, TimelineWord.last);
     return last < 2n ** 53n ? Number(last) : 0;
   }
 
   #raiseLast(value: bigint): void {
     for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
-      const known = Atomics.load(this.#words, LAST);
+      const known = Atomics.load(this.#words, TimelineWord.last);
       if (known >= value && known < 2n ** 53n) return;
-      if (Atomics.compareExchange(this.#words, LAST, known, value) === known) return;
+      if (Atomics.compareExchange(this.#words, TimelineWord.last, known, value) === known) return;
     }
   }
 
@@ -237,16 +240,6 @@ export class SharedCounter {
     this.#watch = undefined;
   }
 }
-
-/** The words of the page. */
-const VALUE = 0;
-const LAST = 1;
-const PID = 2;
-const PID_NAMESPACE = 3;
-/** How the counter has ended: 0 if it has not. */
-const OUTCOME = 4;
-const CLOSED = 1;
-const ABANDONED = 2;
 
 const ownNamespace = (): bigint => BigInt(localProcess().pidNamespace);
 

@@ -9,9 +9,10 @@ import { InternalEvent } from '../../internal-event.ts';
 import { internalStream } from '../../memory/internal-stream.ts';
 import { pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
+import { COUNTER_COUNT } from '../protocol.ts';
 import { ResetWatch } from '../reset-watch.ts';
 import type { TimelinePage } from './page.ts';
-import { COUNTER_COUNT, latest, type TimelinePoint } from './point.ts';
+import { latest, type TimelinePoint } from './point.ts';
 import { writeCounter } from './stream-memory-operations.ts';
 
 /**

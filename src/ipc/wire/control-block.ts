@@ -2,10 +2,18 @@
  * What two peers tell each other besides values. A control block follows a value, or is a message
  * of its own.
  */
+
 import { IpcError } from '../../errors.ts';
 import { ByteReader, type ByteWriter } from '../bytes.ts';
-import { COUNTER_COUNT, latest, type TimelinePoint } from '../timeline/point.ts';
-import { MAX_RELEASE_POINTS, MAX_VALUE_OBJECTS } from './limits.ts';
+import {
+  Begun,
+  COUNTER_COUNT,
+  ControlField,
+  ID_BYTE_LENGTH,
+  MAX_CONTROL_ENTRIES,
+  MAX_RELEASE_POINTS,
+} from '../protocol.ts';
+import { latest, type TimelinePoint } from '../timeline/point.ts';
 
 /** The receiver of a leased object has closed or released it. */
 export interface LeaseRelease {
@@ -26,16 +34,6 @@ export interface ForwardRequest {
   readonly pid: number;
   readonly startTime: number;
 }
-
-/** What an end has begun, as bits. */
-export const Begun = {
-  /** It has waited for a value at least once. */
-  receiving: 1,
-  /** It has served requests at least once. */
-  serving: 2,
-  /** It only serves, and values wait there. */
-  ignoringValues: 4,
-} as const;
 
 /** The fields of a control block. */
 export interface ControlBlock {
@@ -126,7 +124,7 @@ export function readControlBlock(from: ByteReader): ControlBlock {
     else if (field === ControlField.forwardRequests)
       forwardRequests = readList(from, 24, () => readForwardRequest(from));
     else if (field === ControlField.closedPools)
-      closedPools = readList(from, POOL_ID_BYTES, () => from.view(POOL_ID_BYTES).toString('hex'));
+      closedPools = readList(from, ID_BYTE_LENGTH, () => from.view(ID_BYTE_LENGTH).toString('hex'));
     else if (field === ControlField.done) isDone = true;
     else if (field === ControlField.begun) begun = readBegun(from);
     else throw new IpcError(`unknown control field ${field}`);
@@ -175,7 +173,7 @@ export function writeControlBlock(to: ByteWriter, block: ControlBlock): void {
   if (block.closedPools.length > 0) {
     to.uint8(ControlField.closedPools);
     to.length(block.closedPools.length);
-    for (const pool of block.closedPools) to.text(pool, 'hex', POOL_ID_BYTES);
+    for (const pool of block.closedPools) to.text(pool, 'hex', ID_BYTE_LENGTH);
   }
   if (block.isDone) to.uint8(ControlField.done);
   if (block.begun !== 0) {
@@ -185,24 +183,6 @@ export function writeControlBlock(to: ByteWriter, block: ControlBlock): void {
 }
 
 // ---- The encoding of the fields ----
-
-const ControlField = {
-  timelinePage: 1,
-  points: 2,
-  released: 3,
-  revoked: 4,
-  closing: 5,
-  forwardRequests: 6,
-  closedPools: 7,
-  done: 8,
-  begun: 9,
-} as const;
-/** The most points of one list: one for each counter of a page. */
-const MAX_POINTS = COUNTER_COUNT;
-/** The length of a pool's identity. */
-const POOL_ID_BYTES = 16;
-/** The most entries of one list. */
-const MAX_CONTROL_ENTRIES: number = MAX_VALUE_OBJECTS;
 
 function writePoints(to: ByteWriter, points: readonly TimelinePoint[]): void {
   to.length(points.length);
@@ -214,9 +194,9 @@ function writePoints(to: ByteWriter, points: readonly TimelinePoint[]): void {
 
 function readPoints(from: ByteReader): TimelinePoint[] {
   const length = from.length(9);
-  if (length > MAX_POINTS)
+  if (length > COUNTER_COUNT)
     throw new IpcError(
-      `a list of ${length} points is too long: a timeline page has ${MAX_POINTS} counters`,
+      `a list of ${length} points is too long: a timeline page has ${COUNTER_COUNT} counters`,
     );
   const points: TimelinePoint[] = [];
   for (let at = 0; at < length; at++) {

@@ -10,21 +10,16 @@ import { type FdWatch, type Readiness, watchFd } from '../../../ffi/linux/poll.t
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
 import { formatBytes } from '../../validate.ts';
+import { FrameKind, HEADER_BYTE_LENGTH, REFUSAL_WAIT_MS } from '../protocol.ts';
 import {
   FrameAssembler,
   type FrameHeader,
-  FrameKind,
   type Message,
   OtherVersion,
   refusalFrame,
   writeHeader,
 } from './frames.ts';
-import {
-  FRAGMENT_BYTE_LENGTH,
-  HEADER_BYTE_LENGTH,
-  MAX_UNSENT_BYTE_LENGTH,
-  MAX_UNSENT_VALUES,
-} from './limits.ts';
+import { FRAGMENT_BYTE_LENGTH, MAX_UNSENT_BYTE_LENGTH, MAX_UNSENT_VALUES } from './limits.ts';
 
 /** Handles the events of a {@link FramedSocket}. */
 export interface FramedSocketHandler {
@@ -238,7 +233,7 @@ export class FramedSocket {
     if (!this.#mismatch) sendRefusal(socket);
     this.#mismatch ??= {
       error,
-      timer: setTimeout(() => this.#handler.onFailure(error), REFUSAL_MS).unref(),
+      timer: setTimeout(() => this.#handler.onFailure(error), REFUSAL_WAIT_MS).unref(),
     };
     if (!isRefusal) return 'frame';
     this.#handler.onFailure(error);
@@ -493,8 +488,6 @@ function duplicateAll(fds: readonly number[]): number[] {
 const MAX_FRAMES_PER_TICK = 32;
 /** The kernel does not report when fewer descriptors are in flight, so sending is retried. */
 const RETRY_MS = 5;
-/** How long to wait for what an end of another version says of itself. Earlier ones say nothing. */
-const REFUSAL_MS = 500;
 /** The longest period of a timer. */
 const MAX_PERIOD_MS = 2 ** 31 - 1;
 /**

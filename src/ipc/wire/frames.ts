@@ -9,33 +9,16 @@ import type { SocketMessage } from '../../../ffi/linux/message.ts';
 import { IpcError } from '../../errors.ts';
 import { packageName } from '../../package.ts';
 import { formatBytes } from '../../validate.ts';
-import { MAX_PACKAGE_NAME_BYTE_LENGTH, PROTOCOL_VERSION, versionMismatch } from '../version.ts';
 import {
-  FRAGMENT_BYTE_LENGTH,
+  FRAME_MAGIC,
+  FrameKind,
   HEADER_BYTE_LENGTH,
-  MAX_BODY_BYTE_LENGTH,
+  HeaderOffset,
+  MAX_PACKAGE_NAME_BYTE_LENGTH,
   MAX_VALUE_BYTE_LENGTH,
-} from './limits.ts';
-
-/** What a frame belongs to. */
-export const FrameKind = {
-  value: 1,
-  control: 2,
-  /** Asks whether a descriptor still names the same object. */
-  verification: 3,
-  /** Answers that, with the object or with the reason why not. */
-  confirmation: 4,
-  request: 5,
-  /** What the handler of a request returned. */
-  response: 6,
-  /** What the handler of a request threw. */
-  failure: 7,
-  /** Gives a request up. */
-  cancellation: 8,
-  /** Refuses a request: its receiver waits for values, and has never served. */
-  unserved: 9,
-} as const;
-export type FrameKind = (typeof FrameKind)[keyof typeof FrameKind];
+} from '../protocol.ts';
+import { PROTOCOL_VERSION, versionMismatch } from '../version.ts';
+import { FRAGMENT_BYTE_LENGTH, MAX_BODY_BYTE_LENGTH } from './limits.ts';
 
 /** The header of each frame, little-endian. */
 export interface FrameHeader {
@@ -156,13 +139,13 @@ export class FrameAssembler {
 
 /** Writes a header over the bytes at `at`. */
 export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): void {
-  bytes.writeUInt16LE(MAGIC, at);
-  bytes[at + 2] = PROTOCOL_VERSION;
-  bytes[at + 3] = header.kind;
-  bytes.writeUInt32LE(header.sequence, at + 4);
-  bytes.writeUInt32LE(header.byteLength, at + 8);
-  bytes.writeUInt32LE(header.offset, at + 12);
-  bytes.writeUInt32LE(header.request, at + 16);
+  bytes.writeUInt16LE(MAGIC, at + HeaderOffset.magic);
+  bytes[at + HeaderOffset.version] = PROTOCOL_VERSION;
+  bytes[at + HeaderOffset.kind] = header.kind;
+  bytes.writeUInt32LE(header.sequence, at + HeaderOffset.sequence);
+  bytes.writeUInt32LE(header.byteLength, at + HeaderOffset.byteLength);
+  bytes.writeUInt32LE(header.offset, at + HeaderOffset.offset);
+  bytes.writeUInt32LE(header.request, at + HeaderOffset.request);
 }
 
 /** @throws OtherVersion, IpcError for anything but a frame of this protocol version */
@@ -170,28 +153,22 @@ export function readHeader(frame: Uint8Array): FrameHeader {
   if (frame.byteLength <= HEADER_BYTE_LENGTH)
     throw new IpcError(`a frame of ${frame.byteLength} bytes has no content`);
   const view = new DataView(frame.buffer, frame.byteOffset, HEADER_BYTE_LENGTH);
-  if (view.getUint16(0, true) !== MAGIC)
+  if (view.getUint16(HeaderOffset.magic, true) !== MAGIC)
     throw new IpcError('not a cuffi frame (wrong magic number)');
-  const version = view.getUint8(2);
+  const version = view.getUint8(HeaderOffset.version);
   if (version !== PROTOCOL_VERSION) throw new OtherVersion(frame, version);
-  const kind = view.getUint8(3);
+  const kind = view.getUint8(HeaderOffset.kind);
   if (!isKind(kind)) throw new IpcError(`unknown frame kind ${kind}`);
   return {
     kind,
-    sequence: view.getUint32(4, true),
-    byteLength: view.getUint32(8, true),
-    offset: view.getUint32(12, true),
-    request: view.getUint32(16, true),
+    sequence: view.getUint32(HeaderOffset.sequence, true),
+    byteLength: view.getUint32(HeaderOffset.byteLength, true),
+    offset: view.getUint32(HeaderOffset.offset, true),
+    request: view.getUint32(HeaderOffset.request, true),
   };
 }
 
 // ---- Ends of other versions ----
-
-/**
- * A frame of this kind refuses the version of the other end: text says what has sent it. It is the
- * same in every version.
- */
-const REFUSAL = 0;
 
 /** Thrown for a frame of another version. */
 export class OtherVersion extends Error {
@@ -202,7 +179,7 @@ export class OtherVersion extends Error {
 
   constructor(frame: Uint8Array, version: number) {
     super();
-    this.isRefusal = frame[3] === REFUSAL;
+    this.isRefusal = frame[HeaderOffset.kind] === FrameKind.refusal;
     this.error = versionMismatch(
       `the other end speaks version ${version} of the protocol, this one version ${PROTOCOL_VERSION}`,
       this.isRefusal ? Buffer.from(frame.subarray(HEADER_BYTE_LENGTH)).toString('utf8') : undefined,
@@ -214,15 +191,14 @@ export class OtherVersion extends Error {
 export function refusalFrame(): Buffer {
   const text = Buffer.from(packageName()).subarray(0, MAX_PACKAGE_NAME_BYTE_LENGTH);
   const frame = Buffer.concat([Buffer.alloc(HEADER_BYTE_LENGTH), text]);
-  const kind = REFUSAL as FrameKind;
+  const kind = FrameKind.refusal;
   writeHeader(frame, 0, { kind, sequence: 0, byteLength: text.length, offset: 0, request: 0 });
   return frame;
 }
 
 // ---- The bytes of a header ----
 
-// "cu", the protocol version, the kind, then four 32-bit numbers.
-const MAGIC = 0x7563;
+const MAGIC = Buffer.from(FRAME_MAGIC, 'latin1').readUInt16LE();
 
 const isKind = (kind: number): kind is FrameKind =>
-  kind >= FrameKind.value && kind <= FrameKind.unserved;
+  kind > FrameKind.refusal && kind <= FrameKind.unserved;

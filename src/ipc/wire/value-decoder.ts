@@ -5,18 +5,20 @@
 
 import { IpcError } from '../../errors.ts';
 import type { ByteReader } from '../bytes.ts';
-import { HashCollisions } from './hash-collisions.ts';
 import {
-  FEW_KEYS,
+  ErrorField,
   MAX_BIGINT_DIGITS,
   MAX_NAME_LENGTH,
+  MAX_UNCOUNTED_KEYS,
   MAX_VALUE_BINARIES,
   MAX_VALUE_COLLECTIONS,
   MAX_VALUE_DEPTH,
   MAX_VALUE_OBJECTS,
   MAX_VALUE_PARTS,
-} from './limits.ts';
-import { AGGREGATE_ERROR, binaryTypes, ErrorField, errorTypes, Tag } from './value-tags.ts';
+  Tag,
+} from '../protocol.ts';
+import { HashCollisions } from './hash-collisions.ts';
+import { AGGREGATE_ERROR, binaryTypes, errorTypes } from './value-tags.ts';
 
 /** A value of another process. A long one stays encoded until a caller takes it. */
 export class EncodedValue {
@@ -183,7 +185,7 @@ class Collection {
   /** @param size how many entries or members it will have */
   constructor(target: Map<unknown, unknown> | Set<unknown>, size: number) {
     this.target = target;
-    this.#collisions = size > FEW_KEYS ? new HashCollisions() : undefined;
+    this.#collisions = size > MAX_UNCOUNTED_KEYS ? new HashCollisions() : undefined;
   }
 
   /** Whether the keys, including this one, do not collide too often. */

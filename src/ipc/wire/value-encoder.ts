@@ -10,19 +10,21 @@ import {
   withArticle,
 } from '../../validate.ts';
 import type { ByteWriter } from '../bytes.ts';
-import { HashCollisions } from './hash-collisions.ts';
 import {
-  FEW_KEYS,
+  ErrorField,
   MAX_BIGINT_DIGITS,
   MAX_NAME_LENGTH,
+  MAX_UNCOUNTED_KEYS,
   MAX_VALUE_BINARIES,
   MAX_VALUE_BYTE_LENGTH,
   MAX_VALUE_COLLECTIONS,
   MAX_VALUE_DEPTH,
   MAX_VALUE_OBJECTS,
   MAX_VALUE_PARTS,
-} from './limits.ts';
-import { AGGREGATE_ERROR, binaryTypes, ErrorField, errorTypes, Tag } from './value-tags.ts';
+  Tag,
+} from '../protocol.ts';
+import { HashCollisions } from './hash-collisions.ts';
+import { AGGREGATE_ERROR, binaryTypes, errorTypes } from './value-tags.ts';
 
 /** The objects that may stand in a value besides plain data. */
 export interface TransferableObjects<T extends object> {
@@ -247,7 +249,7 @@ class ValueEncoder<T extends object> {
     const entries = [...Map.prototype.entries.call(map)];
     this.#to.uint8(Tag.map);
     this.#to.length(entries.length);
-    if (entries.length > FEW_KEYS)
+    if (entries.length > MAX_UNCOUNTED_KEYS)
       this.#checkCollisions(
         entries.map(([key]) => key),
         'keys',
@@ -263,7 +265,7 @@ class ValueEncoder<T extends object> {
     const members = [...Set.prototype.values.call(set)];
     this.#to.uint8(Tag.set);
     this.#to.length(members.length);
-    if (members.length > FEW_KEYS) this.#checkCollisions(members, 'members');
+    if (members.length > MAX_UNCOUNTED_KEYS) this.#checkCollisions(members, 'members');
     for (const [at, member] of members.entries())
       this.#writePart({ call: 'values', key: at }, member);
   }

@@ -6,13 +6,13 @@
 import { IpcError } from '../../errors.ts';
 import { formatBytes } from '../../validate.ts';
 import { ByteReader, type ByteWriter } from '../bytes.ts';
-import { type ControlBlock, readControlBlock, readLeaseId } from './control-block.ts';
 import {
   MAX_CONTROL_BYTE_LENGTH,
   MAX_OBJECT_BYTE_LENGTH,
   MAX_TABLE_BYTE_LENGTH,
   MAX_VALUE_BYTE_LENGTH,
-} from './limits.ts';
+} from '../protocol.ts';
+import { type ControlBlock, readControlBlock, readLeaseId } from './control-block.ts';
 import { EncodedValue } from './value-decoder.ts';
 
 /** What comes with an object of a value. */

@@ -1,4 +1,5 @@
 /** What a wait leaves behind when it has settled: no timer, and no listener of its signal. */
+
 import assert from 'node:assert/strict';
 import { getEventListeners } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
@@ -26,7 +27,7 @@ import {
   ready,
   type WaitOptions,
 } from '../../../src/ipc/index.ts';
-import { Tag } from '../../../src/ipc/wire/value-tags.ts';
+import { Tag } from '../../../src/ipc/protocol.ts';
 import { nextLoopIteration } from '../../../src/poller.ts';
 import { Latch } from '../../support/latch.ts';
 import { emulate } from './emulate.ts';

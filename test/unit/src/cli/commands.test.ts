@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, type Mock, mock, test } from 'node:test';
@@ -62,20 +62,29 @@ describe('runCommandLine', () => {
   test('python prints the path of the companion, or copies it', async () => {
     const printed = await cuffi('python');
     assert.deepEqual({ code: printed.code, stderr: printed.stderr }, { code: 0, stderr: '' });
-    const companion = readFileSync(printed.stdout.trim(), 'utf8');
+    const companion = readFileSync(join(printed.stdout.trim(), 'cuffi', '__init__.py'), 'utf8');
     assert.match(companion, /^"""cuffi for Python/);
     const folder = mkdtempSync(join(tmpdir(), 'cuffi-python-'));
     try {
-      const target = join(folder, 'cuffi.py');
-      const copied = await cuffi(`python --copy ${folder}`);
-      assert.deepEqual(copied, { code: 0, stdout: `${target}\n`, stderr: '' });
-      assert.equal(readFileSync(target, 'utf8'), companion);
+      const target = join(folder, 'cuffi');
+      for (const turn of ['first', 'again']) {
+        const copied = await cuffi(`python --copy ${folder}`);
+        assert.deepEqual(copied, { code: 0, stdout: `${target}\n`, stderr: '' });
+        assert.equal(readFileSync(join(target, '__init__.py'), 'utf8'), companion);
+        const names = readdirSync(join(printed.stdout.trim(), 'cuffi'));
+        assert.deepEqual(
+          readdirSync(target),
+          names.filter((name) => name !== '__pycache__'),
+          turn,
+        );
+        writeFileSync(join(target, 'of_an_earlier_version.py'), '');
+      }
     } finally {
       rmSync(folder, { recursive: true });
     }
-    const failed = await cuffi('python --copy /nowhere');
+    const failed = await cuffi('python --copy /proc');
     assert.deepEqual({ code: failed.code, stdout: failed.stdout }, { code: 1, stdout: '' });
-    assert.match(failed.stderr, /^cuffi: \/nowhere\/cuffi\.py cannot be written: ENOENT/);
+    assert.match(failed.stderr, /^cuffi: \/proc\/cuffi cannot be written: /);
     const { code, stderr } = await cuffi('python --cpoy x');
     assert.equal(code, 2);
     assert.match(stderr, /^cuffi: Unknown option '--cpoy'.*\n\nusage: cuffi python/s);

@@ -5,16 +5,14 @@ import { IpcError } from '../../../../src/errors.ts';
 import { ByteWriter } from '../../../../src/ipc/bytes.ts';
 import type { DescriptorFields, IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
 import {
-  decodeFields,
-  encodeFields,
-  MAX_DESCRIPTOR_BYTE_LENGTH,
-} from '../../../../src/ipc/descriptor-bytes.ts';
-import {
   decodeDescriptor,
+  decodeFields,
   encodeDescriptor,
+  encodeFields,
   parseDescriptor,
   withChecksum,
 } from '../../../../src/ipc/descriptor-codec.ts';
+import { MAX_OBJECT_BYTE_LENGTH } from '../../../../src/ipc/protocol.ts';
 import { trials } from '../../../support/iterations.ts';
 import { rawBytes } from './raw-descriptor.ts';
 
@@ -129,7 +127,7 @@ describe('encodeDescriptor', () => {
     fc.assert(
       fc.property(descriptors, (descriptor) => {
         const bytes = encodeDescriptor(descriptor);
-        assert.ok(bytes.byteLength <= MAX_DESCRIPTOR_BYTE_LENGTH);
+        assert.ok(bytes.byteLength <= MAX_OBJECT_BYTE_LENGTH);
         if (descriptor.kind === 'legacy' && !('layout' in descriptor))
           assert.ok(bytes.byteLength < JSON.stringify(descriptor).length / 2);
         assert.deepEqual(decodeDescriptor(bytes), descriptor);
@@ -220,7 +218,7 @@ describe('decodeFields', () => {
       trials(300, 10_000),
     );
     fc.assert(fc.property(fc.uint8Array({ maxLength: 100 }), refused), trials(100, 10_000));
-    refused(new Uint8Array(MAX_DESCRIPTOR_BYTE_LENGTH + 1));
+    refused(new Uint8Array(MAX_OBJECT_BYTE_LENGTH + 1));
   });
 
   test('a changed byte gives other valid fields or throws an IpcError', () => {
@@ -273,7 +271,7 @@ describe('decodeDescriptor', () => {
       trials(300, 10_000),
     );
     fc.assert(fc.property(fc.uint8Array({ maxLength: 300 }), refused), trials(100, 10_000));
-    refused(new Uint8Array(MAX_DESCRIPTOR_BYTE_LENGTH + 1));
+    refused(new Uint8Array(MAX_OBJECT_BYTE_LENGTH + 1));
     const [own] = fc.sample(descriptors, 1);
     const bytes = encodeDescriptor(own as IpcDescriptor);
     const version = bytes[VERSION_AT] as number;

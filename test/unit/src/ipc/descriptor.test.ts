@@ -161,7 +161,7 @@ describe('parseDescriptor', () => {
   test('a descriptor of another kind is refused', () => {
     refused('legacy', event, 'kind');
     refused('event', buffer, 'kind');
-    refused('event', { ...buffer, kind: 'event' }, 'byteOffset');
+    refused('event', { ...buffer, kind: 'event' }, 'baseByteLength is no field');
   });
 
   test('a handle that is not exactly 64 bytes in base64 is refused', () => {

@@ -7,7 +7,7 @@ import {
   readRecord,
   writeRecord,
 } from '../../../../../src/ipc/channel/message.ts';
-import { RECORD_BYTE_LENGTH } from '../../../../../src/ipc/channel/ring.ts';
+import { RECORD_BYTE_LENGTH } from '../../../../../src/ipc/protocol.ts';
 
 const empty = () => new Uint8Array(RECORD_BYTE_LENGTH).fill(255);
 

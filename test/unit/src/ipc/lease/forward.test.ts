@@ -22,8 +22,8 @@ import {
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
+import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/protocol.ts';
 import { writeHeader } from '../../../../../src/ipc/wire/frames.ts';
-import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';

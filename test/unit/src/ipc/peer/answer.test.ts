@@ -12,13 +12,10 @@ import {
   toDeviceSync,
 } from '../../../../../src/index.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
+import { encodeFields, withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
+import { FrameKind, HEADER_BYTE_LENGTH, Tag } from '../../../../../src/ipc/protocol.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
-import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
-import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
-import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';

@@ -1,4 +1,5 @@
 /** How a connection ends: what goes out, what comes back, and what each call says of it. */
+
 import assert from 'node:assert/strict';
 import { after, afterEach, beforeEach, describe, test } from 'node:test';
 import { closeFd, createMemfd, isOpenFd, mapShared } from '../../../../../ffi/linux/libc.ts';
@@ -11,16 +12,20 @@ import {
   PeerGoneError,
   Stream,
 } from '../../../../../src/index.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import { Session } from '../../../../../src/ipc/peer/session.ts';
+import {
+  FrameKind,
+  HEADER_BYTE_LENGTH,
+  MAX_QUEUED_VALUES,
+  Tag,
+} from '../../../../../src/ipc/protocol.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
 import { emptyControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
-import { FrameKind, readHeader } from '../../../../../src/ipc/wire/frames.ts';
-import { HEADER_BYTE_LENGTH, MAX_QUEUED_VALUES } from '../../../../../src/ipc/wire/limits.ts';
-import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { readHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';

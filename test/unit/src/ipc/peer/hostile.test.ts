@@ -23,20 +23,21 @@ import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer, PinnedBuffer, VirtualMemory } from '../../../../../src/index.ts';
 import { ByteReader, ByteWriter } from '../../../../../src/ipc/bytes.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
+import { encodeFields, withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { Channel, getIpcHandle, leases, Timeline } from '../../../../../src/ipc/index.ts';
+import {
+  FrameKind,
+  HEADER_BYTE_LENGTH,
+  MAX_QUEUED_VALUES,
+  Tag,
+} from '../../../../../src/ipc/protocol.ts';
 import { readControlBlock, writeControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
-import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
-  HEADER_BYTE_LENGTH,
   MAX_BODY_BYTE_LENGTH,
-  MAX_QUEUED_VALUES,
   MAX_UNSENT_VALUES,
 } from '../../../../../src/ipc/wire/limits.ts';
 import { encodeValue } from '../../../../../src/ipc/wire/value-encoder.ts';
-import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';

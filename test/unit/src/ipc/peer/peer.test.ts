@@ -12,14 +12,13 @@ import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { spawnPeer } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { SendQueue } from '../../../../../src/ipc/wire/framed-socket.ts';
-import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
-  FRAGMENT_BYTE_LENGTH,
+  FrameKind,
   HEADER_BYTE_LENGTH,
   MAX_QUEUED_VALUES,
-  MAX_UNSENT_VALUES,
-} from '../../../../../src/ipc/wire/limits.ts';
+} from '../../../../../src/ipc/protocol.ts';
+import { SendQueue } from '../../../../../src/ipc/wire/framed-socket.ts';
+import { FRAGMENT_BYTE_LENGTH, MAX_UNSENT_VALUES } from '../../../../../src/ipc/wire/limits.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { runProgram } from '../../emulate.ts';

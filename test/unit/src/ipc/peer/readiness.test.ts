@@ -1,12 +1,11 @@
 /** What is sent to an end that never takes it: requests to a loop, values to an end that serves. */
+
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { leases, type Peer } from '../../../../../src/ipc/index.ts';
-import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
-import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
-import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { FrameKind, HEADER_BYTE_LENGTH, Tag } from '../../../../../src/ipc/protocol.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';

@@ -8,7 +8,7 @@ import {
   MAX_QUEUED_BYTE_LENGTH,
   MAX_QUEUED_FDS,
   MAX_QUEUED_VALUES,
-} from '../../../../../src/ipc/wire/limits.ts';
+} from '../../../../../src/ipc/protocol.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from './support.ts';

@@ -1,4 +1,5 @@
 /** Requests between two ends in this process, and what an end may do that follows no rule. */
+
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -6,13 +7,14 @@ import fc from 'fast-check';
 import { closeFd, createMemfd } from '../../../../../ffi/linux/libc.ts';
 import { DeviceBuffer, Stream } from '../../../../../src/index.ts';
 import { leases, type RequestContext } from '../../../../../src/ipc/index.ts';
-import { FrameKind, readHeader } from '../../../../../src/ipc/wire/frames.ts';
 import {
+  FrameKind,
   HEADER_BYTE_LENGTH,
   MAX_PENDING_REQUESTS,
   MAX_QUEUED_FDS,
-} from '../../../../../src/ipc/wire/limits.ts';
-import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+  Tag,
+} from '../../../../../src/ipc/protocol.ts';
+import { readHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { DeviceBuffer } from '../../../../../src/index.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
 import type { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Session } from '../../../../../src/ipc/peer/session.ts';

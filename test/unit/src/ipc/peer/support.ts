@@ -1,23 +1,23 @@
 /** Two ends of one connection in this process, and the other end as a bare socket. */
+
 import assert from 'node:assert/strict';
 import { closeFd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import type { Exported } from '../../../../../src/ipc/descriptor.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-codec.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
 import type { LeaseStats } from '../../../../../src/ipc/lease/export-table.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
+import { FrameKind, HEADER_BYTE_LENGTH, Tag } from '../../../../../src/ipc/protocol.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
-import { type FrameHeader, FrameKind, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
-import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
+import { type FrameHeader, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import {
   type ValueMessage,
   ValueMessageReader,
 } from '../../../../../src/ipc/wire/value-message.ts';
-import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { withExportsTable } from '../../../../../src/worker-counts.ts';
 
 // What the first object that goes to a thread of this process leaves for all later ones.

@@ -14,17 +14,18 @@ import {
 } from '../../../../../src/index.ts';
 import { ByteWriter } from '../../../../../src/ipc/bytes.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
-import { FramedSocket } from '../../../../../src/ipc/wire/framed-socket.ts';
-import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
+  FrameKind,
   HEADER_BYTE_LENGTH,
   MAX_VALUE_BYTE_LENGTH,
   MAX_VALUE_DEPTH,
   MAX_VALUE_PARTS,
-} from '../../../../../src/ipc/wire/limits.ts';
+  Tag,
+} from '../../../../../src/ipc/protocol.ts';
+import { FramedSocket } from '../../../../../src/ipc/wire/framed-socket.ts';
 import { encodeValue, formatPath } from '../../../../../src/ipc/wire/value-encoder.ts';
 import { writeObjectTable } from '../../../../../src/ipc/wire/value-message.ts';
-import { errorTypes, Tag } from '../../../../../src/ipc/wire/value-tags.ts';
+import { errorTypes } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { emulate } from '../../emulate.ts';

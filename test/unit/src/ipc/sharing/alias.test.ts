@@ -12,8 +12,7 @@ import {
   VirtualMemory,
 } from '../../../../../src/index.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
+import { encodeFields, withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, openIpcBuffer, type Shareable } from '../../../../../src/ipc/index.ts';
 import {
   ExportTable,
@@ -21,8 +20,8 @@ import {
   leaseRegistry,
 } from '../../../../../src/ipc/lease/export-table.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
+import { Tag } from '../../../../../src/ipc/protocol.ts';
 import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
-import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { collectGarbage } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { RawPeer, tableOf } from '../peer/support.ts';

@@ -1,4 +1,5 @@
 /** A channel that arrives from a process that sends what it likes. */
+
 import assert from 'node:assert/strict';
 import { openSync } from 'node:fs';
 import { describe, test } from 'node:test';
@@ -7,14 +8,15 @@ import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { receiveMessage } from '../../../../../ffi/linux/message.ts';
 import { Stream } from '../../../../../src/index.ts';
 import type { HostFields } from '../../../../../src/ipc/descriptor.ts';
-import { decodeAnyFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { decodeAnyFields } from '../../../../../src/ipc/descriptor-codec.ts';
 import { Channel, type ChannelConsumer, exportIpc } from '../../../../../src/ipc/index.ts';
+import { END_OF_WAITS } from '../../../../../src/ipc/protocol.ts';
 import {
   emptySharingSession,
   exportForAnyPeer,
   importFromPeer,
 } from '../../../../../src/ipc/sharing/marshal.ts';
-import { ENDED, HostPage } from '../../../../../src/ipc/timeline/host-page.ts';
+import { HostPage } from '../../../../../src/ipc/timeline/host-page.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { openDescriptors, processState } from '../../../../support/process-state.ts';
@@ -138,7 +140,7 @@ describe('a channel from a hostile process', () => {
       using pair = peerPair();
       await pair.a.send(channel as unknown);
       using honest = (await pair.b.receive()) as ChannelConsumer;
-      for (const word of [-1n, ENDED, 2n ** 53n, 1n, 2n ** 53n - 1n]) {
+      for (const word of [-1n, END_OF_WAITS, 2n ** 53n, 1n, 2n ** 53n - 1n]) {
         words.fill(BigInt.asUintN(64, word));
         const slot = await channel.acquire({ timeoutMs: 10 }).catch(() => undefined);
         slot?.publish();

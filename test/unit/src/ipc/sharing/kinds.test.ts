@@ -8,7 +8,7 @@ import {
   fromBuffer,
 } from '../../../../../src/index.ts';
 import type { DescriptorFields } from '../../../../../src/ipc/descriptor.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-codec.ts';
 import { leases, type Shareable } from '../../../../../src/ipc/index.ts';
 import { exportEvent } from '../../../../../src/ipc/sharing/event.ts';
 import {

@@ -1,4 +1,5 @@
 /** Two ends of a timeline in one process, which has two mappings of the page. */
+
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { openSync } from 'node:fs';
@@ -20,8 +21,9 @@ import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { withAddress } from '../../../../../ffi/native.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { Context, DeviceBuffer, Stream } from '../../../../../src/index.ts';
+import { COUNTER_COUNT } from '../../../../../src/ipc/protocol.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
-import { COUNTER_COUNT, hasReached } from '../../../../../src/ipc/timeline/point.ts';
+import { hasReached } from '../../../../../src/ipc/timeline/point.ts';
 import { Signaler, StreamCounters } from '../../../../../src/ipc/timeline/signaler.ts';
 import {
   comparedBits,

@@ -2,6 +2,7 @@
  * What timeline pages and their waits allocate, and when it is released: at the end, and in a
  * reset.
  */
+
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import {
@@ -15,9 +16,9 @@ import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import type { CUstream } from '../../../../../ffi/types.ts';
 import { Context, Stream } from '../../../../../src/index.ts';
+import { COUNTER_COUNT } from '../../../../../src/ipc/protocol.ts';
 import { ConnectionTimeline } from '../../../../../src/ipc/timeline/connection-timeline.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
-import { COUNTER_COUNT } from '../../../../../src/ipc/timeline/point.ts';
 import { Signaler, StreamCounters } from '../../../../../src/ipc/timeline/signaler.ts';
 import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
 import { withWaitsTable } from '../../../../../src/worker-counts.ts';

@@ -1,4 +1,5 @@
 /** A timeline in one process: its objects are sent over a connection with two ends here. */
+
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -29,8 +30,8 @@ import {
   type TimelineSignaler,
 } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
+import { END_OF_WAITS } from '../../../../../src/ipc/protocol.ts';
 import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
-import { ENDED } from '../../../../../src/ipc/timeline/host-page.ts';
 import { SharedCounter } from '../../../../../src/ipc/timeline/shared-counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { broken, keepingBooks, losing } from '../../../../support/faults.ts';
@@ -545,7 +546,7 @@ describe('a timeline from a hostile process', () => {
     using timeline = Timeline.create();
     using waiting = await sent(timeline);
     const { words, unmap } = wordsOf(timeline);
-    for (const word of [2n ** 53n, 2n ** 63n, 2n ** 64n - 1n, ENDED - 1n]) {
+    for (const word of [2n ** 53n, 2n ** 63n, 2n ** 64n - 1n, END_OF_WAITS - 1n]) {
       words[0] = word;
       assert.throws(() => waiting.value, { name: 'IpcError', message: /not a value/ });
       await assert.rejects(waiting.reached(1, { timeoutMs: 1 }), { name: 'TimeoutError' });
@@ -554,7 +555,7 @@ describe('a timeline from a hostile process', () => {
     words[1] = 2n ** 64n - 1n;
     words[3] = 1n;
     assert.equal(waiting.value, 3);
-    words[0] = ENDED;
+    words[0] = END_OF_WAITS;
     assert.throws(() => waiting.value, { name: 'PeerGoneError', pid: 0, message: /after value 0/ });
     unmap();
   });
@@ -563,7 +564,7 @@ describe('a timeline from a hostile process', () => {
     emulate();
     let before: readonly [mappings: number, descriptors: number] | undefined;
     // The first round opens what stays open for good.
-    for (const word of [1n, 2n ** 63n, ENDED, 0n]) {
+    for (const word of [1n, 2n ** 63n, END_OF_WAITS, 0n]) {
       const timeline = Timeline.create();
       const { words, unmap } = wordsOf(timeline);
       using stream = Stream.create({ nonBlocking: true });

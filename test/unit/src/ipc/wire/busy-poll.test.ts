@@ -1,9 +1,8 @@
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, describe, test } from 'node:test';
 import { connect, listen, parentPeer, spawnPeer } from '../../../../../src/ipc/index.ts';
+import { FrameKind, Tag } from '../../../../../src/ipc/protocol.ts';
 import { busyPoll, type PollResult } from '../../../../../src/ipc/wire/busy-poll.ts';
-import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
-import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { peerPair, RawPeer } from '../peer/support.ts';

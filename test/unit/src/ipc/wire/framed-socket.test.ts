@@ -1,19 +1,20 @@
 /** A socket on the event loop, without a connection around it, and its queue of unsent messages. */
+
 import assert from 'node:assert/strict';
 import { fstatSync } from 'node:fs';
 import { afterEach, beforeEach, describe, test } from 'node:test';
 import { closeFd, createMemfd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
+import { FrameKind, HEADER_BYTE_LENGTH } from '../../../../../src/ipc/protocol.ts';
 import {
   FramedSocket,
   type MessageType,
   SendQueue,
 } from '../../../../../src/ipc/wire/framed-socket.ts';
-import { FrameAssembler, FrameKind, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { FrameAssembler, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
-  HEADER_BYTE_LENGTH,
   MAX_UNSENT_BYTE_LENGTH,
   MAX_UNSENT_VALUES,
 } from '../../../../../src/ipc/wire/limits.ts';

@@ -1,13 +1,13 @@
 /** Keys that another process chose so that a Map, Set or object would take quadratic time. */
+
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { IpcError } from '../../../../../src/errors.ts';
 import { ByteReader, ByteWriter } from '../../../../../src/ipc/bytes.ts';
+import { MAX_NAME_LENGTH, MAX_UNCOUNTED_KEYS, Tag } from '../../../../../src/ipc/protocol.ts';
 import { HashCollisions } from '../../../../../src/ipc/wire/hash-collisions.ts';
-import { FEW_KEYS, MAX_NAME_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
 import { EncodedValue } from '../../../../../src/ipc/wire/value-decoder.ts';
 import { encodeValue } from '../../../../../src/ipc/wire/value-encoder.ts';
-import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 
 // The hashes of V8, written with bigints (src/utils/utils.h and src/base/hashing.h of V8).
 
@@ -141,7 +141,8 @@ describe('HashCollisions', () => {
   });
 
   test('accepts any keys of as many as are not counted', () => {
-    for (const keys of Object.values(collidingKeys)) assert.ok(accepts(keys.slice(0, FEW_KEYS)));
+    for (const keys of Object.values(collidingKeys))
+      assert.ok(accepts(keys.slice(0, MAX_UNCOUNTED_KEYS)));
   });
 });
 

@@ -1,23 +1,24 @@
 /** What values cost before a caller takes them, and while they are checked and built. */
+
 import assert from 'node:assert/strict';
 import { describe, type TestContext, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { DeviceBuffer, IpcError } from '../../../../../src/index.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-bytes.ts';
+import { encodeFields } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
-import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
-import { FrameKind } from '../../../../../src/ipc/wire/frames.ts';
 import {
-  FRAGMENT_BYTE_LENGTH,
+  FrameKind,
   MAX_BIGINT_DIGITS,
   MAX_CONTROL_BYTE_LENGTH,
   MAX_RELEASE_POINTS,
   MAX_VALUE_BINARIES,
   MAX_VALUE_COLLECTIONS,
-} from '../../../../../src/ipc/wire/limits.ts';
+  Tag,
+} from '../../../../../src/ipc/protocol.ts';
+import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
+import { FRAGMENT_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
 import { ValueMessageReader } from '../../../../../src/ipc/wire/value-message.ts';
-import { Tag } from '../../../../../src/ipc/wire/value-tags.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { iterations } from '../../../../support/iterations.ts';
 import {

@@ -55,6 +55,128 @@ import traceback
 import weakref
 from typing import Any, AsyncIterator, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
+from ._protocol import (
+    BEGUN_IGNORING_VALUES,
+    BEGUN_RECEIVING,
+    BEGUN_SERVING,
+    BINARY_TYPES,
+    CHANNEL_FLAG_AHEAD,
+    CHANNEL_FLAG_TO_ONE,
+    CONTROL_BEGUN,
+    CONTROL_CLOSED_POOLS,
+    CONTROL_CLOSING,
+    CONTROL_DONE,
+    CONTROL_FORWARD_REQUESTS,
+    CONTROL_POINTS,
+    CONTROL_RELEASED,
+    CONTROL_REVOKED,
+    CONTROL_TIMELINE_PAGE,
+    COUNTER_COUNT,
+    END_OF_WAITS,
+    ERROR_CAUSE,
+    ERROR_CODE,
+    ERROR_MESSAGE,
+    ERROR_NAME,
+    ERROR_STACK,
+    ERROR_TYPES,
+    FRAME_CANCELLATION,
+    FRAME_CONFIRMATION,
+    FRAME_CONTROL,
+    FRAME_FAILURE,
+    FRAME_MAGIC,
+    FRAME_REFUSAL,
+    FRAME_REQUEST,
+    FRAME_RESPONSE,
+    FRAME_UNSERVED,
+    FRAME_VALUE,
+    FRAME_VERIFICATION,
+    ID_BYTE_LENGTH,
+    KIND_CHANNEL,
+    KIND_EVENT,
+    KIND_LEGACY,
+    KIND_PINNED,
+    KIND_POOL,
+    KIND_SIGNALER,
+    KIND_TIMELINE,
+    KIND_VIRTUAL,
+    MAX_AXES,
+    MAX_BIGINT_DIGITS,
+    MAX_COLLISIONS,
+    MAX_COLLISIONS_PER_KEY,
+    MAX_CONTROL_BYTE_LENGTH,
+    MAX_META_BYTE_LENGTH,
+    MAX_NAME_LENGTH,
+    MAX_OBJECT_BYTE_LENGTH,
+    MAX_PACKAGE_NAME_BYTE_LENGTH,
+    MAX_PENDING_REQUESTS,
+    MAX_PENDING_REQUEST_BYTE_LENGTH,
+    MAX_QUEUED_BYTE_LENGTH,
+    MAX_QUEUED_FDS,
+    MAX_QUEUED_VALUES,
+    MAX_RELEASE_POINTS,
+    MAX_SLOTS,
+    MAX_STEPS_PER_KEY,
+    MAX_TABLE_BYTE_LENGTH,
+    MAX_UNCOUNTED_KEYS,
+    MAX_VALUE_BINARIES,
+    MAX_VALUE_BYTE_LENGTH,
+    MAX_VALUE_COLLECTIONS,
+    MAX_VALUE_DEPTH,
+    MAX_VALUE_OBJECTS,
+    MAX_VALUE_PARTS,
+    MAX_VERSION,
+    OUTCOME_ABANDONED,
+    OUTCOME_CLOSED,
+    PACKET_BYTE_LENGTH,
+    PACKET_FDS,
+    PAGE_BYTE_LENGTH,
+    PARENT_VARIABLE,
+    READINESS_WAIT_MS,
+    RECORD_BYTE_LENGTH,
+    RECORD_AT_DTYPE,
+    RECORD_FLAG_LAYOUT,
+    RECORD_FLAG_SKIPPED,
+    RECORD_AT_META,
+    RECORD_AT_NDIM,
+    RECORD_AT_SHAPE,
+    REFUSAL_WAIT_MS,
+    RING_CLOSED_AT,
+    RING_FILLED,
+    RING_PRODUCER_PID,
+    RING_PRODUCER_SLEEPS,
+    RING_PUBLISHED,
+    SEAT_ASLEEP,
+    SEAT_GRANTED,
+    SEAT_IS_FINISHED,
+    SEAT_RELEASED,
+    SEAT_START,
+    SEAT_WANTED,
+    SLOT_ALIGNMENT,
+    TAG_ARRAY,
+    TAG_BIGINT,
+    TAG_BIGINT64,
+    TAG_BINARY,
+    TAG_DATE,
+    TAG_ERROR,
+    TAG_FALSE,
+    TAG_FLOAT64,
+    TAG_GPU_OBJECT,
+    TAG_HOLE,
+    TAG_INT32,
+    TAG_LATIN1,
+    TAG_MAP,
+    TAG_NULL,
+    TAG_OBJECT,
+    TAG_SET,
+    TAG_TRUE,
+    TAG_UNDEFINED,
+    TAG_UTF16,
+    TIMELINE_LAST,
+    TIMELINE_OUTCOME,
+    TIMELINE_PID,
+    TIMELINE_VALUE,
+)
+
 __all__ = [
     'BigInt', 'Channel', 'ChannelConsumer', 'ClosedError', 'ConsumerSlot', 'CudaError', 'CuffiError', 'DriverNotFoundError', 'Event', 'GpuArray',
     'GpuBuffer', 'GpuPool', 'IpcError', 'Listener', 'Map', 'NotSupportedError', 'Peer', 'PeerGoneError', 'PinnedBuffer', 'ProducerSlot',
@@ -63,7 +185,6 @@ __all__ = [
 
 # Of the npm package that this file comes from.
 __version__ = '0.2.0'
-PROTOCOL_VERSION = 4
 
 # ---- Errors -----------------------------------------------------------------------------------------------
 
@@ -480,7 +601,7 @@ def _extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tup
 
 def _check_shape(shape: Any) -> Tuple[int, ...]:
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not all(isinstance(length, int) and length >= 0 for length in lengths) or len(lengths) > 64:
+    if not all(isinstance(length, int) and length >= 0 for length in lengths) or len(lengths) > MAX_AXES:
         raise ValueError(f'shape must have at most 64 lengths of at least 0, not {shape!r}')
     return lengths
 
@@ -626,7 +747,7 @@ class _OwnMemory:
         """The fields of a range of it, for other processes."""
         what = self.id + struct.pack('<IBq', 0, 1, self.byte_length)
         extent = (self.byte_length, offset, length, read_only, 0, self.generation)
-        return _write_memory(_VIRTUAL, _self().exporter(self.device), what, extent, array)
+        return _write_memory(KIND_VIRTUAL, _self().exporter(self.device), what, extent, array)
 
     def _free(self) -> None:
         self._close_fds()
@@ -1143,13 +1264,6 @@ class Map(Dict[Any, Any]):
     """A dict that Node gets as a Map. Received Maps are of this type."""
 
 
-_MAX_PARTS, _MAX_BINARIES, _MAX_COLLECTIONS, _MAX_DEPTH = 1 << 20, 1 << 17, 1 << 17, 64
-_MAX_DIGITS, _MAX_VALUE, _MAX_TABLE, _MAX_CONTROL = 1 << 20, 16 << 20, 4 << 20, 1 << 20
-_MAX_OBJECTS, _MAX_FDS, _MAX_FIELDS, _MAX_POINTS, _MAX_RELEASE_POINTS = 4096, 253, 4096, 512, 2048
-# The most characters of a name, how often keys may collide in Node in all and for each, and how many are not
-# counted; how many steps a key may take in Python.
-_MAX_NAME, _MAX_COLLISIONS, _COLLISIONS_PER_KEY, _FEW_KEYS, _STEPS_PER_KEY = 16383, 2048, 16, 64, 32
-_COUNTERS, _PAGE = 512, 4096
 _SAFE = 2**53 - 1
 _pack_double, _pack_int = struct.Struct('<d').pack, struct.Struct('<i').pack
 _unpack_double, _unpack_int = struct.Struct('<d').unpack_from, struct.Struct('<i').unpack_from
@@ -1224,9 +1338,9 @@ class _Reader:
 
     def string(self) -> str:
         tag = self.byte()
-        if tag == 6:
+        if tag == TAG_LATIN1:
             return self.take(self.length()).decode('latin-1')
-        if tag != 7:
+        if tag != TAG_UTF16:
             raise IpcError('a name is not a string')
         data = self.take(self.length())
         if len(data) % 2:
@@ -1235,30 +1349,38 @@ class _Reader:
 
     def points(self) -> List[Tuple[int, int]]:
         count = self.length(9)
-        if count > _MAX_POINTS:
+        if count > COUNTER_COUNT:
             raise IpcError(f'a list of {count} points is too long')
         points = []
         for _ in range(count):
             index = self.length(0)
-            if index >= _COUNTERS:
+            if index >= COUNTER_COUNT:
                 raise IpcError(f'a page has no counter {index}')
             points.append((index, self.number(1)))
         return points
 
 
 # ---- Values -----------------------------------------------------------------------------------------------
-# Types of binary data: their format in Python, by their number. None: bytes.
-_BINARIES: Tuple[Optional[str], ...] = (
-    None, None, None, 'b', None, 'H', 'h', 'I', 'i', 'f', 'd', 'Q', 'q',
-)  # fmt: skip
-_BINARY_SIZES = (1, 1, 1, 1, 1, 2, 2, 4, 4, 4, 8, 8, 8)
-_BINARY_OF = {('b', 1): 3, ('H', 2): 5, ('h', 2): 6, ('f', 4): 9, ('d', 8): 10}
-for _sign, _formats in ((True, 'ilq'), (False, 'ILQ')):
-    for _format in _formats:
-        _BINARY_OF[_format, 4] = 8 if _sign else 7
-        _BINARY_OF[_format, 8] = 12 if _sign else 11
-_ERROR_NAMES = ('Error', 'TypeError', 'RangeError', 'SyntaxError', 'ReferenceError', 'EvalError', 'URIError',
-                'AggregateError')  # fmt: skip
+# Types of binary data: their format in Python. All others are bytes.
+_FORMATS = {
+    'Int8Array': 'b', 'Uint16Array': 'H', 'Int16Array': 'h', 'Uint32Array': 'I', 'Int32Array': 'i',
+    'Float32Array': 'f', 'Float64Array': 'd', 'BigUint64Array': 'Q', 'BigInt64Array': 'q',
+}  # fmt: skip
+# By their number: the format, or None, and the bytes of an item. The number of bytes, and of each format and size.
+_BINARIES = tuple((_FORMATS.get(name), size) for name, size in BINARY_TYPES)
+_BYTES = [name for name, _ in BINARY_TYPES].index('Uint8Array')
+_BINARY_OF = {found: number for number, found in enumerate(_BINARIES) if found[0]}
+# Which of these has 4 bytes, and which 8, depends on the machine.
+_BINARY_OF.update({
+    (form, size): number
+    for family in ('ilq', 'ILQ')
+    for (known, size), number in list(_BINARY_OF.items()) if known in family
+    for form in family
+})  # fmt: skip
+_AGGREGATE_ERROR = ERROR_TYPES.index('AggregateError')
+# The fields of an error that are strings, in order.
+_ERROR_TEXTS = (ERROR_NAME, ERROR_MESSAGE, ERROR_STACK, ERROR_CODE)
+_CONSTANTS = {TAG_UNDEFINED: None, TAG_NULL: None, TAG_FALSE: False, TAG_TRUE: True}
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 Put = Callable[[Any], None]
@@ -1275,25 +1397,25 @@ class _Encoder:
     def write(self, value: Any, depth: int = 0) -> None:
         out = self.out
         self._parts += 1
-        if self._parts > _MAX_PARTS or len(out) > _MAX_VALUE:
-            raise ValueError(f'the value is too large: it may have {_MAX_PARTS} parts and 16 MiB')
+        if self._parts > MAX_VALUE_PARTS or len(out) > MAX_VALUE_BYTE_LENGTH:
+            raise ValueError(f'the value is too large: it may have {MAX_VALUE_PARTS} parts and 16 MiB')
         kind = type(value)
         if value is None:
-            out.append(1)
+            out.append(TAG_NULL)
         elif kind is bool:
-            out.append(3 if value else 2)
+            out.append(TAG_TRUE if value else TAG_FALSE)
         elif kind is int:
             self._int(value)
         elif kind is float:
-            out.append(5)
+            out.append(TAG_FLOAT64)
             out += _pack_double(value)
         elif kind is str:
             self.string(value)
         elif isinstance(value, (GpuArray, Event, _Closable)):
             self._object(value)
         elif isinstance(value, (dict, list, tuple, set, frozenset, BaseException)):
-            if depth >= _MAX_DEPTH:
-                raise ValueError(f'the value is nested deeper than {_MAX_DEPTH}, or contains itself')
+            if depth >= MAX_VALUE_DEPTH:
+                raise ValueError(f'the value is nested deeper than {MAX_VALUE_DEPTH}, or contains itself')
             self._container(value, depth + 1)
         elif isinstance(value, BigInt):
             self._bigint(value)
@@ -1301,7 +1423,7 @@ class _Encoder:
             # A subclass, such as of an enum, is sent as what it is made of.
             self.write(next(base(value) for base in (str, int, float) if isinstance(value, base)), depth)
         elif isinstance(value, datetime.datetime):
-            out.append(15)
+            out.append(TAG_DATE)
             aware = value if value.tzinfo else value.astimezone()
             out += _pack_double((aware - _EPOCH) / datetime.timedelta(milliseconds=1))
         elif _is_on_gpu(value):
@@ -1310,36 +1432,36 @@ class _Encoder:
             self._binary(value, depth)
 
     def _object(self, value: Any) -> None:
-        self.out.append(13)
+        self.out.append(TAG_GPU_OBJECT)
         self.objects.append(value)
 
     def _int(self, value: int) -> None:
         if -(2**31) <= value < 2**31:
-            self.out.append(4)
+            self.out.append(TAG_INT32)
             self.out += _pack_int(value)
         elif -_SAFE <= value <= _SAFE:
-            self.out.append(5)
+            self.out.append(TAG_FLOAT64)
             self.out += _pack_double(value)
         else:
             self._bigint(value)
 
     def _bigint(self, value: int) -> None:
         if -(2**63) <= value < 2**63:
-            self.out += b'\x08' + struct.pack('<q', value)
+            self.out += struct.pack('<Bq', TAG_BIGINT64, value)
             return
         digits = b'%x' % abs(value)
-        if len(digits) > _MAX_DIGITS:
-            raise ValueError(f'an int may have {_MAX_DIGITS} hexadecimal digits')
-        self.out += bytes((9, value < 0))
+        if len(digits) > MAX_BIGINT_DIGITS:
+            raise ValueError(f'an int may have {MAX_BIGINT_DIGITS} hexadecimal digits')
+        self.out += bytes((TAG_BIGINT, value < 0))
         _write_length(self.out, len(digits))
         self.out += digits
 
     def string(self, value: str) -> None:
         try:
-            tag, data = 6, value.encode('latin-1')
+            tag, data = TAG_LATIN1, value.encode('latin-1')
         except UnicodeEncodeError:
-            tag, data = 7, value.encode('utf-16-le', 'surrogatepass')
-        if len(data) > _MAX_VALUE:
+            tag, data = TAG_UTF16, value.encode('utf-16-le', 'surrogatepass')
+        if len(data) > MAX_VALUE_BYTE_LENGTH:
             raise ValueError('the value is too large: it may have 16 MiB')
         self.out.append(tag)
         _write_length(self.out, len(data))
@@ -1348,7 +1470,7 @@ class _Encoder:
     def _container(self, value: Any, depth: int) -> None:
         out = self.out
         if isinstance(value, (list, tuple)):
-            out.append(10)
+            out.append(TAG_ARRAY)
             _write_length(out, len(value))
             for item in value:
                 self.write(item, depth)
@@ -1359,9 +1481,9 @@ class _Encoder:
         is_object = isinstance(value, dict) and not isinstance(value, Map) and all(type(key) is str for key in value)
         if not is_object:
             self._count_collection()
-        out.append(11 if is_object else 16 if isinstance(value, dict) else 17)
+        out.append(TAG_OBJECT if is_object else TAG_MAP if isinstance(value, dict) else TAG_SET)
         _write_length(out, len(value))
-        if not is_object and len(value) > _FEW_KEYS:
+        if not is_object and len(value) > MAX_UNCOUNTED_KEYS:
             _check_collisions_in_node(value)
         if not isinstance(value, dict):
             for item in value:
@@ -1371,8 +1493,8 @@ class _Encoder:
             if is_object:
                 if key == '__proto__':
                     raise ValueError('a name of an object must not be __proto__')
-                if _utf16_length(key) > _MAX_NAME:
-                    raise ValueError(f'a name of an object has more than {_MAX_NAME} characters: send a Map')
+                if _utf16_length(key) > MAX_NAME_LENGTH:
+                    raise ValueError(f'a name of an object has more than {MAX_NAME_LENGTH} characters: send a Map')
                 self.string(key)
             else:
                 self.write(key, depth)
@@ -1380,8 +1502,8 @@ class _Encoder:
 
     def _count_collection(self) -> None:
         self._collections += 1
-        if self._collections > _MAX_COLLECTIONS:
-            raise ValueError(f'the value has more than {_MAX_COLLECTIONS} dicts, sets and errors')
+        if self._collections > MAX_VALUE_COLLECTIONS:
+            raise ValueError(f'the value has more than {MAX_VALUE_COLLECTIONS} dicts, sets and errors')
 
     def _error(self, error: BaseException, depth: int) -> None:
         self._count_collection()
@@ -1390,16 +1512,16 @@ class _Encoder:
         else:
             name, message, errors = type(error).__name__, str(error), []
             stack = ''.join(traceback.format_exception(type(error), error, error.__traceback__))
-        kind = _ERROR_NAMES.index(name) if name in _ERROR_NAMES else 2 if isinstance(error, ValueError) else 0
+        kind = ERROR_TYPES.index(name) if name in ERROR_TYPES else ERROR_TYPES.index('RangeError' if isinstance(error, ValueError) else 'Error')
         code = getattr(error, 'code', None)
         texts = [name, message, stack, code]
         cause = error.__cause__
-        bits = sum(bit for bit, text in zip((1, 2, 4, 8), texts) if isinstance(text, str)) | (16 if cause else 0)
-        self.out += bytes((18, kind, bits))
+        bits = sum(bit for bit, text in zip(_ERROR_TEXTS, texts) if isinstance(text, str)) | (ERROR_CAUSE if cause else 0)
+        self.out += bytes((TAG_ERROR, kind, bits))
         for text in texts:
             if isinstance(text, str):
                 self.string(text)
-        if kind == 7:
+        if kind == _AGGREGATE_ERROR:
             _write_length(self.out, len(errors))
             for one in errors:
                 self.write(one, depth)
@@ -1420,20 +1542,20 @@ class _Encoder:
             self.write(value.item(), depth)
             return
         form = view.format.lstrip('<=@')
-        kind = 2 if form in ('B', 'c', '?') else _BINARY_OF.get((form, view.itemsize))
+        kind = _BYTES if form in ('B', 'c', '?') else _BINARY_OF.get((form, view.itemsize))
         if kind is None:
             raise TypeError(f'binary data of format {view.format!r} cannot be sent: send its bytes')
         self._binaries += 1
-        if view.nbytes > _MAX_VALUE or self._binaries > _MAX_BINARIES:
+        if view.nbytes > MAX_VALUE_BYTE_LENGTH or self._binaries > MAX_VALUE_BINARIES:
             raise ValueError('the value is too large: it may have 16 MiB')
-        self.out += bytes((12, kind))
+        self.out += bytes((TAG_BINARY, kind))
         _write_length(self.out, view.nbytes)
         self.out += view.tobytes()
 
 
 def _utf16_length(text: str) -> int:
     """How many characters a string has in JavaScript."""
-    return len(text) if len(text) <= _MAX_NAME // 2 else len(text.encode('utf-16-le', 'surrogatepass')) // 2
+    return len(text) if len(text) <= MAX_NAME_LENGTH // 2 else len(text.encode('utf-16-le', 'surrogatepass')) // 2
 
 
 class _HashTable:
@@ -1460,7 +1582,7 @@ class _HashTable:
             for string in strings:
                 self._add(hash(string))
         self._add(hash(key))
-        return self._steps <= _MAX_COLLISIONS + _STEPS_PER_KEY * self._count
+        return self._steps <= MAX_COLLISIONS + MAX_STEPS_PER_KEY * self._count
 
     def _add(self, hashed: int) -> None:
         self._count += 1
@@ -1499,7 +1621,7 @@ class _HashTable:
 
 
 # More than any keys may take that are accepted.
-_TOO_MANY_STEPS = _MAX_COLLISIONS + _STEPS_PER_KEY * _MAX_PARTS
+_TOO_MANY_STEPS = MAX_COLLISIONS + MAX_STEPS_PER_KEY * MAX_VALUE_PARTS
 _COLLIDING = 'a Map or Set has too many keys or members with the same hash in Python'
 
 
@@ -1519,7 +1641,7 @@ def _check_collisions_in_node(keys: Any) -> None:
         at = found & len(buckets) - 1
         collisions += buckets[at]
         buckets[at] += 1
-        if collisions > _MAX_COLLISIONS + _COLLISIONS_PER_KEY * (count + 1):
+        if collisions > MAX_COLLISIONS + MAX_COLLISIONS_PER_KEY * (count + 1):
             raise ValueError(
                 'a Map or set has too many keys or members with the same hash in Node, and would be very slow there: '
                 'send a list of them, or strings in their place'
@@ -1530,7 +1652,7 @@ def _hash_in_node(key: Any) -> Optional[int]:
     """Returns the hash of V8 for keys whose hash has no seed."""
     if isinstance(key, str):
         length = _utf16_length(key)
-        return length if length > _MAX_NAME else None
+        return length if length > MAX_NAME_LENGTH else None
     if isinstance(key, bool) or not isinstance(key, (int, float)):
         return None
     is_bigint = isinstance(key, int) and (isinstance(key, BigInt) or abs(key) > _SAFE)
@@ -1566,69 +1688,69 @@ class _Decoder:
 
     def _count_part(self) -> None:
         self._parts += 1
-        if self._parts > _MAX_PARTS:
-            raise IpcError(f'a value has more than {_MAX_PARTS} parts', 'limit-exceeded')
+        if self._parts > MAX_VALUE_PARTS:
+            raise IpcError(f'a value has more than {MAX_VALUE_PARTS} parts', 'limit-exceeded')
 
     def read(self, put: Optional[Put], depth: int = 0) -> Any:
         """Returns a value; for a GPU object None, and `put` will be called with it."""
         reader = self._from
         self._count_part()
         tag = reader.byte()
-        if tag <= 3:
-            return (None, None, False, True)[tag]
-        if tag == 4:
+        if tag in _CONSTANTS:
+            return _CONSTANTS[tag]
+        if tag == TAG_INT32:
             return _unpack_int(reader.data, reader.skip(4))[0]
-        if tag == 5:
+        if tag == TAG_FLOAT64:
             value = reader.double()
             # JavaScript has no integers besides numbers.
             is_int = value.is_integer() and abs(value) <= _SAFE and (value != 0 or math.copysign(1, value) > 0)
             return int(value) if is_int else value
-        if tag == 6 or tag == 7:
+        if tag == TAG_LATIN1 or tag == TAG_UTF16:
             reader.at -= 1
             return reader.string()
-        if tag == 8:
+        if tag == TAG_BIGINT64:
             return BigInt(struct.unpack_from('<q', reader.data, reader.skip(8))[0])
-        if tag == 13:
+        if tag == TAG_GPU_OBJECT:
             self.places.append(put)
-            if len(self.places) > _MAX_OBJECTS:
-                raise IpcError(f'a value has more than {_MAX_OBJECTS} GPU objects', 'limit-exceeded')
+            if len(self.places) > MAX_VALUE_OBJECTS:
+                raise IpcError(f'a value has more than {MAX_VALUE_OBJECTS} GPU objects', 'limit-exceeded')
             return None
-        if depth >= _MAX_DEPTH:
-            raise IpcError(f'a value is nested deeper than {_MAX_DEPTH}', 'limit-exceeded')
+        if depth >= MAX_VALUE_DEPTH:
+            raise IpcError(f'a value is nested deeper than {MAX_VALUE_DEPTH}', 'limit-exceeded')
         return self._read_long(tag, depth + 1)
 
     def _read_long(self, tag: int, depth: int) -> Any:
         reader = self._from
-        if tag == 9:
+        if tag == TAG_BIGINT:
             is_negative, digits = reader.flag(), reader.take(reader.length())
-            if len(digits) > _MAX_DIGITS or not digits or digits.strip(b'0123456789abcdef'):
+            if len(digits) > MAX_BIGINT_DIGITS or not digits or digits.strip(b'0123456789abcdef'):
                 raise IpcError('the digits of a bigint are not digits')
             return BigInt(-int(digits, 16) if is_negative else int(digits, 16))
-        if tag == 10:
+        if tag == TAG_ARRAY:
             items: List[Any] = []
             for at in range(reader.length()):
                 items.append(None)
                 # An item that is missing.
-                if reader.at < reader.end and reader.data[reader.at] == 14:
+                if reader.at < reader.end and reader.data[reader.at] == TAG_HOLE:
                     reader.at += 1
                     self._count_part()
                 else:
                     items[at] = self.read(_put_item(items, at), depth)
             return items
-        if tag == 11:
+        if tag == TAG_OBJECT:
             return self._read_object(depth)
-        if tag == 12:
+        if tag == TAG_BINARY:
             return self._read_binary()
-        if tag == 15:
+        if tag == TAG_DATE:
             return self._read_date()
         self._collections += 1
-        if self._collections > _MAX_COLLECTIONS:
-            raise IpcError(f'a value has more than {_MAX_COLLECTIONS} Maps, Sets and errors', 'limit-exceeded')
-        if tag == 16:
+        if self._collections > MAX_VALUE_COLLECTIONS:
+            raise IpcError(f'a value has more than {MAX_VALUE_COLLECTIONS} Maps, Sets and errors', 'limit-exceeded')
+        if tag == TAG_MAP:
             return self._read_map(depth)
-        if tag == 17:
+        if tag == TAG_SET:
             return self._read_set(depth)
-        if tag == 18:
+        if tag == TAG_ERROR:
             return self._read_error(depth)
         raise IpcError(f'{tag} is no kind of value')
 
@@ -1636,8 +1758,8 @@ class _Decoder:
         found: Dict[str, Any] = {}
         for _ in range(self._from.length(3)):
             name = self._from.string()
-            if _utf16_length(name) > _MAX_NAME:
-                raise IpcError(f'a name of an object has more than {_MAX_NAME} characters', 'limit-exceeded')
+            if _utf16_length(name) > MAX_NAME_LENGTH:
+                raise IpcError(f'a name of an object has more than {MAX_NAME_LENGTH} characters', 'limit-exceeded')
             if name in found or name == '__proto__':
                 raise IpcError(f'the name {name[:80]!r} of an object is repeated or not allowed')
             found[name] = None
@@ -1647,7 +1769,7 @@ class _Decoder:
     def _read_map(self, depth: int) -> Map:
         found = Map()
         count = self._from.length(2)
-        table = _HashTable(False) if count > _FEW_KEYS else None
+        table = _HashTable(False) if count > MAX_UNCOUNTED_KEYS else None
         for _ in range(count):
             places = len(self.places)
             key = self._hashable(self.read(lambda _: None, depth))
@@ -1668,7 +1790,7 @@ class _Decoder:
     def _read_set(self, depth: int) -> set:
         found: set = set()
         count = self._from.length()
-        table = _HashTable(True) if count > _FEW_KEYS else None
+        table = _HashTable(True) if count > MAX_UNCOUNTED_KEYS else None
         for _ in range(count):
             places = len(self.places)
             member = self._hashable(self.read(found.add, depth))
@@ -1696,9 +1818,9 @@ class _Decoder:
         reader = self._from
         kind, length = reader.byte(), reader.length()
         self._binaries += 1
-        if kind >= len(_BINARIES) or length % _BINARY_SIZES[kind] or self._binaries > _MAX_BINARIES:
+        if kind >= len(_BINARIES) or length % _BINARIES[kind][1] or self._binaries > MAX_VALUE_BINARIES:
             raise IpcError(f'{length} bytes are no binary data of type {kind}')
-        data, form = reader.take(length), _BINARIES[kind]
+        data, form = reader.take(length), _BINARIES[kind][0]
         return data if form is None else _array.array(form, data)
 
     def _read_date(self) -> datetime.datetime:
@@ -1712,16 +1834,16 @@ class _Decoder:
     def _read_error(self, depth: int) -> RemoteError:
         reader = self._from
         kind, bits = reader.byte(), reader.byte()
-        if kind >= len(_ERROR_NAMES) or bits > 31:
+        if kind >= len(ERROR_TYPES) or bits >= 2 * ERROR_CAUSE:
             raise IpcError('an error is of no known class')
-        texts = [reader.string() if bits & bit else None for bit in (1, 2, 4, 8)]
+        texts = [reader.string() if bits & bit else None for bit in _ERROR_TEXTS]
         name, message, stack, code = texts
-        error = RemoteError(message or '', name or _ERROR_NAMES[kind], code or 'remote-error', stack)
-        if kind == 7:
+        error = RemoteError(message or '', name or ERROR_TYPES[kind], code or 'remote-error', stack)
+        if kind == _AGGREGATE_ERROR:
             error.errors = [None] * reader.length()
             for at in range(len(error.errors)):
                 error.errors[at] = self.read(_put_item(error.errors, at), depth)
-        if bits & 16:
+        if bits & ERROR_CAUSE:
             cause = self.read(lambda _: None, depth)
             # Anything may be thrown in JavaScript.
             error.__cause__ = cause if isinstance(cause, BaseException) else RemoteError(repr(cause))
@@ -1737,8 +1859,6 @@ def _put_item(container: Any, key: Any) -> Put:
 
 # ---- The fields of GPU objects ----------------------------------------------------------------------------
 
-_LEGACY, _POOL, _VIRTUAL, _EVENT, _TIMELINE, _SIGNALER, _PINNED, _CHANNEL = range(8)
-_EXPORTER_LENGTH = 53
 
 
 class _EventFields:
@@ -1756,19 +1876,19 @@ class _MemoryFields:
         self.kind = kind
         self.exporter = _read_exporter(reader)
         self.name, self.first_piece, self.pieces = b'', 0, ()
-        if kind == _LEGACY:
+        if kind == KIND_LEGACY:
             self.handle: Optional[bytes] = reader.take(64)
-        elif kind == _POOL:
+        elif kind == KIND_POOL:
             self.name = reader.take(16)
             self.handle = reader.take(64) if reader.flag() else None
         else:
             self.handle, self.name, self.first_piece = None, reader.take(16), reader.size(0, 2**32 - 1, '<I')
             self.pieces = tuple(reader.size(1) for _ in range(reader.byte()))
-            if not 1 <= len(self.pieces) <= _MAX_FDS:
+            if not 1 <= len(self.pieces) <= PACKET_FDS:
                 raise IpcError(f'virtual memory has {len(self.pieces)} pieces')
-        is_pool = kind == _POOL and self.handle is None
+        is_pool = kind == KIND_POOL and self.handle is None
         least = 0 if is_pool else 1
-        self.base_byte_length = reader.size(0 if kind == _POOL else 1)
+        self.base_byte_length = reader.size(0 if kind == KIND_POOL else 1)
         self.byte_offset = reader.size()
         self.byte_length = reader.size(least)
         self.read_only = reader.flag()
@@ -1779,13 +1899,16 @@ class _MemoryFields:
             raise IpcError(f'it names bytes {self.byte_offset} to {self.byte_offset + self.byte_length} of {self.base_byte_length}')
         if is_pool and (self.base_byte_length or self.layout or self.ready):
             raise IpcError('a pool itself has no size')
-        if kind == _VIRTUAL and sum(self.pieces) != self.base_byte_length:
+        if kind == KIND_VIRTUAL and sum(self.pieces) != self.base_byte_length:
             raise IpcError('the pieces do not add up to the memory')
         if self.layout:
             dtype, shape, strides = self.layout
             low, high = _extents(shape, strides, dtype.itemsize)
             if 0 in shape or high - low > self.byte_length:
                 raise IpcError(f'the items take {high - low} bytes of a range that has {self.byte_length}')
+
+
+_EXPORTER_LENGTH = 53
 
 
 def _read_exporter(reader: _Reader) -> bytes:
@@ -1808,7 +1931,7 @@ def _read_layout(reader: _Reader) -> Optional[Tuple[_Dtype, Tuple[int, ...], Tup
     if dtype.name != name:
         raise IpcError(f'a dtype is called {dtype.name}, not {name[:20]!r}')
     ndim = reader.byte()
-    if ndim > 64:
+    if ndim > MAX_AXES:
         raise IpcError(f'an array has {ndim} axes')
     shape = tuple(reader.size() for _ in range(ndim))
     strides = tuple(reader.size(-_SAFE) for _ in range(ndim))
@@ -1834,10 +1957,10 @@ def _decode_fields(data: bytes) -> _AnyFields:
     reader = _Reader(data)
     try:
         kind = reader.byte()
-        if kind > _CHANNEL:
+        if kind > KIND_CHANNEL:
             raise IpcError(f'{kind} is no kind of descriptor')
         fields = _HOST_FIELDS[kind](kind, reader) if kind in _HOST_FIELDS else (
-            _EventFields(reader) if kind == _EVENT else _MemoryFields(kind, reader))
+            _EventFields(reader) if kind == KIND_EVENT else _MemoryFields(kind, reader))
         if reader.at != reader.end:
             raise IpcError('bytes follow its end')
     except IpcError as error:
@@ -2033,8 +2156,8 @@ def _export_legacy(described: _Described, base: int, size: int, begin: int, leng
         # Tells apart the allocations that had the same address one after the other.
         buffer_id = (_attribute(_ATTRIBUTE_BUFFER_ID, begin) * 0x9E3779B97F4A7C15 ^ _self().secret) & (2**48 - 1)
     extent = (size, begin - base, length, False, buffer_id, 0)
-    fields = _write_memory(_LEGACY, _self().exporter(device), bytes(handle.reserved), extent, described)
-    return _Exported(fields, (), described.owner, device, begin, root=(_LEGACY, base))
+    fields = _write_memory(KIND_LEGACY, _self().exporter(device), bytes(handle.reserved), extent, described)
+    return _Exported(fields, (), described.owner, device, begin, root=(KIND_LEGACY, base))
 
 
 def _device_at(address: int) -> _Device:
@@ -2052,9 +2175,9 @@ def _send_back(memory: _ReceivedMemory, begin: int, length: int, described: _Des
             'this memory is of another process, and the companion for Python does not pass it on: copy it into '
             'cuffi.empty(shape, dtype), or let its owner send it')
     what = fields.handle or b''
-    if fields.kind == _POOL:
+    if fields.kind == KIND_POOL:
         what = fields.name + b'\x01' + what
-    elif fields.kind == _VIRTUAL:
+    elif fields.kind == KIND_VIRTUAL:
         what = fields.name + struct.pack(f'<IB{len(fields.pieces)}q', fields.first_piece, len(fields.pieces), *fields.pieces)
     read_only = described.read_only or fields.read_only
     extent = (fields.base_byte_length, begin - memory.mapping.base, length, read_only, fields.buffer_id, fields.generation)
@@ -2072,7 +2195,7 @@ def _export_event(event: Event, peer: '_Connection') -> _Exported:
     handle = _Handle64()
     with own.device:
         _call('cuIpcGetEventHandle', ctypes.byref(handle), own.value)
-    fields = bytes((_EVENT,)) + _self().exporter(own.device) + bytes(handle.reserved)
+    fields = bytes((KIND_EVENT,)) + _self().exporter(own.device) + bytes(handle.reserved)
     return _Exported(fields, (), own, own.device, root=own)
 
 
@@ -2121,14 +2244,14 @@ def _check_exporter(fields: Union[_MemoryFields, _EventFields], allow_other_user
     if exporter[17:33] != here.machine:
         raise IpcError('the descriptor was made on another machine, or before the last boot of this one: '
                        'device memory can only be shared within one machine', 'other-machine')  # fmt: skip
-    kind = fields.kind if isinstance(fields, _MemoryFields) else _EVENT
+    kind = fields.kind if isinstance(fields, _MemoryFields) else KIND_EVENT
     if namespace != here.namespace or namespace == 0:
-        if pid == here.pid and kind in (_LEGACY, _EVENT):
+        if pid == here.pid and kind in (KIND_LEGACY, KIND_EVENT):
             raise IpcError(f"its exporter has this process's pid number, {pid}, in another pid namespace: the driver "
                            'mistakes it for this process', 'same-pid')  # fmt: skip
         return
     # The descriptors of virtual memory keep it alive themselves.
-    if kind != _VIRTUAL and _start_time(pid) != start_time:
+    if kind != KIND_VIRTUAL and _start_time(pid) != start_time:
         raise IpcError(f'process {pid}, which shared it, has exited', 'exporter-gone')
     if not allow_other_users:
         try:
@@ -2261,7 +2384,7 @@ def _is_same_file(a: int, b: int) -> bool:
 def _virtual_key(fields: _MemoryFields, device: _Device, fds: Sequence[int], read_only: bool) -> Tuple[Any, ...]:
     """The name of a mapping. What the sender calls the memory proves nothing: the files are compared."""
     for at in range(1 << 20):
-        key = (_VIRTUAL, device.ordinal, fields.name, fields.first_piece, fields.pieces, read_only, at)
+        key = (KIND_VIRTUAL, device.ordinal, fields.name, fields.first_piece, fields.pieces, read_only, at)
         known = _mappings.get(key)
         if known is None or all(map(_is_same_file, known.fds, fds)):
             return key
@@ -2270,18 +2393,14 @@ def _virtual_key(fields: _MemoryFields, device: _Device, fds: Sequence[int], rea
 
 # ---- Connections ------------------------------------------------------------------------------------------
 
-_FRAME, _HEADER = 65_536, struct.Struct('<2sBBIIII')
-_PART = _FRAME - _HEADER.size
-_MAX_MESSAGE = _MAX_VALUE + _MAX_TABLE + _MAX_CONTROL
-(_REFUSAL, _VALUE, _CONTROL, _QUESTION, _CONFIRMATION, _REQUEST, _RESPONSE, _FAILURE, _CANCELLATION,
- _UNSERVED) = range(10)  # fmt: skip
-# What an end has begun, as bits. The last: it only serves, and values wait there.
-_RECEIVING, _SERVING, _IGNORING_VALUES = 1, 2, 4
-# How long requests wait for an end that waits for values, and values for one that waits for requests. Two
-# threads, one of which receives and one of which serves, need not begin at the same moment.
-_GRACE_S = 0.2
-_MAX_QUEUED, _MAX_QUEUED_BYTES, _MAX_QUEUED_FDS = 64, 16 << 20, 64
-_MAX_REQUESTS, _MAX_REQUEST_BYTES = 1024, 64 << 20
+_HEADER, _MAGIC = struct.Struct('<2sBBIIII'), FRAME_MAGIC.encode()
+# The value null: what a message without content has.
+_NULL = bytes((TAG_NULL,))
+# Control fields that do not come with a value, and what an end may say that it has begun.
+_ALONE = (CONTROL_TIMELINE_PAGE, CONTROL_CLOSING, CONTROL_FORWARD_REQUESTS, CONTROL_DONE, CONTROL_BEGUN)
+_BEGUN = (BEGUN_RECEIVING, BEGUN_SERVING, BEGUN_RECEIVING | BEGUN_SERVING, BEGUN_SERVING | BEGUN_IGNORING_VALUES)
+_PART = PACKET_BYTE_LENGTH - _HEADER.size
+_MAX_MESSAGE = MAX_VALUE_BYTE_LENGTH + MAX_TABLE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH
 _MAX_POOLS = 1024
 _MAX_LIST = 1024
 # A thread that has just received probably receives again, faster than the connection's own thread would.
@@ -2289,9 +2408,6 @@ _IDLE_S = 0.005
 _REPAIR_S = 2.0
 # As in Node: only the end of the process tells a crash from a close.
 _MAX_EXIT_S = 2.0
-# How long to wait for what an end of another version says of itself, and the most that it may say.
-_REFUSAL_S, _MAX_REFUSAL = 0.5, 1024
-_END_OF_WAITS = 2**63 - 1
 
 _Points = List[Tuple[int, int]]
 
@@ -2300,7 +2416,7 @@ class _NoWords:
     """In place of the words of a closed page: all have ended, and none is written."""
 
     def __getitem__(self, _: int) -> int:
-        return _END_OF_WAITS
+        return END_OF_WAITS
 
     def __setitem__(self, _: int, __: int) -> None:
         pass
@@ -2312,7 +2428,7 @@ _NO_WORDS = _NoWords()
 class _Page:
     """512 counters in memory that two processes and their GPUs share. One of them writes."""
 
-    def __init__(self, fd: int, byte_length: int = _PAGE) -> None:
+    def __init__(self, fd: int, byte_length: int = PAGE_BYTE_LENGTH) -> None:
         self._map, self._byte_length, self.word_count = mmap.mmap(fd, byte_length), byte_length, byte_length // 8
         self.host = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.words: Any = memoryview(self._map).cast('Q')
@@ -2469,7 +2585,7 @@ class _Connection:
         self._last_question = 0
         # What each end has begun; how many threads wait for what; sends whose values may never be received.
         self._begun = self._peer_begun = 0
-        self._waiting_for = {0: 0, _VALUE: 0, _REQUEST: 0}
+        self._waiting_for = {0: 0, FRAME_VALUE: 0, FRAME_REQUEST: 0}
         self._unconfirmed: List[_Slot] = []
         self._stuck_until: Optional[float] = None
         # What each end holds of the other.
@@ -2548,7 +2664,7 @@ class _Connection:
     def wait(self, is_done: Callable[[], bool], deadline: _Deadline, what: str, kind: int = 0) -> None:
         """Waits in this thread, and reads meanwhile. Raises TimeoutError.
 
-        :param kind: _VALUE or _REQUEST, if that is what it waits for
+        :param kind: FRAME_VALUE or FRAME_REQUEST, if that is what it waits for
         """
         begun, cond = time.monotonic(), self._cond
         if kind:
@@ -2676,9 +2792,9 @@ class _Connection:
         if self._is_socket_closed:
             return
         is_full = not self._is_closing and (
-            len(self._values) >= _MAX_QUEUED
-            or self._queued_bytes >= _MAX_QUEUED_BYTES
-            or self._queued_fds >= _MAX_QUEUED_FDS
+            len(self._values) >= MAX_QUEUED_VALUES
+            or self._queued_bytes >= MAX_QUEUED_BYTE_LENGTH
+            or self._queued_fds >= MAX_QUEUED_FDS
         )
         is_held = is_full or self._held or self._gone_until is not None
         events = (0 if is_held else select.POLLIN) | (select.POLLOUT if self._outgoing else 0)
@@ -2696,7 +2812,7 @@ class _Connection:
     def _read(self) -> bool:
         """Reads one frame. Returns False if there is none."""
         try:
-            data, controls, flags, _ = self._socket.recvmsg(_FRAME + 1, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
+            data, controls, flags, _ = self._socket.recvmsg(PACKET_BYTE_LENGTH + 1, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return False
         except ConnectionResetError:
@@ -2727,14 +2843,14 @@ class _Connection:
 
     def _on_frame(self, data: bytes, fds: List[int], is_cut: bool) -> None:
         """Puts frames together. Takes the descriptors out of the list when they have another owner."""
-        if len(data) <= _HEADER.size or len(data) > _FRAME:
+        if len(data) <= _HEADER.size or len(data) > PACKET_BYTE_LENGTH:
             raise IpcError(f'a frame has {len(data)} bytes')
         magic, version, kind, number, length, offset, request = _HEADER.unpack_from(data)
-        if magic != b'cu':
+        if magic != _MAGIC:
             raise IpcError('not a cuffi frame (wrong magic number)')
-        if version != PROTOCOL_VERSION:
+        if version != MAX_VERSION:
             _close_fds(fds)
-            self._refuse(version, data[_HEADER.size :] if kind == _REFUSAL else None)
+            self._refuse(version, data[_HEADER.size :] if kind == FRAME_REFUSAL else None)
             return
         if self._mismatch:
             _close_fds(fds)
@@ -2743,9 +2859,9 @@ class _Connection:
         header = (kind, number, length, request)
         if number != self._received or offset != had or (had and header != self._part_header):
             raise IpcError(f'received byte {offset} of message {number} instead of byte {had} of message {self._received}')
-        if not 1 <= kind <= _UNSERVED or (request > 0) != (kind > _CONTROL):
+        if not 1 <= kind <= FRAME_UNSERVED or (request > 0) != (kind > FRAME_CONTROL):
             raise IpcError(f'a frame of kind {kind} has the request number {request}')
-        if length > _MAX_MESSAGE or len(part) != min(_PART, length - offset) or (kind == _CONTROL and len(part) != length):
+        if length > _MAX_MESSAGE or len(part) != min(_PART, length - offset) or (kind == FRAME_CONTROL and len(part) != length):
             raise IpcError(f'a frame has {len(part)} bytes of a message of {length}: too few or too many')
         if offset and fds:
             raise IpcError('received descriptors in the middle of a message')
@@ -2772,16 +2888,16 @@ class _Connection:
         It may have sent nothing that it waits for, and would take a closed socket for an orderly end.
         """
         there = '' if theirs is None else f'There: {_printable(theirs)}. '
-        here = f'cuffi {__version__} in {os.path.abspath(__file__)}'
+        here = f'cuffi {__version__} in {os.path.dirname(os.path.abspath(__file__))}'
         error = IpcError(f'the connection to {self.name} was closed: the other end speaks version {version} of the protocol, '
-                         f'this one version {PROTOCOL_VERSION}. {there}Here: {here}. '
+                         f'this one version {MAX_VERSION}. {there}Here: {here}. '
                          'Install the same version of cuffi on both sides', 'version-mismatch')  # fmt: skip
         if self._mismatch is None:
-            self._mismatch, self._mismatch_until = error, time.monotonic() + _REFUSAL_S
-            text = here.encode('utf-8', 'replace')[:_MAX_REFUSAL]
+            self._mismatch, self._mismatch_until = error, time.monotonic() + REFUSAL_WAIT_MS / 1000
+            text = here.encode('utf-8', 'replace')[:MAX_PACKAGE_NAME_BYTE_LENGTH]
             try:
                 # If there is no room for it, other messages of this version are before it.
-                self._socket.send(_HEADER.pack(b'cu', PROTOCOL_VERSION, _REFUSAL, 0, len(text), 0, 0) + text,
+                self._socket.send(_HEADER.pack(_MAGIC, MAX_VERSION, FRAME_REFUSAL, 0, len(text), 0, 0) + text,
                                   socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # fmt: skip
             except OSError:
                 pass  # It is closed: what it has sent tells.
@@ -2790,7 +2906,7 @@ class _Connection:
 
     def _on_message(self, kind: int, request: int, body: bytes, fds: List[int], is_cut: bool) -> None:
         reader = _Reader(body)
-        if kind == _CONTROL:
+        if kind == FRAME_CONTROL:
             # Without the counters of the other end, or a link of a third process, order and memory are not safe.
             if is_cut:
                 raise IpcError(_NO_ROOM, 'limit-exceeded')
@@ -2800,10 +2916,10 @@ class _Connection:
         decoder = _Decoder(reader)
         arrived.value = decoder.read(None)
         arrived.places, arrived.refusal, arrived.is_cut = decoder.places, decoder.refusal, is_cut
-        if reader.at > _MAX_VALUE:
+        if reader.at > MAX_VALUE_BYTE_LENGTH:
             raise IpcError(f'a value of {reader.at} bytes is too large', 'limit-exceeded')
         entries = self._read_table(reader, len(arrived.places)) if arrived.places else []
-        if reader.end - reader.at > _MAX_CONTROL:
+        if reader.end - reader.at > MAX_CONTROL_BYTE_LENGTH:
             raise IpcError('a control block is too large', 'limit-exceeded')
         if not is_cut and sum(count + has_link for _, count, has_link, _ in entries) != len(fds):
             raise IpcError(f'received {len(fds)} descriptors with a value that has others')
@@ -2820,7 +2936,7 @@ class _Connection:
             arrived.fd_count += count
             if has_link:
                 self._links[lease] = fds.pop(0)
-            if count == 1 and data[:1] == bytes((_POOL,)):
+            if count == 1 and data[:1] == bytes((KIND_POOL,)):
                 self._keep_pool(data[1 + _EXPORTER_LENGTH :][:16], own)
         self._deliver(arrived)
 
@@ -2831,7 +2947,7 @@ class _Connection:
         entries = []
         for at in range(count):
             own, has_link, length = reader.length(0), reader.flag(), reader.length()
-            if length > _MAX_FIELDS or reader.at - begin > _MAX_TABLE:
+            if length > MAX_OBJECT_BYTE_LENGTH or reader.at - begin > MAX_TABLE_BYTE_LENGTH:
                 raise IpcError(f'a descriptor of {length} bytes is too long', 'limit-exceeded')
             entries.append((reader.take(length), own, has_link, first + at))
         return entries
@@ -2847,11 +2963,11 @@ class _Connection:
         kind, request = arrived.kind, arrived.request
         if self.end is not None:
             self.discard(arrived)
-        elif kind == _VALUE:
+        elif kind == FRAME_VALUE:
             self.offer(arrived)
-        elif kind == _REQUEST:
+        elif kind == FRAME_REQUEST:
             self._on_request(arrived)
-        elif kind in (_RESPONSE, _FAILURE):
+        elif kind in (FRAME_RESPONSE, FRAME_FAILURE):
             slot = self._asked.pop(request, None)
             if slot is None:
                 raise IpcError(f'received an answer to request {request}, which was not made')
@@ -2859,20 +2975,20 @@ class _Connection:
                 self.discard(arrived)  # Given up.
             else:
                 slot.settle(arrived)
-        elif kind == _UNSERVED and not arrived.objects and arrived.value is None:
+        elif kind == FRAME_UNSERVED and not arrived.objects and arrived.value is None:
             slot = self._asked.pop(request, None)
             if slot is None:
                 raise IpcError(f'received a refusal of request {request}, which was not made')
             slot.settle(IpcError(f'{self.name} serves no requests: it waits for values and has never called serve(). '
                                  'Serve there, or send values', 'not-served'))  # fmt: skip
-        elif kind == _CANCELLATION and not arrived.objects and arrived.value is None:
+        elif kind == FRAME_CANCELLATION and not arrived.objects and arrived.value is None:
             # What is being answered goes on; what waits is not begun.
             if request in self._unanswered:
                 self._canceled.add(request)
-        elif arrived.objects or arrived.size > 1 << 15 or kind in (_CANCELLATION, _UNSERVED):
+        elif arrived.objects or arrived.size > 1 << 15 or kind in (FRAME_CANCELLATION, FRAME_UNSERVED):
             raise IpcError(f'received a message of kind {kind} that is none')
-        elif kind == _QUESTION:
-            self._post(_CONFIRMATION, _encoded('the companion for Python confirms no descriptors'), request=request)
+        elif kind == FRAME_VERIFICATION:
+            self._post(FRAME_CONFIRMATION, _encoded('the companion for Python confirms no descriptors'), request=request)
         else:
             raise IpcError(f'received the confirmation {request} of nothing that was asked')
 
@@ -2880,14 +2996,14 @@ class _Connection:
         if arrived.request in self._unanswered:
             raise IpcError(f'received request {arrived.request} a second time')
         self._request_bytes += arrived.size
-        if len(self._requests) >= _MAX_REQUESTS or self._request_bytes > _MAX_REQUEST_BYTES:
+        if len(self._requests) >= MAX_PENDING_REQUESTS or self._request_bytes > MAX_PENDING_REQUEST_BYTE_LENGTH:
             raise IpcError('too many requests wait to be served', 'limit-exceeded')
         self._unanswered.add(arrived.request)
         self.offer(arrived)
 
     def offer(self, arrived: _Arrived, is_first: bool = False) -> None:
         """Gives a value or request to somebody who waits for one, or queues it: `is_first` if it was taken already."""
-        is_value = arrived.kind == _VALUE
+        is_value = arrived.kind == FRAME_VALUE
         slots, queued = (self._value_slots, self._values) if is_value else (self._request_slots, self._requests)
         while slots:
             slot = slots.popleft()
@@ -2907,37 +3023,37 @@ class _Connection:
         is_closing = is_done = False
         while reader.at < reader.end:
             field = reader.byte()
-            if field <= last or (field in (1, 5, 6, 8, 9) and not is_alone) or (field == 2 and is_alone):
+            if field <= last or (field in _ALONE and not is_alone) or (field == CONTROL_POINTS and is_alone):
                 raise IpcError(f'the control field {field} is not allowed here')
             last = field
-            if field == 1:
+            if field == CONTROL_TIMELINE_PAGE:
                 if len(fds) != 1 or reader.at < reader.end:
                     raise IpcError('a page of counters came without its descriptor')
                 used = 1
                 self._accept_page(fds[0])
-            elif field == 2:
+            elif field == CONTROL_POINTS:
                 points = reader.points()
-            elif field == 3:
+            elif field == CONTROL_RELEASED:
                 self._apply_releases(reader)
-            elif field == 4:
+            elif field == CONTROL_REVOKED:
                 self._apply_revocations([reader.number() for _ in range(_list_length(reader, 8))])
-            elif field == 5:
+            elif field == CONTROL_CLOSING:
                 is_closing = True
-            elif field == 6:
+            elif field == CONTROL_FORWARD_REQUESTS:
                 used = self._apply_forwards(reader, fds)
-            elif field == 7:
-                for _ in range(_list_length(reader, 16)):
-                    name = reader.take(16)
+            elif field == CONTROL_CLOSED_POOLS:
+                for _ in range(_list_length(reader, ID_BYTE_LENGTH)):
+                    name = reader.take(ID_BYTE_LENGTH)
                     with _lock:
                         _close_fds([self._pool_fds.pop(name)] if name in self._pool_fds else [])
                         pool = self._pools.pop(name, None)
                         if pool:
                             pool.release()
-            elif field == 8:
+            elif field == CONTROL_DONE:
                 is_done = True
-            elif field == 9:
+            elif field == CONTROL_BEGUN:
                 begun = reader.byte()
-                if begun not in (1, 2, 3, 6):
+                if begun not in _BEGUN:
                     raise IpcError(f'{begun} does not say what an end has begun')
                 self._on_peer_begun(begun)
             else:
@@ -2958,7 +3074,7 @@ class _Connection:
             lease, is_final, points = reader.number(), reader.flag(), reader.points()
             point_count += len(points)
             exported = self._exports.get(lease)
-            if exported is None or point_count > _MAX_RELEASE_POINTS:
+            if exported is None or point_count > MAX_RELEASE_POINTS:
                 raise IpcError(f'lease {lease} was released, but is not in use')
             if points and self._peer_page is None:
                 raise IpcError('received points before their page')
@@ -3014,40 +3130,40 @@ class _Connection:
 
     def begin(self, kind: int) -> None:
         """Tells the other end that this one receives values, or serves requests. Call it before it waits for any."""
-        what = _RECEIVING if kind == _VALUE else _SERVING
+        what = BEGUN_RECEIVING if kind == FRAME_VALUE else BEGUN_SERVING
         if not self._begun & what:
             with self._cond:
                 begun = self._begun | what
-                self._tell_begun(begun & ~_IGNORING_VALUES if begun & _RECEIVING else begun)
+                self._tell_begun(begun & ~BEGUN_IGNORING_VALUES if begun & BEGUN_RECEIVING else begun)
 
     def _tell_begun(self, begun: int) -> None:
         self._begun = begun
         if self.end is None:
-            self._post(_CONTROL, bytes((9, begun)))
+            self._post(FRAME_CONTROL, bytes((CONTROL_BEGUN, begun)))
 
     def _watch_stuck(self) -> None:
         with self._cond:
             if not (self._are_requests_stuck() or self._are_values_stuck()):
                 self._stuck_until = None
             elif self._stuck_until is None:
-                self._stuck_until = time.monotonic() + _GRACE_S
+                self._stuck_until = time.monotonic() + READINESS_WAIT_MS / 1000
 
     def _is_waiting_for(self, kind: int) -> bool:
-        slots = self._value_slots if kind == _VALUE else self._request_slots
+        slots = self._value_slots if kind == FRAME_VALUE else self._request_slots
         return self._waiting_for[kind] > 0 or any(not slot.is_done for slot in slots)
 
     def _are_requests_stuck(self) -> bool:
         """Whether requests wait for an end that waits for values, and has never served."""
-        return not self._begun & _SERVING and bool(self._requests) and not self._values and self._is_waiting_for(_VALUE)
+        return not self._begun & BEGUN_SERVING and bool(self._requests) and not self._values and self._is_waiting_for(FRAME_VALUE)
 
     def _are_values_stuck(self) -> bool:
         """Whether values wait for an end that waits for requests, and has never received."""
-        return self._begun == _SERVING and bool(self._values) and not self._unanswered and self._is_waiting_for(_REQUEST)
+        return self._begun == BEGUN_SERVING and bool(self._values) and not self._unanswered and self._is_waiting_for(FRAME_REQUEST)
 
     def _refuse_stuck(self) -> None:
         self._stuck_until = None
         if self._are_values_stuck():
-            self._tell_begun(self._begun | _IGNORING_VALUES)
+            self._tell_begun(self._begun | BEGUN_IGNORING_VALUES)
         while self._requests and self._are_requests_stuck():
             arrived = self._requests.popleft()
             self._request_bytes -= arrived.size
@@ -3055,13 +3171,13 @@ class _Connection:
             self._canceled.discard(arrived.request)
             self.discard(arrived)
             if self.end is None:
-                self._post(_UNSERVED, b'\x01', request=arrived.request)
+                self._post(FRAME_UNSERVED, _NULL, request=arrived.request)
 
     def _on_peer_begun(self, begun: int) -> None:
         self._peer_begun = begun
-        if begun & _RECEIVING:
+        if begun & BEGUN_RECEIVING:
             self._confirm(None)
-        elif begun & _IGNORING_VALUES:
+        elif begun & BEGUN_IGNORING_VALUES:
             error = self._not_received()
             self._confirm(error)
             for _, _, _, slot in self._outgoing:
@@ -3082,13 +3198,13 @@ class _Connection:
     def hint(self, kind: int) -> str:
         """Why a value or a request may still wait, for its time-out."""
         begun = self._peer_begun
-        name, what = ('receive', _RECEIVING) if kind == _VALUE else ('serve', _SERVING)
-        if kind == _REQUEST and begun & _IGNORING_VALUES:
+        name, what = ('receive', BEGUN_RECEIVING) if kind == FRAME_VALUE else ('serve', BEGUN_SERVING)
+        if kind == FRAME_REQUEST and begun & BEGUN_IGNORING_VALUES:
             return ': values wait there that it does not receive, and what comes behind them waits, too'
         if begun & what:
             return ''
         does = ('has neither received nor served yet' if not begun else 'serves requests and has never received'
-                if begun & _SERVING else 'receives values and has never served')  # fmt: skip
+                if begun & BEGUN_SERVING else 'receives values and has never served')  # fmt: skip
         return f': {self.name} {does}: does it call {name}()?'
 
     # ---- Sending ----
@@ -3097,15 +3213,15 @@ class _Connection:
         """Encodes a value and exports its GPU objects. Waits for the work on them, or returns points behind it."""
         encoder = _Encoder()
         encoder.write(value)
-        if len(encoder.out) > _MAX_VALUE or len(encoder.objects) > _MAX_OBJECTS:
-            raise ValueError(f'the value is too large: it may have 16 MiB, and {_MAX_OBJECTS} GPU objects')
+        if len(encoder.out) > MAX_VALUE_BYTE_LENGTH or len(encoder.objects) > MAX_VALUE_OBJECTS:
+            raise ValueError(f'the value is too large: it may have 16 MiB, and {MAX_VALUE_OBJECTS} GPU objects')
         exported = [_export(value, self) for value in encoder.objects]
-        if sum(len(one.fds) + len(one.owned) for one in exported) > _MAX_FDS:
-            raise ValueError(f'the value has more than {_MAX_FDS} descriptors')
+        if sum(len(one.fds) + len(one.owned) for one in exported) > PACKET_FDS:
+            raise ValueError(f'the value has more than {PACKET_FDS} descriptors')
         points: _Points = []
         handle = None if stream is None else _stream_handle(stream)
         # Events are the order themselves.
-        for device in {one.device for one in exported if one.device and one.fields[0] != _EVENT}:
+        for device in {one.device for one in exported if one.device and one.fields[0] != KIND_EVENT}:
             if handle is None:
                 device.synchronize()
             else:
@@ -3114,7 +3230,7 @@ class _Connection:
             one.stream = handle if one.device else None
         return encoder.out, exported, points
 
-    def send(self, prepared: Tuple[bytearray, List[_Exported], _Points], kind: int = _VALUE, request: int = 0,
+    def send(self, prepared: Tuple[bytearray, List[_Exported], _Points], kind: int = FRAME_VALUE, request: int = 0,
              slot: Optional[_Slot] = None) -> None:  # fmt: skip
         """Sends a value, or queues it. `slot` is settled when it was sent."""
         body, exported, points = prepared
@@ -3123,7 +3239,7 @@ class _Connection:
         with self._cond:
             if self.end is not None:
                 raise _again(self.end)
-            if kind == _VALUE and self._peer_begun == _SERVING | _IGNORING_VALUES:
+            if kind == FRAME_VALUE and self._peer_begun == BEGUN_SERVING | BEGUN_IGNORING_VALUES:
                 raise self._not_received()
             if exported:
                 body += _pack_double(self._next_export)
@@ -3140,7 +3256,7 @@ class _Connection:
                     self._next_export += 1
             self._send_page()
             self._write_control(body, points)
-            if slot and kind == _VALUE and self._peer_begun == _SERVING:
+            if slot and kind == FRAME_VALUE and self._peer_begun == BEGUN_SERVING:
                 # Settled when the other end receives, or refuses.
                 self._unconfirmed.append(slot)
                 slot = None
@@ -3148,11 +3264,11 @@ class _Connection:
 
     def _write_control(self, body: bytearray, points: _Points = []) -> None:
         if points:
-            body.append(2)
+            body.append(CONTROL_POINTS)
             _write_points(body, points)
         if self._releases:
             releases, self._releases = self._releases[:_MAX_LIST], self._releases[_MAX_LIST:]
-            body.append(3)
+            body.append(CONTROL_RELEASED)
             _write_length(body, len(releases))
             for lease, is_final, behind in releases:
                 body += _pack_double(lease)
@@ -3163,7 +3279,7 @@ class _Connection:
         """Sends this end's counters before the first points."""
         if self._page_fd >= 0:
             fd, self._page_fd = self._page_fd, -1
-            self._post(_CONTROL, b'\x01', (fd,), owned=[fd])
+            self._post(FRAME_CONTROL, bytes((CONTROL_TIMELINE_PAGE,)), (fd,), owned=[fd])
 
     def _send_releases(self) -> None:
         if self._is_socket_closed:
@@ -3172,14 +3288,14 @@ class _Connection:
             self._send_page()
             body = bytearray()
             self._write_control(body)
-            self._post(_CONTROL, body)
+            self._post(FRAME_CONTROL, body)
 
     def _post(self, kind: int, body: Union[bytes, bytearray], fds: Sequence[int] = (), request: int = 0,
               owned: Sequence[int] = (), slot: Optional[_Slot] = None) -> None:  # fmt: skip
         """:param owned: those of the descriptors that are closed when they were sent"""
         length = len(body)
         for at in range(0, length, _PART):
-            header = _HEADER.pack(b'cu', PROTOCOL_VERSION, kind, self._sent, length, at, request)
+            header = _HEADER.pack(_MAGIC, MAX_VERSION, kind, self._sent, length, at, request)
             is_last = at + _PART >= length
             frame = header + body if length <= _PART else header + body[at : at + _PART]
             self._outgoing.append((frame, () if at else fds, () if at else owned, slot if is_last else None))
@@ -3218,13 +3334,13 @@ class _Connection:
             if stream != _LEGACY_STREAM and cuda.cuStreamQuery(stream) == 0:
                 return []
             key = (device.ordinal, stream)
-            has_counter = key in self._counters or len(self._counters) < _COUNTERS
+            has_counter = key in self._counters or len(self._counters) < COUNTER_COUNT
             if self._is_socket_closed or not has_counter:
                 # Nobody could wait for points any more, or none is left for this stream.
                 _call('cuCtxSynchronize')
                 return []
             if self._page is None:
-                self._page_fd = _sealed_memory(_PAGE)
+                self._page_fd = _sealed_memory(PAGE_BYTE_LENGTH)
                 self._page = _Page(self._page_fd)
             counter = self._counters.setdefault(key, [len(self._counters), 0])
             counter[1] += 1
@@ -3236,7 +3352,7 @@ class _Connection:
 
     def _accept_page(self, fd: int) -> None:
         """Maps the other end's counters. Nobody may take the memory away from under this process."""
-        if self._peer_page or not _is_sealed(fd, _PAGE):
+        if self._peer_page or not _is_sealed(fd, PAGE_BYTE_LENGTH):
             raise IpcError('received a second page of counters, or one that is not sealed memory of its size')
         try:
             self._peer_page = _Page(fd)
@@ -3269,7 +3385,7 @@ class _Connection:
             return 0
         open_waits = [index for index, count in self._awaited.items() if not page.is_reached([(index, count)])]
         for index in open_waits:
-            page.words[index] = _END_OF_WAITS
+            page.words[index] = END_OF_WAITS
         return len(open_waits)
 
     # ---- Opening ----
@@ -3338,7 +3454,7 @@ class _Connection:
         if isinstance(fields, _EventFields):
             _check_exporter(fields, self._allow_other_users)
             return self._open_event(fields, device, (self, lease, data))
-        if fields.read_only and fields.kind != _VIRTUAL:
+        if fields.read_only and fields.kind != KIND_VIRTUAL:
             raise IpcError('memory that the driver always maps for writing was sent as read-only', 'not-supported')
         if fields.ready:
             event = self._open_event(fields.ready, device)
@@ -3363,10 +3479,10 @@ class _Connection:
         return _array_of(memory, memory.address, fields.layout, fields.byte_length, read_only, stream)
 
     def _map(self, fields: _MemoryFields, device: _Device, fds: List[int]) -> Optional[_Mapping]:
-        if fields.kind == _LEGACY:
-            key: Tuple[Any, ...] = (_LEGACY, device.ordinal, fields.handle)
+        if fields.kind == KIND_LEGACY:
+            key: Tuple[Any, ...] = (KIND_LEGACY, device.ordinal, fields.handle)
             return _map(key, fields.buffer_id, lambda: _map_legacy(self._checked(fields), device))
-        if fields.kind == _VIRTUAL:
+        if fields.kind == KIND_VIRTUAL:
             if not all(map(_is_driver_fd, fds)):
                 raise IpcError("a descriptor that came with memory is not one of the driver's", 'no-file-descriptor')
             if len(fds) != len(fields.pieces):
@@ -3391,7 +3507,7 @@ class _Connection:
                 return None
             # The driver finds memory by its pool and handle; what the sender calls the pool proves nothing.
             found = pool
-            return _map((_POOL, found.handle, fields.handle), fields.generation, lambda: _map_pool(self._checked(fields), found))
+            return _map((KIND_POOL, found.handle, fields.handle), fields.generation, lambda: _map_pool(self._checked(fields), found))
 
     def _checked(self, fields: _MemoryFields) -> _MemoryFields:
         _check_exporter(fields, self._allow_other_users)
@@ -3538,14 +3654,14 @@ class _Connection:
         if not self._is_closing and not self._is_socket_closed:
             self._is_closing = True
             self._send_releases()
-            self._post(_CONTROL, b'\x05')
+            self._post(FRAME_CONTROL, bytes((CONTROL_CLOSING,)))
 
     def _close_if_unused(self) -> None:
         if not self._is_closing or self._is_socket_closed or self._outgoing:
             return
         if self._exports or self._imports or self._given_back or self._behind_streams:
             return
-        self._post(_CONTROL, b'\x08')
+        self._post(FRAME_CONTROL, bytes((CONTROL_DONE,)))
         self._close_socket()
 
     def _close_socket(self) -> None:
@@ -3652,7 +3768,7 @@ class _Connection:
 
 
 _connections: 'set[_Connection]' = set()
-_FD_SPACE = socket.CMSG_SPACE(4 * _MAX_FDS)
+_FD_SPACE = socket.CMSG_SPACE(4 * PACKET_FDS)
 _NO_ROOM = "no descriptor is left for those of a message, which are lost: raise the limit ('ulimit -n')"
 
 
@@ -3694,7 +3810,7 @@ def _array_of(memory: _Memory, begin: int, layout: Optional[Tuple[_Dtype, Tuple[
 
 def _printable(text: bytes) -> str:
     """Text of another process for an error message: short, in one line, and without control characters."""
-    shown = text.decode('utf-8', 'replace')[:_MAX_REFUSAL]
+    shown = text.decode('utf-8', 'replace')[:MAX_PACKAGE_NAME_BYTE_LENGTH]
     return ''.join(each if each.isprintable() else ' ' for each in shown)
 
 
@@ -3713,7 +3829,7 @@ def _write_points(out: bytearray, points: _Points) -> None:
 
 def _list_length(reader: _Reader, each: int) -> int:
     length = reader.length(each)
-    if not 1 <= length <= _MAX_OBJECTS:
+    if not 1 <= length <= MAX_VALUE_OBJECTS:
         raise IpcError(f'a list of {length} entries is not valid in one message')
     return length
 
@@ -3849,7 +3965,7 @@ class Peer(_Context):
             try:
                 connection.wait(lambda: slot.is_done or connection._is_socket_closed, _Deadline(timeout), 'room to send')
             except TimeoutError as error:
-                raise TimeoutError(f'{error}{connection.hint(_VALUE)}') from None
+                raise TimeoutError(f'{error}{connection.hint(FRAME_VALUE)}') from None
         slot.take()
 
     def receive(self, stream: Any = None, timeout: Optional[float] = None) -> Any:
@@ -3860,7 +3976,7 @@ class Peer(_Context):
         _stream_handle(stream)
         connection, deadline = self._connection, _Deadline(timeout)
         taken: List[_Arrived] = []
-        connection.wait(lambda: self._take_value(taken), deadline, 'a value', _VALUE)
+        connection.wait(lambda: self._take_value(taken), deadline, 'a value', FRAME_VALUE)
         arrived = taken.pop()
         try:
             return connection.open(arrived, stream, deadline)
@@ -3915,17 +4031,17 @@ class Peer(_Context):
         except BaseException as error:
             self._give_up(number, slot)
             if isinstance(error, TimeoutError):
-                raise TimeoutError(f'{error}{connection.hint(_REQUEST)}') from None
+                raise TimeoutError(f'{error}{connection.hint(FRAME_REQUEST)}') from None
             raise
         return self._answer(slot.take(), connection.open(slot.take(), stream, deadline))
 
     def _ask(self, prepared: Tuple[bytearray, List[_Exported], _Points], slot: _Slot) -> int:
         connection = self._connection
         with connection._cond:
-            if len(connection._asked) >= _MAX_REQUESTS:
-                raise IpcError(f'{_MAX_REQUESTS} requests wait for their answers', 'limit-exceeded')
+            if len(connection._asked) >= MAX_PENDING_REQUESTS:
+                raise IpcError(f'{MAX_PENDING_REQUESTS} requests wait for their answers', 'limit-exceeded')
             number = connection._last_question % 0xFFFFFFFF + 1
-            connection.send(prepared, _REQUEST, number)
+            connection.send(prepared, FRAME_REQUEST, number)
             connection._last_question = number
             connection._asked[number] = slot
         return number
@@ -3939,11 +4055,11 @@ class Peer(_Context):
             elif connection.end is None:
                 # Its answer still comes.
                 slot.settle(None)
-                connection._post(_CANCELLATION, b'\x01', request=number)
+                connection._post(FRAME_CANCELLATION, _NULL, request=number)
 
     @staticmethod
     def _answer(arrived: _Arrived, value: Any) -> Any:
-        if arrived.kind == _RESPONSE:
+        if arrived.kind == FRAME_RESPONSE:
             return value
         raise value if isinstance(value, RemoteError) else RemoteError(repr(value))
 
@@ -3955,7 +4071,7 @@ class Peer(_Context):
         connection, forever = self._connection, _Deadline(None)
         taken: List[_Arrived] = []
         while True:
-            connection.wait(lambda: self._take_request(taken), forever, 'a request', _REQUEST)
+            connection.wait(lambda: self._take_request(taken), forever, 'a request', FRAME_REQUEST)
             if not taken:
                 break
             arrived = taken.pop()
@@ -3980,7 +4096,7 @@ class Peer(_Context):
             if arrived.request not in connection._canceled:
                 return True
             connection.discard(arrived)
-        self._reply(arrived.request, _given_up(), _FAILURE, None)
+        self._reply(arrived.request, _given_up(), FRAME_FAILURE, None)
         return False
 
     @contextlib.contextmanager
@@ -3990,19 +4106,19 @@ class Peer(_Context):
         try:
             yield answer
         except Exception as error:
-            self._reply(number, error, _FAILURE, stream)
+            self._reply(number, error, FRAME_FAILURE, stream)
         except BaseException:
-            self._reply(number, _given_up(), _FAILURE, None)
+            self._reply(number, _given_up(), FRAME_FAILURE, None)
             raise
         else:
-            self._reply(number, answer.pop(), _RESPONSE, stream)
+            self._reply(number, answer.pop(), FRAME_RESPONSE, stream)
 
     def _reply(self, number: int, result: Any, kind: int, stream: Any) -> None:
         connection = self._connection
         try:
             prepared = connection.prepare(result, stream)
         except Exception as error:
-            kind = _FAILURE
+            kind = FRAME_FAILURE
             try:
                 prepared = connection.prepare(error, None)
             except Exception:
@@ -4044,7 +4160,7 @@ class Peer(_Context):
         await _turn_if_due()
         connection, slot = self._connection, _Slot(is_async=True)
         taken: List[_Arrived] = []
-        connection.begin(_VALUE if slots is connection._value_slots else _REQUEST)
+        connection.begin(FRAME_VALUE if slots is connection._value_slots else FRAME_REQUEST)
         with connection._cond:
             if take(taken):
                 slot.settle(taken.pop() if taken else connection.end)
@@ -4143,7 +4259,7 @@ def parent() -> Peer:
         if _parent is not None:
             return _parent
         # Children of this process would inherit the variable, but not the descriptor.
-        fd, _, inode = os.environ.pop('CUFFI_PARENT', '').partition(':')
+        fd, _, inode = os.environ.pop(PARENT_VARIABLE, '').partition(':')
         try:
             number = int(fd)
             found = os.fstat(number)
@@ -4587,13 +4703,13 @@ class _Words(_Page):
         value: int = self.words[index]
         if value <= _SAFE:
             return value
-        return _INFINITE if value == _END_OF_WAITS else -1
+        return _INFINITE if value == END_OF_WAITS else -1
 
     def write(self, index: int, value: int) -> None:
         self.words[index] = value
 
     def reached(self, index: int, count: int) -> bool:
-        return count <= self.words[index] <= _END_OF_WAITS or self.is_over
+        return count <= self.words[index] <= END_OF_WAITS or self.is_over
 
     def close(self) -> None:
         self.arguments.clear()
@@ -4611,7 +4727,7 @@ class _Words(_Page):
     def end_waits(self, begin: int, end: int) -> None:
         self.is_over = True
         for index in range(begin, end):
-            self.write(index, _END_OF_WAITS)
+            self.write(index, END_OF_WAITS)
 
 
 class _Arguments(Dict[_Device, List[ctypes.c_uint64]]):
@@ -4673,7 +4789,7 @@ _pipe_file_system: Optional[Tuple[int, int]] = None
 
 
 def _whole_pages(byte_length: int) -> int:
-    return -(-byte_length // _PAGE) * _PAGE
+    return -(-byte_length // PAGE_BYTE_LENGTH) * PAGE_BYTE_LENGTH
 
 
 # ---- Streams that wait ------------------------------------------------------------------------------------
@@ -4699,7 +4815,7 @@ class _Stream:
         while waits:
             words, index, count = waits[0]
             # As `words.reached`.
-            if not count <= words.words[index] <= _END_OF_WAITS and not words.is_over:
+            if not count <= words.words[index] <= END_OF_WAITS and not words.is_over:
                 return True
             waits.popleft()
         return False
@@ -4796,10 +4912,6 @@ def _check_count(value: Any, least: int, name: str) -> None:
 
 # ---- Timelines --------------------------------------------------------------------------------------------
 
-# Behind the pid stands its pid namespace.
-_VALUE_WORD, _LAST_WORD, _PID_WORD, _, _OUTCOME_WORD = range(5)
-# How a timeline has ended; 0 if it has not. Nobody sets that back, while a GPU may store over the value.
-_CLOSED, _ABANDONED = 1, 2
 # How often is looked whether a value that another process has promised is reached.
 _PROMISE_S = 0.02
 
@@ -4823,7 +4935,7 @@ class _TimelineState:
         self.uses = 1
         self.lock = threading.RLock()
         try:
-            self.words = _Words.accept(memory, _PAGE, 'timeline')
+            self.words = _Words.accept(memory, PAGE_BYTE_LENGTH, 'timeline')
             if not _is_pipe_end(lifeline, os.O_RDONLY) or (write_end >= 0 and not _is_pipe_end(write_end, os.O_WRONLY)):
                 raise IpcError('received a timeline without its pipe')
             if write_end >= 0 and not self.read() >= last:
@@ -4833,7 +4945,7 @@ class _TimelineState:
             raise error if isinstance(error, IpcError) else IpcError(f'a timeline cannot be mapped: {error}') from None
         _lifelines.add(self)
         if write_end >= 0:
-            self.words.sign(_PID_WORD)
+            self.words.sign(TIMELINE_PID)
         else:
             self.watch()
 
@@ -4876,13 +4988,13 @@ class _TimelineState:
     @property
     def is_lost(self) -> bool:
         """Whether a value that was promised never comes, as this process or another one has found."""
-        return self.lost is not None or self.words.words[_OUTCOME_WORD] == _ABANDONED
+        return self.lost is not None or self.words.words[TIMELINE_OUTCOME] == OUTCOME_ABANDONED
 
     def lose(self, pid: int, value: int) -> None:
         """Ends the timeline, as a value that was promised never comes."""
         with self.lock:
             self.lost = (pid, value)
-            self._free_streams(_ABANDONED)
+            self._free_streams(OUTCOME_ABANDONED)
             if self.is_closed:
                 return
             write_end, self.write_end = self.write_end, -1
@@ -4897,7 +5009,7 @@ class _TimelineState:
             # Also for data: no writer of cuffi writes any.
             if not self.is_released and _has_ended(lifeline):
                 _background().unwatch(lifeline)
-                self._free_streams(_CLOSED)
+                self._free_streams(OUTCOME_CLOSED)
 
         _background().watch(lifeline, on_ready)
 
@@ -4914,29 +5026,29 @@ class _TimelineState:
         if not self.mark_ended(outcome):
             _background().poll(is_over)
 
-    def mark_ended(self, outcome: int = _CLOSED) -> bool:
+    def mark_ended(self, outcome: int = OUTCOME_CLOSED) -> bool:
         """Ends all waits, and stores the last value beside. Returns whether the memory is gone."""
         self.is_ended = True
         words = self.words.words
-        value, last = words[_VALUE_WORD], words[_LAST_WORD]
+        value, last = words[TIMELINE_VALUE], words[TIMELINE_LAST]
         # What a GPU still stores behind a value that never came counts for nobody.
-        if value <= _SAFE and words[_OUTCOME_WORD] != _ABANDONED and not value <= last <= _SAFE:
-            words[_LAST_WORD] = value
+        if value <= _SAFE and words[TIMELINE_OUTCOME] != OUTCOME_ABANDONED and not value <= last <= _SAFE:
+            words[TIMELINE_LAST] = value
         # Before the waits end: who sees a later value must see this, too.
-        if words[_OUTCOME_WORD] < outcome:
-            words[_OUTCOME_WORD] = outcome
-        if value != _END_OF_WAITS:
-            words[_VALUE_WORD] = _END_OF_WAITS
+        if words[TIMELINE_OUTCOME] < outcome:
+            words[TIMELINE_OUTCOME] = outcome
+        if value != END_OF_WAITS:
+            words[TIMELINE_VALUE] = END_OF_WAITS
         return words is _NO_WORDS
 
     def read(self) -> Union[int, float]:
         """The value; after the end, the last one. -1 for what is no value."""
-        value = _INFINITE if self.is_ended else self.words.read(_VALUE_WORD)
+        value = _INFINITE if self.is_ended else self.words.read(TIMELINE_VALUE)
         # Read second: a GPU may store over the end.
-        if value != _INFINITE and not self.words.words[_OUTCOME_WORD]:
+        if value != _INFINITE and not self.words.words[TIMELINE_OUTCOME]:
             return value
         self.is_ended = True
-        last = self.words.read(_LAST_WORD)
+        last = self.words.read(TIMELINE_LAST)
         return last if 0 <= last <= _SAFE else 0
 
     def is_reached(self, value: int) -> bool:
@@ -4957,7 +5069,7 @@ class _TimelineState:
             return PeerGoneError(
                 f'{f"process {pid}" if pid else "a process"} that had handed over the signaler of this timeline has ended '
                 f'{after}, before the values that it had signaled were reached{unreached}', pid)
-        pid = self.words.writer(_PID_WORD)
+        pid = self.words.writer(TIMELINE_PID)
         who = f'process {pid}' if pid else 'the process that signals this timeline'
         return PeerGoneError(f'{who} has ended or closed the timeline {after}{unreached}', pid)
 
@@ -4971,10 +5083,10 @@ class _TimelineState:
             if value <= self.last:
                 raise ValueError(f'value must be above {self.last}, the last value that was signaled, not {value}')
             # Values are reached in the order of the calls, whatever their streams.
-            if self.last_stream is not stream and not self.words.reached(_VALUE_WORD, self.last):
-                if not _enqueue_wait(self.words, _VALUE_WORD, self.last, stream):
+            if self.last_stream is not stream and not self.words.reached(TIMELINE_VALUE, self.last):
+                if not _enqueue_wait(self.words, TIMELINE_VALUE, self.last, stream):
                     raise _too_many_waits(value)
-            _enqueue_store(self.words, _VALUE_WORD, value, stream)
+            _enqueue_store(self.words, TIMELINE_VALUE, value, stream)
             self.last, self.last_stream = value, stream
 
     def hand_over(self) -> '_Signaling':
@@ -5000,7 +5112,7 @@ class _TimelineState:
                 return _PROMISE_S
             # As after an error of the context.
             if not self.read() >= self.last:
-                self.mark_ended(_ABANDONED)
+                self.mark_ended(OUTCOME_ABANDONED)
             self.release()
             return True
 
@@ -5013,7 +5125,7 @@ class _TimelineState:
         self.write_end, self.is_closed = -1, True
 
     def is_last_signaled(self) -> bool:
-        return self.words.reached(_VALUE_WORD, self.last)
+        return self.words.reached(TIMELINE_VALUE, self.last)
 
     def _is_over(self) -> bool:
         """Whether the last value is stored, or never will be."""
@@ -5142,7 +5254,7 @@ class Timeline(_Closable):
     """
 
     def __init__(self) -> None:
-        memory = _sealed_memory(_PAGE, 'cuffi-timeline')
+        memory = _sealed_memory(PAGE_BYTE_LENGTH, 'cuffi-timeline')
         super().__init__(_TimelineState(memory, *os.pipe2(os.O_CLOEXEC), 0, _nothing))
 
     @classmethod
@@ -5187,7 +5299,7 @@ class Timeline(_Closable):
         _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
         found = _current_stream(stream)
-        if not state.is_reached(value) and not _enqueue_wait(state.words, _VALUE_WORD, value, found):
+        if not state.is_reached(value) and not _enqueue_wait(state.words, TIMELINE_VALUE, value, found):
             raise _too_many_waits(value)
 
     def reached(self, value: int, timeout: Optional[float] = None) -> None:
@@ -5212,7 +5324,7 @@ class Timeline(_Closable):
         return TimelineSignaler(state.hand_over(), state.last)
 
     def _export(self) -> '_Exported':
-        return _Exported(bytes((_TIMELINE,)), (), None, None, owned=[os.dup(fd) for fd in self._held().fds], root=self._held())
+        return _Exported(bytes((KIND_TIMELINE,)), (), None, None, owned=[os.dup(fd) for fd in self._held().fds], root=self._held())
 
 
 class TimelineSignaler(_Closable):
@@ -5225,15 +5337,15 @@ class TimelineSignaler(_Closable):
     def _export(self) -> '_Exported':
         fds = self._held().take()
         self._state = None
-        return _Exported(bytes((_SIGNALER,)) + struct.pack('<q', self._last), (), None, None, owned=fds)
+        return _Exported(bytes((KIND_SIGNALER,)) + struct.pack('<q', self._last), (), None, None, owned=fds)
 
 
 class _TimelineFields:
     """A timeline of another process, to wait for it or to signal it."""
 
     def __init__(self, kind: int, reader: _Reader) -> None:
-        self.count = 3 if kind == _SIGNALER else 2
-        self.last = reader.size() if kind == _SIGNALER else 0
+        self.count = 3 if kind == KIND_SIGNALER else 2
+        self.last = reader.size() if kind == KIND_SIGNALER else 0
 
     def open(self, connection: _Connection, fds: List[int], lease: int) -> Timeline:
         memory, lifeline, *write_ends = _taken(fds, self.count, 'a timeline')
@@ -5252,14 +5364,6 @@ def _taken(fds: List[int], count: int, what: str) -> List[int]:
 
 # ---- Channels: what both ends share -----------------------------------------------------------------------
 
-_MAX_SLOTS, _RECORD_LENGTH, _MAX_META = 1024, 1600, 1024
-# Words of a ring. Then follow, for each slot, how far it is filled, and the same at the end.
-_PUBLISHED, _CLOSED_AT, _PRODUCER_SLEEPS, _PRODUCER_PID, _FILLED = 0, 1, 2, 3, 8
-# Words of a seat. Then follow, for each slot, what the consumer has released, and two words of a grant.
-_ASLEEP, _WANTED, _START, _GRANTED, _FINISHED, _RELEASED = 0, 1, 4, 5, 6, 8
-_SLOT_ALIGNMENT = 256
-_IS_SKIPPED, _HAS_LAYOUT = 1, 2
-_TO_ONE, _IS_AHEAD = 1, 2
 _EAGER_S, _SWEEP_S, _BUSY_S = 0.0002, 0.1, 0.005
 _END = object()
 
@@ -5275,63 +5379,64 @@ class _Ring(_Words):
 
     @staticmethod
     def length(slots: int, has_records: bool) -> int:
-        return _whole_pages((_FILLED + 2 * slots) * 8 + (slots * _RECORD_LENGTH if has_records else 0))
+        return _whole_pages((RING_FILLED + 2 * slots) * 8 + (slots * RECORD_BYTE_LENGTH if has_records else 0))
 
     @property
     def closed_at(self) -> Optional[int]:
         """How many messages there are in all; None while the channel is open."""
-        value = self.read(_CLOSED_AT)
+        value = self.read(RING_CLOSED_AT)
         return int(value) - 1 if 0 < value < _INFINITE else None
 
     def is_filled(self, message: int) -> bool:
         """Whether the work before a message is done."""
-        if self.words[_FILLED + message % self.slots] <= message:
+        if self.words[RING_FILLED + message % self.slots] <= message:
             return False
-        value = self.read(_FILLED + message % self.slots)
+        value = self.read(RING_FILLED + message % self.slots)
         if value == _INFINITE:
             # After the end of the producer the last value stands beside it.
-            value = self.read(_FILLED + self.slots + message % self.slots)
+            value = self.read(RING_FILLED + self.slots + message % self.slots)
         return message < value < _INFINITE
 
     def end_unfilled(self) -> None:
         """Ends the waits of streams for messages that will not come. May be called by several processes."""
-        for index in range(_FILLED, _FILLED + self.slots):
+        for index in range(RING_FILLED, RING_FILLED + self.slots):
             value = self.read(index)
             if value != _INFINITE:
                 self.write(index + self.slots, max(int(value), 0))
-                self.write(index, _END_OF_WAITS)
+                self.write(index, END_OF_WAITS)
 
     def record_at(self, message: int) -> int:
-        return (_FILLED + 2 * self.slots) * 8 + message % self.slots * _RECORD_LENGTH
+        return (RING_FILLED + 2 * self.slots) * 8 + message % self.slots * RECORD_BYTE_LENGTH
 
     def write_record(self, message: int, layout: Optional[_Layout], meta: bytes, is_skipped: bool = False) -> None:
-        bits, at = (_IS_SKIPPED if is_skipped else 0) | (_HAS_LAYOUT if layout else 0), self.record_at(message)
+        bits, at = (RECORD_FLAG_SKIPPED if is_skipped else 0) | (RECORD_FLAG_LAYOUT if layout else 0), self.record_at(message)
         struct.pack_into('<II', self._map, at, bits, len(meta))
-        self._map[at + 544 : at + 544 + len(meta)] = meta
+        self._map[at + RECORD_AT_META : at + RECORD_AT_META + len(meta)] = meta
         if layout:
             dtype, shape = layout
-            struct.pack_into(f'<I4x16s{len(shape)}q', self._map, at + 8, len(shape), dtype.name.encode(), *shape)
+            struct.pack_into('<I', self._map, at + RECORD_AT_NDIM, len(shape))
+            struct.pack_into(f'<16s{len(shape)}q', self._map, at + RECORD_AT_DTYPE, dtype.name.encode(), *shape)
 
     def read_record(self, message: int, byte_length: int) -> Tuple[bool, Optional[_Layout], Any]:
         """Whether there is no message, its own layout if any, and its `meta`. Raises IpcError for nonsense."""
         at = self.record_at(message)
         # Once, as another process may change it meanwhile.
-        data = self._map[at : at + _RECORD_LENGTH]
+        data = self._map[at : at + RECORD_BYTE_LENGTH]
         bits, length, ndim = struct.unpack_from('<III', data)
-        if bits & _IS_SKIPPED:
+        if bits & RECORD_FLAG_SKIPPED:
             return True, None, None
         layout = None
         try:
-            if bits & _HAS_LAYOUT:
-                if ndim > 64:
-                    raise ValueError(f'{ndim} axes are more than 64')
-                name = data[16:32].rstrip(b'\0').decode('latin-1')
-                layout = _check_layout(struct.unpack_from(f'<{ndim}q', data, 32), name, byte_length)
+            if bits & RECORD_FLAG_LAYOUT:
+                if ndim > MAX_AXES:
+                    raise ValueError(f'{ndim} axes are more than {MAX_AXES}')
+                name = data[RECORD_AT_DTYPE:RECORD_AT_SHAPE].rstrip(b'\0').decode('latin-1')
+                layout = _check_layout(struct.unpack_from(f'<{ndim}q', data, RECORD_AT_SHAPE), name, byte_length)
                 if layout[0].name != name:
                     raise ValueError(f'a dtype is called {layout[0].name}, not {name!r}')
-            if length > _MAX_META:
-                raise ValueError(f'meta of {length} bytes is longer than {_MAX_META}')
-            return False, layout, json.loads(data[544 : 544 + length]) if length else None
+            if length > MAX_META_BYTE_LENGTH:
+                raise ValueError(f'meta of {length} bytes is longer than {MAX_META_BYTE_LENGTH}')
+            return False, layout, json.loads(data[RECORD_AT_META : RECORD_AT_META + length]) if length else None
         except (TypeError, ValueError, RecursionError) as error:
             raise IpcError(f'received a message whose record is invalid: {error}') from None
 
@@ -5352,13 +5457,13 @@ def _encode_meta(meta: Any) -> bytes:
         data = text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f'meta cannot be written as JSON: {error}') from None
-    if len(data) > _MAX_META:
-        raise ValueError(f'meta has {len(data)} bytes as JSON, of at most {_MAX_META}')
+    if len(data) > MAX_META_BYTE_LENGTH:
+        raise ValueError(f'meta has {len(data)} bytes as JSON, of at most {MAX_META_BYTE_LENGTH}')
     return data
 
 
 def _seat_length(slots: int) -> int:
-    return _whole_pages((_RELEASED + 3 * slots) * 8)
+    return _whole_pages((SEAT_RELEASED + 3 * slots) * 8)
 
 
 class _WakeSockets:
@@ -5790,7 +5895,7 @@ class _Consumer(_ChannelState):
                  deliver: str, is_ahead: bool) -> None:  # fmt: skip
         super().__init__(ring, device, slots, deliver, is_ahead)
         self.seat = seat
-        start = seat.read(_START)
+        start = seat.read(SEAT_START)
         if not 0 <= start <= _SAFE:
             raise IpcError('received a channel whose first message has no number')
         # The next message; with deliver='one', how many grants were taken.
@@ -5798,7 +5903,7 @@ class _Consumer(_ChannelState):
         self._filled_up_to = self._next
         self._held: set = set()
         self._has_ended_waits = False
-        self.sleepers = _Sleepers(lambda is_asleep: seat.write(_ASLEEP, is_asleep))
+        self.sleepers = _Sleepers(lambda is_asleep: seat.write(SEAT_ASLEEP, is_asleep))
         self._stores = _Stores(seat, lambda _: self._wake_producer(), False, is_ahead, ring.slots)
         self._sockets = _WakeSockets.accept(ends[0], ends[1], self._on_wake)
         self._sockets.watch()
@@ -5840,13 +5945,13 @@ class _Consumer(_ChannelState):
             is_skipped, layout, meta = self._record(message)
             if not is_skipped:
                 return self._hold(message, layout, meta, False)
-            self.seat.write(_RELEASED + message % ring.slots, message + 1)
+            self.seat.write(SEAT_RELEASED + message % ring.slots, message + 1)
         return None
 
     def _look_for_grant(self) -> Any:
         ring, seat, at = self.ring, self.seat, self._next
-        if seat.read(_GRANTED) > at:
-            index = _RELEASED + ring.slots + 2 * (at % ring.slots)
+        if seat.read(SEAT_GRANTED) > at:
+            index = SEAT_RELEASED + ring.slots + 2 * (at % ring.slots)
             message, redelivered = seat.read(index), seat.read(index + 1) == 1
             if not 0 <= message < self._published():
                 raise _invalid_ring('grants a message that was not published')
@@ -5855,15 +5960,15 @@ class _Consumer(_ChannelState):
             self._next += 1
             _, layout, meta = self._record(int(message))
             return self._hold(int(message), layout, meta, redelivered)
-        if seat.read(_FINISHED) == 1:
+        if seat.read(SEAT_IS_FINISHED) == 1:
             return _END
-        if seat.read(_WANTED) <= at:
-            seat.write(_WANTED, at + 1)
+        if seat.read(SEAT_WANTED) <= at:
+            seat.write(SEAT_WANTED, at + 1)
             self._wake_producer()
         return None
 
     def _published(self) -> int:
-        published = self.ring.read(_PUBLISHED)
+        published = self.ring.read(RING_PUBLISHED)
         if not 0 <= published <= _SAFE:
             raise _invalid_ring('has no number of published messages')
         return int(published)
@@ -5874,7 +5979,7 @@ class _Consumer(_ChannelState):
         try:
             return self.ring.read_record(message, self.slots.byte_length)
         except IpcError:
-            self.seat.write(_RELEASED + message % self.ring.slots, message + 1)
+            self.seat.write(SEAT_RELEASED + message % self.ring.slots, message + 1)
             raise
 
     def _hold(self, message: int, layout: Optional[_Layout], meta: Any, redelivered: bool) -> 'ConsumerSlot':
@@ -5882,7 +5987,7 @@ class _Consumer(_ChannelState):
         return ConsumerSlot(self, message, layout, meta, redelivered, None)
 
     def _gone(self) -> PeerGoneError:
-        pid = self.ring.writer(_PRODUCER_PID)
+        pid = self.ring.writer(RING_PRODUCER_PID)
         who = f'process {pid}, the producer of this channel,' if pid else 'the producer of this channel'
         return PeerGoneError(f'{who} has ended without closing it: messages that were not complete are lost', pid)
 
@@ -5894,7 +5999,7 @@ class _Consumer(_ChannelState):
         with self.lock:
             self.assert_open()
             is_gone, message = self._sockets.has_ended, self._next
-            if ring.words[_CLOSED_AT]:
+            if ring.words[RING_CLOSED_AT]:
                 closed_at = ring.closed_at
                 if closed_at is not None and message >= closed_at:
                     return _END
@@ -5909,7 +6014,7 @@ class _Consumer(_ChannelState):
                 if message - self._filled_up_to >= _MAX_AHEAD:
                     return None
                 # Else the host waits.
-                if not ring.is_fixed or not _enqueue_wait(ring, _FILLED + message % ring.slots, message + 1, stream):
+                if not ring.is_fixed or not _enqueue_wait(ring, RING_FILLED + message % ring.slots, message + 1, stream):
                     return None
             self._held.add(message)
             self._next += 1
@@ -5934,11 +6039,11 @@ class _Consumer(_ChannelState):
         self.assert_open()
         store = self._stores.store_ahead if self.is_ahead else self._stores.store
         found = self.streams[stream if type(stream) is int else _stream_handle(stream)]
-        store(_RELEASED + message % self.ring.slots, message + 1, found)
+        store(SEAT_RELEASED + message % self.ring.slots, message + 1, found)
         self._held.discard(message)
 
     def _wake_producer(self) -> None:
-        if self.ring.read(_PRODUCER_SLEEPS) == 1:
+        if self.ring.read(RING_PRODUCER_SLEEPS) == 1:
             self._sockets.wake()
 
     def _on_wake(self) -> None:
@@ -5973,7 +6078,7 @@ class _Consumer(_ChannelState):
                 pass  # The context is lost: nothing runs in it.
             if self.is_ahead:
                 # All is released. A producer that is blocked cannot end the waits of its streams itself.
-                self.seat.end_waits(_RELEASED, _RELEASED + self.ring.slots)
+                self.seat.end_waits(SEAT_RELEASED, SEAT_RELEASED + self.ring.slots)
             self._sockets.close()
             _release_page(self.ring)
             _release_page(self.seat)
@@ -6128,11 +6233,11 @@ class _ChannelFields:
         self.stride, self.byte_length = reader.size(1), reader.size(1)
         layout = _read_layout(reader)
         self.bits = reader.size(0, 2**32 - 1, '<I')
-        self.memory = memory = _MemoryFields(_VIRTUAL, reader)
+        self.memory = memory = _MemoryFields(KIND_VIRTUAL, reader)
         if layout is None:
             raise IpcError('a channel has no layout')
-        if self.slots > _MAX_SLOTS:
-            raise IpcError(f'a channel has {self.slots} slots, of at most {_MAX_SLOTS}')
+        if self.slots > MAX_SLOTS:
+            raise IpcError(f'a channel has {self.slots} slots, of at most {MAX_SLOTS}')
         if self.slots * self.stride > memory.byte_length or self.byte_length > self.stride or memory.byte_offset:
             raise IpcError('the slots of a channel lie outside of its memory')
         try:
@@ -6143,7 +6248,7 @@ class _ChannelFields:
     def open(self, connection: _Connection, fds: List[int], lease: int) -> ChannelConsumer:
         if len(fds) <= 4:
             raise IpcError(f'a channel needs more than 4 descriptors, but {len(fds)} came with it', 'no-file-descriptor')
-        memory, device, is_ahead = self.memory, _device_of(self.memory.exporter[:17]), bool(self.bits & _IS_AHEAD)
+        memory, device, is_ahead = self.memory, _device_of(self.memory.exporter[:17]), bool(self.bits & CHANNEL_FLAG_AHEAD)
         for fd, length in ((fds[0], _Ring.length(self.slots, not is_ahead)), (fds[1], _seat_length(self.slots))):
             if not _is_sealed(fd, length):
                 raise IpcError('received a channel whose memory is not sealed memory of its size')
@@ -6158,7 +6263,7 @@ class _ChannelFields:
             if is_ahead:
                 ring.is_fixed = _seal_against_holes(fds[0])
                 _seal_against_holes(fds[1])
-            deliver = 'one' if self.bits & _TO_ONE else 'all'
+            deliver = 'one' if self.bits & CHANNEL_FLAG_TO_ONE else 'all'
             return ChannelConsumer(_Consumer(ring, seat, fds[2:4], slots, device, deliver, is_ahead))
         except BaseException as error:
             # Who opens gives the lease back itself then.
@@ -6197,7 +6302,7 @@ class _Seat:
         except BaseException:
             _close_fds(self.fds + ends)
             raise
-        self.words.write(_START, start)
+        self.words.write(SEAT_START, start)
         their_receive_end, own_send_end, own_receive_end, their_send_end = ends
         self.fds += [their_receive_end, their_send_end]
         self.sockets = _WakeSockets(own_receive_end, own_send_end, on_wake)
@@ -6226,27 +6331,27 @@ class _Seat:
         self.copy_stores = _Stores(copy, lambda _: self.wake_if_asleep(), False, True, self._slots)
 
     def is_released(self, message: int) -> bool:
-        return self.words.reached(_RELEASED + message % self._slots, message + 1)
+        return self.words.reached(SEAT_RELEASED + message % self._slots, message + 1)
 
     @property
     def wants(self) -> bool:
-        return self.granted < self.words.read(_WANTED) <= _SAFE
+        return self.granted < self.words.read(SEAT_WANTED) <= _SAFE
 
     def grant(self, message: int, redelivered: bool) -> None:
-        index = _RELEASED + self._slots + 2 * (self.granted % self._slots)
+        index = SEAT_RELEASED + self._slots + 2 * (self.granted % self._slots)
         self.words.write(index, message)
         self.words.write(index + 1, redelivered)
         self.granted += 1
-        self.words.write(_GRANTED, self.granted)
+        self.words.write(SEAT_GRANTED, self.granted)
         self.wake_if_asleep()
 
     def wake_if_asleep(self) -> None:
-        if self.words.words[_ASLEEP] == 1:
+        if self.words.words[SEAT_ASLEEP] == 1:
             self.sockets.wake()
 
     def close(self) -> None:
         self.sockets.close()
-        self.words.end_waits(_RELEASED, _RELEASED + self._slots)
+        self.words.end_waits(SEAT_RELEASED, SEAT_RELEASED + self._slots)
         _release_page(self.words)
         self._close_fd()
         if self.copy:
@@ -6278,11 +6383,11 @@ class _Producer(_ChannelState):
         is_always_asleep = deliver == 'one'
         self.sleepers = _Sleepers(lambda is_asleep: self._set_asleep(is_asleep or is_always_asleep))
         self._set_asleep(is_always_asleep)
-        ring.sign(_PRODUCER_PID)
+        ring.sign(RING_PRODUCER_PID)
 
     def _set_asleep(self, is_asleep: bool) -> None:
         self._is_asleep = is_asleep
-        self._write(_PRODUCER_SLEEPS, is_asleep)
+        self._write(RING_PRODUCER_SLEEPS, is_asleep)
 
     def _write(self, index: int, value: int) -> None:
         """Writes a word of the ring and of its copies."""
@@ -6335,13 +6440,13 @@ class _Producer(_ChannelState):
             if seat.start <= message:
                 is_released_by_others, words = True, seat.words
                 # First as `words.reached`, which most are.
-                if not count <= words.words[_RELEASED + slot] <= _END_OF_WAITS and not words.is_over:
-                    if not _enqueue_wait(words, _RELEASED + slot, count, stream):
+                if not count <= words.words[SEAT_RELEASED + slot] <= END_OF_WAITS and not words.is_over:
+                    if not _enqueue_wait(words, SEAT_RELEASED + slot, count, stream):
                         return False
         # A consumer that has released it has waited until it was filled.
         if is_released_by_others or self.ring.is_filled(message):
             return True
-        return _enqueue_wait(self.ring, _FILLED + slot, count, stream)
+        return _enqueue_wait(self.ring, RING_FILLED + slot, count, stream)
 
     def _is_free(self, message: int) -> bool:
         """Whether nobody uses a message any more."""
@@ -6366,7 +6471,7 @@ class _Producer(_ChannelState):
                                    self.slots.byte_length)  # fmt: skip
         self.ring.write_record(message, layout, encoded)
         found = self.streams[stream if type(stream) is int else _stream_handle(stream)]
-        self._stores.store(_FILLED + message % self.ring.slots, message + 1, found)
+        self._stores.store(RING_FILLED + message % self.ring.slots, message + 1, found)
         with self.lock:
             self._end(message)
 
@@ -6377,19 +6482,19 @@ class _Producer(_ChannelState):
         for seat in self._copied:
             try:
                 if seat.copy_stores:
-                    seat.copy_stores.store_ahead(_FILLED + message % ring.slots, message + 1, found)
+                    seat.copy_stores.store_ahead(RING_FILLED + message % ring.slots, message + 1, found)
             except ClosedError:
                 pass  # The consumer has ended meanwhile.
-        self._stores.store_ahead(_FILLED + message % ring.slots, message + 1, found)
+        self._stores.store_ahead(RING_FILLED + message % ring.slots, message + 1, found)
         with self.lock:
             if message != self.published or self._waiting_for_earlier:
                 self._end(message)
                 return
             # As `_end`, which wakes up consumers, too.
             self.published = message + 1
-            self._write(_PUBLISHED, message + 1)
+            self._write(RING_PUBLISHED, message + 1)
             for seat in self.seats:
-                if seat.words.words[_ASLEEP] == 1:
+                if seat.words.words[SEAT_ASLEEP] == 1:
                     seat.sockets.wake()
 
     def cancel(self, message: int) -> None:
@@ -6409,7 +6514,7 @@ class _Producer(_ChannelState):
     def _skip(self, message: int) -> None:
         self.ring.write_record(message, None, b'', True)
         self._skipped.add(message)
-        self.ring.write(_FILLED + message % self.ring.slots, message + 1)
+        self.ring.write(RING_FILLED + message % self.ring.slots, message + 1)
         self._end(message)
 
     def _end(self, message: int) -> None:
@@ -6421,14 +6526,14 @@ class _Producer(_ChannelState):
             if self.deliver == 'one' and self.published not in self._skipped:
                 self._ungranted.append(self.published)
             self.published += 1
-        self._write(_PUBLISHED, self.published)
+        self._write(RING_PUBLISHED, self.published)
         if self._ungranted:
             self._grant_pending()
         self._wake_consumers()
 
     def _wake_consumers(self) -> None:
         for seat in self.seats:
-            if seat.words.words[_ASLEEP] == 1:
+            if seat.words.words[SEAT_ASLEEP] == 1:
                 seat.sockets.wake()
 
     def _on_stored(self, error: Optional[CudaError]) -> None:
@@ -6498,9 +6603,9 @@ class _Producer(_ChannelState):
         except OSError:
             os.close(fd)
             raise
-        copy.sign(_PRODUCER_PID)
-        copy.write(_PUBLISHED, self.published)
-        copy.write(_PRODUCER_SLEEPS, self._is_asleep)
+        copy.sign(RING_PRODUCER_PID)
+        copy.write(RING_PUBLISHED, self.published)
+        copy.write(RING_PRODUCER_SLEEPS, self._is_asleep)
         seat.set_copy(copy)
         self._copied += (seat,)
         return fd
@@ -6539,7 +6644,7 @@ class _Producer(_ChannelState):
                 if not self.is_ahead and message >= self.published and message not in self._waiting_for_earlier:
                     self._skip(message)
             self.is_closed = True
-            self._write(_CLOSED_AT, self.published + 1)
+            self._write(RING_CLOSED_AT, self.published + 1)
             self._wake_consumers()
         self.sleepers.wake()
         if not self._is_delivered():
@@ -6573,10 +6678,10 @@ class _Producer(_ChannelState):
 
     def _finish(self, seat: _Seat) -> None:
         """Tells a consumer if no message will come to it: the others have released all that they were granted."""
-        if self._ungranted or seat.words.read(_FINISHED) == 1:
+        if self._ungranted or seat.words.read(SEAT_IS_FINISHED) == 1:
             return
         if all(holder is seat or holder.is_released(message) for message, holder in self._holders.items()):
-            seat.words.write(_FINISHED, 1)
+            seat.words.write(SEAT_IS_FINISHED, 1)
             seat.wake_if_asleep()
 
 
@@ -6673,8 +6778,8 @@ class Channel(_ChannelEnd):
         :param busy_poll_us: for how many microseconds a wait at this end polls before it sleeps
         """
         _check_count(slots, 1, 'slots')
-        if slots > _MAX_SLOTS:
-            raise ValueError(f'slots must be from 1 to {_MAX_SLOTS}, not {slots}')
+        if slots > MAX_SLOTS:
+            raise ValueError(f'slots must be from 1 to {MAX_SLOTS}, not {slots}')
         if deliver not in ('all', 'one'):
             raise TypeError(f"deliver must be 'all' or 'one', not {deliver!r}")
         if ahead and deliver == 'one':
@@ -6687,7 +6792,7 @@ class Channel(_ChannelEnd):
                                dtype or ('float32' if byte_length is None else 'uint8'), None)  # fmt: skip
         size = math.prod(layout[1]) * layout[0].itemsize
         _check_count(size, 1, 'the size of a slot')
-        stride = -(-size // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+        stride = -(-size // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
         duration = _check_busy_poll(busy_poll_us)
         where = _current_device() if device is None else _all_devices()[device]
         memory = _OwnMemory(where, stride * slots, bool(read_only))
@@ -6750,8 +6855,8 @@ class Channel(_ChannelEnd):
         state: _Producer = self._held()
         memory, (dtype, shape), read_only = state.memory, state.slots.layout, state.memory.read_only_fd >= 0
         virtual = memory.fields(0, state.total, read_only, None)
-        bits = (_TO_ONE if state.deliver == 'one' else 0) | (_IS_AHEAD if state.is_ahead else 0)
-        fields = struct.pack('<BIqq', _CHANNEL, state.ring.slots, state.slots._stride, state.slots.byte_length)
+        bits = (CHANNEL_FLAG_TO_ONE if state.deliver == 'one' else 0) | (CHANNEL_FLAG_AHEAD if state.is_ahead else 0)
+        fields = struct.pack('<BIqq', KIND_CHANNEL, state.ring.slots, state.slots._stride, state.slots.byte_length)
         fields += _layout_bytes(dtype, shape, _contiguous(shape, dtype.itemsize)) + struct.pack('<I', bits) + virtual[1:]
         fds = (memory.read_only_fd if read_only else memory.fd,)
         return _Exported(fields, fds, state.kept, None, owned=state.add_seat(), root=state)
@@ -6865,7 +6970,7 @@ class PinnedBuffer(_Closable):
 
     def _export(self) -> '_Exported':
         state: _PinnedState = self._held()
-        fields = struct.pack('<Bq', _PINNED, state.byte_length)
+        fields = struct.pack('<Bq', KIND_PINNED, state.byte_length)
         return _Exported(fields, (), None, state.device, owned=[os.dup(state.fd)], root=state)
 
 
@@ -6953,7 +7058,7 @@ def _root_of(thing: Any) -> Any:
     low, high = _extents(described.shape, described.strides, described.dtype.itemsize)
     begin = described.address + low
     base, _ = _address_range(begin)
-    return _own_memory.get(base) or _received_at(base, begin, high - low) or (_LEGACY, base)
+    return _own_memory.get(base) or _received_at(base, begin, high - low) or (KIND_LEGACY, base)
 
 
 def _is_lent(root: Any) -> bool:
@@ -6966,5 +7071,5 @@ def _is_lent(root: Any) -> bool:
 
 # How what no device owns is opened.
 _HOST_FIELDS: Dict[int, Callable[[int, _Reader], Any]] = {
-    _TIMELINE: _TimelineFields, _SIGNALER: _TimelineFields, _PINNED: _PinnedFields, _CHANNEL: _ChannelFields,
+    KIND_TIMELINE: _TimelineFields, KIND_SIGNALER: _TimelineFields, KIND_PINNED: _PinnedFields, KIND_CHANNEL: _ChannelFields,
 }  # fmt: skip
