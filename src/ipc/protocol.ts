@@ -24,9 +24,6 @@ export const DESCRIPTOR_MAGIC = 'cufd';
 /** The environment variable that gives a child its end of the connection: the number of the descriptor and the socket's inode. */
 export const PARENT_VARIABLE = 'CUFFI_PARENT';
 
-/** How long an end of another version is waited for. */
-export const REFUSAL_WAIT_MS = 500;
-
 /** How long an end waits before it says that it takes no requests, or no values. */
 export const READINESS_WAIT_MS = 200;
 
@@ -111,7 +108,7 @@ export const MAX_RELEASE_POINTS = 2048;
 /** The most bytes of a question about a descriptor, and of its answer. */
 export const MAX_VERIFICATION_BYTE_LENGTH = 32768;
 
-/** The most bytes of text in a frame that refuses another version. */
+/** The most bytes of text in a hello. */
 export const MAX_PACKAGE_NAME_BYTE_LENGTH = 1024;
 
 /** The most requests that wait for their answers. */
@@ -137,7 +134,7 @@ export const MAX_META_BYTE_LENGTH = 1024;
 
 /** What a frame belongs to. */
 export const FrameKind = {
-  refusal: 0,
+  hello: 0,
   value: 1,
   control: 2,
   verification: 3,

@@ -110,8 +110,6 @@ export class Connection implements FramedSocketHandler {
   #isExitAwaited = false;
   /** Finds out why a child could not run; undefined for other peers. */
   #findFault: (() => string | undefined) | undefined;
-  /** Whether the peer has sent anything. */
-  #hasHeard = false;
   #isDoneSent = false;
   /** Set while sending control messages is scheduled. */
   #controlImmediate: NodeJS.Immediate | undefined;
@@ -220,7 +218,7 @@ export class Connection implements FramedSocketHandler {
 
   /** What is probably wrong with a child that has not sent anything. */
   get silenceHint(): string | undefined {
-    return this.#findFault && !this.#hasHeard
+    return this.#findFault && !this.#socket.hasMet
       ? (this.#findFault() ?? 'it has sent nothing yet: does it call parentPeer()?')
       : undefined;
   }
@@ -450,7 +448,6 @@ export class Connection implements FramedSocketHandler {
 
   /** As {@link FramedSocketHandler}. */
   onMessage(arrived: Message): boolean {
-    this.#hasHeard = true;
     if (arrived.kind !== FrameKind.control)
       return this.#read(arrived, new ValueMessageReader(arrived.bytes));
     // Without the counters of the peer, or a link of a third process, order and memory are not safe.
@@ -771,16 +768,18 @@ export class Connection implements FramedSocketHandler {
   #endReason(): ConnectionEnd {
     const { isGone, process } = this.#session;
     if (!isGone && !process.isEnding && process.isExitObservable) {
-      const error = closedByPeerError(this.peerName);
-      // Versions before 4 say nothing when they refuse this one.
-      if (!this.#hasHeard)
-        error.message +=
-          ' without a word: it may have refused this process, or need an earlier cuffi';
-      return withoutStack(error);
+      return this.#socket.hasMet
+        ? closedByPeerError(this.peerName)
+        : withoutStack(
+            new IpcError(
+              `${this.peerName} has closed the connection without a word: it has refused this ` +
+                'process, or needs an earlier version of cuffi',
+            ),
+          );
     }
     const error = this.#session.goneError();
     // Of a child that failed, only a missing script is worth a word: its own error says the rest.
-    const findFault = this.#hasHeard ? undefined : this.#findFault;
+    const findFault = this.#socket.hasMet ? undefined : this.#findFault;
     const hint = error instanceof ClosedError ? this.silenceHint : findFault?.();
     if (hint !== undefined) error.message += `: ${hint}`;
     return withoutStack(error);

@@ -10,13 +10,13 @@ import { type FdWatch, type Readiness, watchFd } from '../../../ffi/linux/poll.t
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
 import { formatBytes } from '../../validate.ts';
-import { FrameKind, HEADER_BYTE_LENGTH, REFUSAL_WAIT_MS } from '../protocol.ts';
+import { FrameKind, HEADER_BYTE_LENGTH } from '../protocol.ts';
 import {
   FrameAssembler,
   type FrameHeader,
+  helloFrame,
   type Message,
-  OtherVersion,
-  refusalFrame,
+  readHello,
   writeHeader,
 } from './frames.ts';
 import { FRAGMENT_BYTE_LENGTH, MAX_UNSENT_BYTE_LENGTH, MAX_UNSENT_VALUES } from './limits.ts';
@@ -53,8 +53,7 @@ export class FramedSocket {
   #isPeerGone = false;
   /** What was read since the peer's end was known. */
   #drainedAfterEnd = { frames: 0, byteLength: 0 };
-  /** Set when a frame of another version came: only its refusal is awaited then. */
-  #mismatch: { readonly error: IpcError; readonly timer: NodeJS.Timeout } | undefined;
+  #hasMet = false;
   /** How many messages callers have read directly since the last turn of the event loop. */
   #readsThisTick = 0;
 
@@ -63,11 +62,17 @@ export class FramedSocket {
     this.#handler = handler;
     this.#fd = fd;
     try {
+      sendHello(fd);
       this.#updateWatch(true);
     } catch (error) {
       closeSocket(fd);
       throw error;
     }
+  }
+
+  /** Whether the peer has said which versions it speaks: it does so as soon as it exists. */
+  get hasMet(): boolean {
+    return this.#hasMet;
   }
 
   get isOpen(): boolean {
@@ -156,7 +161,6 @@ export class FramedSocket {
   close(reason: Error): void {
     if (this.#fd === undefined) return;
     clearTimeout(this.#retry);
-    clearTimeout(this.#mismatch?.timer);
     this.#watch?.close();
     this.#watch = undefined;
     closeSocket(this.#fd);
@@ -210,34 +214,27 @@ export class FramedSocket {
       const message = receive(this.#fd);
       if (message === undefined && !this.#isPeerGone) return 'nothing';
       if (message === undefined || message === 'end' || this.#exceedsDrainLimit(message)) {
-        if (this.#mismatch) this.#handler.onFailure(this.#mismatch.error);
-        else if (atEnd === 'report the end') this.#handler.onSocketEnd();
+        if (atEnd === 'report the end') this.#handler.onSocketEnd();
         return 'end';
       }
+      if (!this.#hasMet) {
+        this.#meet(message);
+        // A caller waits for what comes behind it.
+        return this.#readOne(atEnd);
+      }
       const arrived = this.#assembler.add(message);
-      if (arrived && this.#mismatch) discardFds(arrived.fds);
-      else if (arrived && this.#handler.onMessage(arrived)) return 'awaited';
-      return 'frame';
+      return arrived && this.#handler.onMessage(arrived) ? 'awaited' : 'frame';
     } catch (error) {
-      if (error instanceof OtherVersion) return this.#refuse(error, this.#fd);
-      this.#handler.onFailure(this.#mismatch?.error ?? error);
+      this.#handler.onFailure(error);
       return 'nothing';
     }
   }
 
-  /**
-   * Tells an end of another version which one this is: that end may have sent nothing that it waits
-   * for, and would take a closed socket for an orderly end. Waits a moment for the same from it.
-   */
-  #refuse({ error, isRefusal }: OtherVersion, socket: number): ReadResult {
-    if (!this.#mismatch) sendRefusal(socket);
-    this.#mismatch ??= {
-      error,
-      timer: setTimeout(() => this.#handler.onFailure(error), REFUSAL_WAIT_MS).unref(),
-    };
-    if (!isRefusal) return 'frame';
-    this.#handler.onFailure(error);
-    return 'nothing';
+  /** Takes the first frame of the peer. @throws IpcError if no version is common to both */
+  #meet({ data, fds }: SocketMessage): void {
+    discardFds(fds);
+    readHello(data);
+    this.#hasMet = true;
   }
 
   #exceedsDrainLimit({ data, fds }: SocketMessage): boolean {
@@ -501,12 +498,13 @@ const MAX_DRAINED_BYTE_LENGTH = 4 << 20;
 /** The result of one read. 'awaited' means that a caller waited for the completed message. */
 type ReadResult = 'nothing' | 'frame' | 'awaited' | 'end';
 
-function sendRefusal(fd: number): void {
+/** @throws SystemError */
+function sendHello(fd: number): void {
   try {
-    // If there is no room for it, other messages of this version are before it.
-    sendMessage(fd, refusalFrame());
+    sendMessage(fd, helloFrame());
   } catch (error) {
-    if (!(error instanceof SystemError)) throw error;
+    // A peer that is gone may have left something to read.
+    if (!(error instanceof SystemError && isGone(error))) throw error;
   }
 }
 
@@ -514,7 +512,10 @@ function receive(fd: number): ReturnType<typeof takeMessage> {
   try {
     return takeMessage(fd);
   } catch (error) {
-    if (error instanceof SystemError && isGone(error)) return 'end';
+    if (!(error instanceof SystemError)) throw error;
+    // The kernel says once that the peer has not read all, before it gives what the peer has left.
+    if (error.code === 'ECONNRESET') return receive(fd);
+    if (isGone(error)) return 'end';
     throw error;
   }
 }

@@ -16,6 +16,7 @@ import {
   HeaderOffset,
   MAX_PACKAGE_NAME_BYTE_LENGTH,
   MAX_VALUE_BYTE_LENGTH,
+  VERSIONS,
 } from '../protocol.ts';
 import { PROTOCOL_VERSION, versionMismatch } from '../version.ts';
 import { FRAGMENT_BYTE_LENGTH, MAX_BODY_BYTE_LENGTH } from './limits.ts';
@@ -148,17 +149,15 @@ export function writeHeader(bytes: Buffer, at: number, header: FrameHeader): voi
   bytes.writeUInt32LE(header.request, at + HeaderOffset.request);
 }
 
-/** @throws OtherVersion, IpcError for anything but a frame of this protocol version */
+/** @throws IpcError for anything but a frame of this protocol version behind the first one */
 export function readHeader(frame: Uint8Array): FrameHeader {
-  if (frame.byteLength <= HEADER_BYTE_LENGTH)
-    throw new IpcError(`a frame of ${frame.byteLength} bytes has no content`);
-  const view = new DataView(frame.buffer, frame.byteOffset, HEADER_BYTE_LENGTH);
-  if (view.getUint16(HeaderOffset.magic, true) !== MAGIC)
-    throw new IpcError('not a cuffi frame (wrong magic number)');
-  const version = view.getUint8(HeaderOffset.version);
-  if (version !== PROTOCOL_VERSION) throw new OtherVersion(frame, version);
-  const kind = view.getUint8(HeaderOffset.kind);
+  const { kind, version } = readKind(frame);
+  if (version !== PROTOCOL_VERSION)
+    throw new IpcError(
+      `a frame is of version ${version}, although both ends speak ${PROTOCOL_VERSION}`,
+    );
   if (!isKind(kind)) throw new IpcError(`unknown frame kind ${kind}`);
+  const view = new DataView(frame.buffer, frame.byteOffset, HEADER_BYTE_LENGTH);
   return {
     kind,
     sequence: view.getUint32(HeaderOffset.sequence, true),
@@ -168,37 +167,76 @@ export function readHeader(frame: Uint8Array): FrameHeader {
   };
 }
 
-// ---- Ends of other versions ----
+// ---- The first frame ----
 
-/** Thrown for a frame of another version. */
-export class OtherVersion extends Error {
-  /** The error for users. */
-  readonly error: IpcError;
-  /** Whether the other end has refused this one, and has said what it is. */
-  readonly isRefusal: boolean;
-
-  constructor(frame: Uint8Array, version: number) {
-    super();
-    this.isRefusal = frame[HeaderOffset.kind] === FrameKind.refusal;
-    this.error = versionMismatch(
-      `the other end speaks version ${version} of the protocol, this one version ${PROTOCOL_VERSION}`,
-      this.isRefusal ? Buffer.from(frame.subarray(HEADER_BYTE_LENGTH)).toString('utf8') : undefined,
-    );
-  }
+/** The versions that an end speaks. */
+export interface VersionRange {
+  readonly min: number;
+  readonly max: number;
 }
 
-/** Returns the frame with which this end refuses one of another version. */
-export function refusalFrame(): Buffer {
+/** Returns the frame that an end sends first. It is the same in every version. */
+export function helloFrame({ min, max }: VersionRange = VERSIONS): Buffer {
   const text = Buffer.from(packageName()).subarray(0, MAX_PACKAGE_NAME_BYTE_LENGTH);
-  const frame = Buffer.concat([Buffer.alloc(HEADER_BYTE_LENGTH), text]);
-  const kind = FrameKind.refusal;
-  writeHeader(frame, 0, { kind, sequence: 0, byteLength: text.length, offset: 0, request: 0 });
+  const frame = Buffer.concat([Buffer.alloc(HEADER_BYTE_LENGTH), Uint8Array.of(min, max), text]);
+  const byteLength = frame.byteLength - HEADER_BYTE_LENGTH;
+  writeHeader(frame, 0, { kind: FrameKind.hello, sequence: 0, byteLength, offset: 0, request: 0 });
   return frame;
 }
+
+/** Returns the highest version that both ends speak; undefined if there is none. */
+export function chooseVersion(a: VersionRange, b: VersionRange): number | undefined {
+  const highest = Math.min(a.max, b.max);
+  return highest >= Math.max(a.min, b.min) ? highest : undefined;
+}
+
+/**
+ * Reads the first frame of the other end.
+ *
+ * @param own the versions of this end
+ * @returns the version that both ends speak from now on
+ * @throws IpcError `version-mismatch` if there is none; IpcError for anything but a first frame
+ */
+export function readHello(frame: Uint8Array, own: VersionRange = VERSIONS): number {
+  const { kind, version } = readKind(frame);
+  // Versions before 4 begin with a value.
+  if (kind !== FrameKind.hello && version < OLDEST_WITH_HELLO)
+    throw noCommonVersion({ min: version, max: version }, own);
+  const content = frame.subarray(HEADER_BYTE_LENGTH);
+  const [min, max] = content;
+  if (kind !== FrameKind.hello || min === undefined || max === undefined || max < min)
+    throw new IpcError('the other end did not say first which versions of the protocol it speaks');
+  const chosen = chooseVersion({ min, max }, own);
+  if (chosen !== undefined) return chosen;
+  throw noCommonVersion({ min, max }, own, Buffer.from(content.subarray(2)).toString('utf8'));
+}
+
+const OLDEST_WITH_HELLO = 4;
+
+const noCommonVersion = (theirs: VersionRange, own: VersionRange, text?: string): IpcError =>
+  versionMismatch(
+    `the other end speaks ${formatVersions(theirs)} of the protocol, this one ${formatVersions(own)}`,
+    text,
+  );
+
+const formatVersions = ({ min, max }: VersionRange): string =>
+  min === max ? `version ${max}` : `versions ${min} to ${max}`;
 
 // ---- The bytes of a header ----
 
 const MAGIC = Buffer.from(FRAME_MAGIC, 'latin1').readUInt16LE();
 
+/** Reads what is the same in every version. @throws IpcError for anything but a frame of cuffi */
+function readKind(frame: Uint8Array): { readonly version: number; readonly kind: number } {
+  if (frame.byteLength <= HEADER_BYTE_LENGTH)
+    throw new IpcError(`a frame of ${frame.byteLength} bytes has no content`);
+  if (((frame[0] as number) | ((frame[1] as number) << 8)) !== MAGIC)
+    throw new IpcError('not a cuffi frame (wrong magic number)');
+  return {
+    version: frame[HeaderOffset.version] as number,
+    kind: frame[HeaderOffset.kind] as number,
+  };
+}
+
 const isKind = (kind: number): kind is FrameKind =>
-  kind > FrameKind.refusal && kind <= FrameKind.unserved;
+  kind > FrameKind.hello && kind <= FrameKind.unserved;

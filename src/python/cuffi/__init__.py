@@ -84,7 +84,7 @@ from ._protocol import (
     FRAME_CONTROL,
     FRAME_FAILURE,
     FRAME_MAGIC,
-    FRAME_REFUSAL,
+    FRAME_HELLO,
     FRAME_REQUEST,
     FRAME_RESPONSE,
     FRAME_UNSERVED,
@@ -125,6 +125,7 @@ from ._protocol import (
     MAX_VALUE_OBJECTS,
     MAX_VALUE_PARTS,
     MAX_VERSION,
+    MIN_VERSION,
     OUTCOME_ABANDONED,
     OUTCOME_CLOSED,
     PACKET_BYTE_LENGTH,
@@ -139,7 +140,6 @@ from ._protocol import (
     RECORD_AT_META,
     RECORD_AT_NDIM,
     RECORD_AT_SHAPE,
-    REFUSAL_WAIT_MS,
     RING_CLOSED_AT,
     RING_FILLED,
     RING_PRODUCER_PID,
@@ -2563,9 +2563,8 @@ class _Connection:
         self._is_closing = self._is_closed_here = self._is_socket_closed = self._is_gone = self._is_dropped = False
         # Until when the end of the process may follow that of its socket.
         self._gone_until: Optional[float] = None
-        # Set when a frame of another version came. Until then, what its sender says of itself is awaited.
-        self._mismatch: Optional[IpcError] = None
-        self._mismatch_until: Optional[float] = None
+        # Whether the other end has said which versions it speaks: it does so as soon as it exists.
+        self._has_met = False
         # Messages.
         self._sent = self._received = 0
         self._parts: List[bytes] = []
@@ -2611,6 +2610,7 @@ class _Connection:
         self._held: _Points = []
         self._after_hold: List[int] = []
         self._thread = threading.Thread(target=self._run, name=f'cuffi {self.name}', daemon=True)
+        self._say_hello()
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -2753,9 +2753,8 @@ class _Connection:
                 self._send_releases()
         if self._stuck_until is not None or self._requests or self._values:
             self._watch_stuck()
-        if self._gone_until is not None or self._mismatch_until is not None or self._stuck_until is not None:
-            untils = (self._gone_until, self._mismatch_until, self._stuck_until)
-            until = min(each for each in untils if each is not None)
+        if self._gone_until is not None or self._stuck_until is not None:
+            until = min(each for each in (self._gone_until, self._stuck_until) if each is not None)
             timeout = max(0.0, min(timeout, until - time.monotonic()))
         milliseconds = None if timeout == math.inf else math.ceil(timeout * 1000)
         if self._held or self._behind_streams:
@@ -2781,8 +2780,6 @@ class _Connection:
                     _close_fds([self._forwarded.pop(fd)[0].detach()])
             if self._gone_until is not None and time.monotonic() >= self._gone_until:
                 self._on_closed()
-            if self._mismatch and self._mismatch_until is not None and time.monotonic() >= self._mismatch_until:
-                self.fail(self._mismatch)
             if self._stuck_until is not None and time.monotonic() >= self._stuck_until:
                 self._refuse_stuck()
             self._close_if_unused()
@@ -2836,7 +2833,8 @@ class _Connection:
         except BaseException as error:
             _close_fds(fds)
             what = error if isinstance(error, CuffiError) else f'it has sent what cannot be read: {error!r}'
-            self.fail(IpcError(f'the connection to {self.name} was closed: {what}'))
+            is_mismatch = isinstance(error, IpcError) and error.code == 'version-mismatch'
+            self.fail(IpcError(f'the connection to {self.name} was closed: {what}', 'version-mismatch' if is_mismatch else 'ipc-failed'))
             if not isinstance(error, Exception):
                 raise
         return False
@@ -2848,13 +2846,13 @@ class _Connection:
         magic, version, kind, number, length, offset, request = _HEADER.unpack_from(data)
         if magic != _MAGIC:
             raise IpcError('not a cuffi frame (wrong magic number)')
+        if not self._has_met:
+            self._meet(version, kind, data[_HEADER.size :])
+            _close_fds(fds)
+            fds.clear()
+            return
         if version != MAX_VERSION:
-            _close_fds(fds)
-            self._refuse(version, data[_HEADER.size :] if kind == FRAME_REFUSAL else None)
-            return
-        if self._mismatch:
-            _close_fds(fds)
-            return
+            raise IpcError(f'a frame is of version {version}, although both ends speak {MAX_VERSION}')
         part, had = data[_HEADER.size :], sum(map(len, self._parts))
         header = (kind, number, length, request)
         if number != self._received or offset != had or (had and header != self._part_header):
@@ -2882,27 +2880,28 @@ class _Connection:
             _close_fds(own)
             raise
 
-    def _refuse(self, version: int, theirs: Optional[bytes]) -> None:
-        """Tells an end of another version which one this is, and waits a moment for what that end says of itself.
+    def _say_hello(self) -> None:
+        text = bytes((MIN_VERSION, MAX_VERSION)) + _package().encode('utf-8', 'replace')[:MAX_PACKAGE_NAME_BYTE_LENGTH]
+        try:
+            self._socket.send(_HEADER.pack(_MAGIC, MAX_VERSION, FRAME_HELLO, 0, len(text), 0, 0) + text, socket.MSG_NOSIGNAL)
+        except OSError:
+            pass  # It is gone. What it has left is still read.
 
-        It may have sent nothing that it waits for, and would take a closed socket for an orderly end.
-        """
+    def _meet(self, version: int, kind: int, content: bytes) -> None:
+        """Takes the first frame of the other end: the versions that it speaks, and what it is."""
+        if kind != FRAME_HELLO and version < _OLDEST_WITH_HELLO:
+            raise self._other_version(version, version, None)
+        if kind != FRAME_HELLO or len(content) < 2 or content[1] < content[0]:
+            raise IpcError('the other end did not say first which versions of the protocol it speaks')
+        if _choose_version((content[0], content[1]), (MIN_VERSION, MAX_VERSION)) is None:
+            raise self._other_version(content[0], content[1], content[2:])
+        self._has_met = True
+
+    def _other_version(self, least: int, most: int, theirs: Optional[bytes]) -> IpcError:
         there = '' if theirs is None else f'There: {_printable(theirs)}. '
-        here = f'cuffi {__version__} in {os.path.dirname(os.path.abspath(__file__))}'
-        error = IpcError(f'the connection to {self.name} was closed: the other end speaks version {version} of the protocol, '
-                         f'this one version {MAX_VERSION}. {there}Here: {here}. '
-                         'Install the same version of cuffi on both sides', 'version-mismatch')  # fmt: skip
-        if self._mismatch is None:
-            self._mismatch, self._mismatch_until = error, time.monotonic() + REFUSAL_WAIT_MS / 1000
-            text = here.encode('utf-8', 'replace')[:MAX_PACKAGE_NAME_BYTE_LENGTH]
-            try:
-                # If there is no room for it, other messages of this version are before it.
-                self._socket.send(_HEADER.pack(_MAGIC, MAX_VERSION, FRAME_REFUSAL, 0, len(text), 0, 0) + text,
-                                  socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # fmt: skip
-            except OSError:
-                pass  # It is closed: what it has sent tells.
-        if theirs is not None:
-            self.fail(error)
+        return IpcError(f'the other end speaks {_versions(least, most)} of the protocol, '
+                        f'this one {_versions(MIN_VERSION, MAX_VERSION)}. {there}Here: {_package()}. '
+                        'Install the same version of cuffi on both sides', 'version-mismatch')  # fmt: skip
 
     def _on_message(self, kind: int, request: int, body: bytes, fds: List[int], is_cut: bool) -> None:
         reader = _Reader(body)
@@ -3634,7 +3633,6 @@ class _Connection:
     def fail(self, error: Exception) -> None:
         """Ends the connection because of what the other end did."""
         with self._cond:
-            self._mismatch_until = None
             self._finish_with(error)
             self._close_socket()
 
@@ -3684,9 +3682,6 @@ class _Connection:
 
     def _on_socket_end(self) -> None:
         """The end of a process comes soon after that of its socket, and tells more."""
-        if self._mismatch:
-            self.fail(self._mismatch)
-            return
         if self._is_gone or self._gone_until is not None:
             return
         if self._is_closing or self._pidfd < 0:
@@ -3697,7 +3692,11 @@ class _Connection:
     def _on_closed(self) -> None:
         """The other end is closed, and its process lives, as far as is known."""
         self._gone_until = None
-        self._finish_with(ClosedError(f'this Peer is closed: {self.name} has closed the connection'))
+        self._finish_with(
+            ClosedError(f'this Peer is closed: {self.name} has closed the connection')
+            if self._has_met else
+            IpcError(f'{self.name} has closed the connection without a word: it has refused this process, or needs an earlier '
+                     'version of cuffi'))  # fmt: skip
         self._close_socket()
         if self._pidfd < 0:
             self._on_gone()
@@ -3713,7 +3712,7 @@ class _Connection:
             pass
         waits = self._abandon_waits()
         after = f'; {waits} waits for its work were abandoned' if waits else ' without closing the connection'
-        self._finish_with(self._mismatch or PeerGoneError(f'{self.name} has ended{after}', self.pid))
+        self._finish_with(PeerGoneError(f'{self.name} has ended{after}', self.pid))
         self._exports.clear()
         self._close_socket()
 
@@ -3806,6 +3805,24 @@ def _array_of(memory: _Memory, begin: int, layout: Optional[Tuple[_Dtype, Tuple[
     dtype, shape, strides = layout
     low, _ = _extents(shape, strides, dtype.itemsize)
     return GpuArray(memory, begin - low, shape, dtype, strides, read_only, stream)
+
+
+# Versions before it begin with a value.
+_OLDEST_WITH_HELLO = 4
+
+
+def _choose_version(a: Tuple[int, int], b: Tuple[int, int]) -> Optional[int]:
+    """The highest version that both ranges have."""
+    highest = min(a[1], b[1])
+    return highest if highest >= max(a[0], b[0]) else None
+
+
+def _versions(least: int, most: int) -> str:
+    return f'version {most}' if least == most else f'versions {least} to {most}'
+
+
+def _package() -> str:
+    return f'cuffi {__version__} in {os.path.dirname(os.path.abspath(__file__))}'
 
 
 def _printable(text: bytes) -> str:

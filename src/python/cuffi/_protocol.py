@@ -15,8 +15,6 @@ FRAME_MAGIC = 'cu'
 DESCRIPTOR_MAGIC = 'cufd'
 # The environment variable that gives a child its end of the connection: the number of the descriptor and the socket's inode.
 PARENT_VARIABLE = 'CUFFI_PARENT'
-# How long an end of another version is waited for.
-REFUSAL_WAIT_MS = 500
 # How long an end waits before it says that it takes no requests, or no values.
 READINESS_WAIT_MS = 200
 # The bytes of a handle of the driver.
@@ -73,7 +71,7 @@ MAX_CONTROL_ENTRIES = 4096
 MAX_RELEASE_POINTS = 2048
 # The most bytes of a question about a descriptor, and of its answer.
 MAX_VERIFICATION_BYTE_LENGTH = 32768
-# The most bytes of text in a frame that refuses another version.
+# The most bytes of text in a hello.
 MAX_PACKAGE_NAME_BYTE_LENGTH = 1024
 # The most requests that wait for their answers.
 MAX_PENDING_REQUESTS = 1024
@@ -91,7 +89,7 @@ MAX_SLOTS = 1024
 MAX_META_BYTE_LENGTH = 1024
 
 # What a frame belongs to.
-FRAME_REFUSAL = 0
+FRAME_HELLO = 0
 FRAME_VALUE = 1
 FRAME_CONTROL = 2
 FRAME_VERIFICATION = 3

@@ -4,21 +4,21 @@ import { dirname } from 'node:path';
 import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { closeFd } from '../../../../ffi/linux/libc.ts';
-import { sendMessage } from '../../../../ffi/linux/message.ts';
+import { receiveMessage, sendMessage } from '../../../../ffi/linux/message.ts';
 import { DeviceBuffer, IpcError } from '../../../../src/index.ts';
 import { parseDescriptor } from '../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle, openIpc } from '../../../../src/ipc/index.ts';
 import { PROTOCOL_VERSION } from '../../../../src/ipc/version.ts';
+import { chooseVersion, helloFrame, readHello } from '../../../../src/ipc/wire/frames.ts';
 import { packageVersion } from '../../../../src/package.ts';
 import { nextLoopIteration } from '../../../../src/poller.ts';
-import { until } from '../../../support/iterations.ts';
 import { emulate } from '../emulate.ts';
 import { RawPeer } from './peer/support.ts';
 
 const root = dirname(dirname(dirname(dirname(dirname(fileURLToPath(import.meta.url))))));
 const here = `Here: cuffi ${packageVersion()} in ${root}. Install the same version of cuffi`;
 const VALUE = 1;
-const REFUSAL = 0;
+const HELLO = 0;
 
 /** Sends a frame of another version; by default what a value of null is in version 3. */
 function sendOther(
@@ -53,10 +53,111 @@ const mismatch =
     return true;
   };
 
+/** Sends the first frame of an end that speaks these versions. */
+const sendHello = (other: RawPeer, min: number, max: number, text: string | Buffer = ''): void =>
+  sendOther(other, max, HELLO, Buffer.concat([Uint8Array.of(min, max), Buffer.from(text)]));
+
+describe('chooseVersion', () => {
+  test('returns the highest version that both ranges have, and undefined if there is none', () => {
+    const range = (min: number, max: number) => ({ min, max });
+    for (const [a, b, chosen] of [
+      [range(4, 4), range(4, 4), 4],
+      [range(1, 6), range(4, 9), 6],
+      [range(1, 9), range(4, 5), 5],
+      [range(1, 3), range(4, 9), undefined],
+    ] as const) {
+      assert.equal(chooseVersion(a, b), chosen);
+      assert.equal(chooseVersion(b, a), chosen);
+    }
+    const { data } = { data: helloFrame(range(3, 6)) };
+    assert.equal(readHello(data, range(5, 9)), 6);
+    assert.throws(() => readHello(data, range(7, 9)), {
+      message: /speaks versions 3 to 6 of the protocol, this one versions 7 to 9\. /,
+    });
+  });
+});
+
+describe('A connection', () => {
+  test('begins with the versions of this end, and what it is', async () => {
+    using other = new RawPeer(undefined, undefined, 'no hello');
+    const first = receiveMessage(other.socket);
+    assert.ok(typeof first === 'object');
+    assert.deepEqual(
+      [...first.data.subarray(0, 22)],
+      [
+        0x63,
+        0x75,
+        4,
+        HELLO,
+        ...[0, 0, 0, 0],
+        first.data.length - 20,
+        ...new Array(11).fill(0),
+        4,
+        4,
+      ],
+    );
+    assert.equal(
+      Buffer.from(first.data.subarray(22)).toString(),
+      `cuffi ${packageVersion()} in ${root}`,
+    );
+    await nextLoopIteration();
+    assert.equal(other.receive(), undefined);
+  });
+
+  test('goes on with an end that speaks this version among others', async () => {
+    for (const [min, max] of [
+      [4, 4],
+      [0, 4],
+      [4, 9],
+      [1, 255],
+    ] as const) {
+      using other = new RawPeer(undefined, undefined, 'no hello');
+      sendHello(other, min, max, 'other');
+      other.send(Uint8Array.of(1));
+      assert.equal(await other.peer.receive(), null);
+    }
+  });
+
+  test('ends with an error if the other end does not begin so, or says so twice', async () => {
+    for (const [kind, content] of [
+      [VALUE, [1]],
+      [HELLO, [4]],
+      [HELLO, [4, 3]],
+      [9, [1]],
+    ] as const) {
+      using other = new RawPeer(undefined, undefined, 'no hello');
+      sendOther(other, 4, kind, Buffer.from(content));
+      await assert.rejects(
+        other.peer.receive(),
+        /did not say first which versions of the protocol/,
+      );
+    }
+    using twice = new RawPeer();
+    sendHello(twice, 4, 4);
+    await assert.rejects(twice.peer.receive(), /unknown frame kind 0/);
+    using changing = new RawPeer();
+    sendOther(changing, 5);
+    await assert.rejects(
+      changing.peer.receive(),
+      /a frame is of version 5, although both ends speak 4/,
+    );
+  });
+
+  test('that the other end closes without a word ends with an error', async () => {
+    using other = new RawPeer(undefined, undefined, 'no hello');
+    const waiting = assert.rejects(other.peer.receive(), {
+      name: 'IpcError',
+      message: /without a word: it has refused this process, or needs an earlier version of cuffi/,
+    });
+    closeFd(other.socket);
+    await waiting;
+  });
+});
+
 describe('A connection to an end of another version', () => {
   for (const version of [1, 3, 5, 255]) {
-    test(`of ${version} ends with an error that says so for all that waits, and refuses it by one frame`, async () => {
-      using other = new RawPeer();
+    test(`of ${version} ends with an error that says so for all that waits`, async () => {
+      using other = new RawPeer(undefined, undefined, 'no hello');
       const { peer } = other;
       const waiting = [
         peer.receive(),
@@ -67,53 +168,33 @@ describe('A connection to an end of another version', () => {
         })(),
       ].map((each) => assert.rejects(each, mismatch(version)));
       await nextLoopIteration();
-      received(other);
-      sendOther(other, version);
-      sendOther(other, version);
-      const frames: Buffer[] = [];
-      await until(() => frames.push(...received(other)) > 0);
-      await nextLoopIteration();
-      frames.push(...received(other));
-      assert.equal(frames.length, 1);
-      const [frame] = frames as [Buffer];
-      assert.deepEqual([...frame.subarray(0, 4)], [0x63, 0x75, PROTOCOL_VERSION, REFUSAL]);
-      assert.equal(frame.subarray(20).toString(), `cuffi ${packageVersion()} in ${root}`);
+      if (version < 4) sendOther(other, version);
+      else sendHello(other, version, version);
       await Promise.all(waiting);
       assert.ok(mismatch(version)(await peer.ended));
       await assert.rejects(peer.send(1), mismatch(version));
+      received(other);
       assert.equal(other.receive(), 'end');
     });
   }
 
-  test('says what the other end is, whichever end refuses first', async () => {
-    for (const isFirst of [true, false]) {
-      using other = new RawPeer();
-      const waiting = assert.rejects(
-        other.peer.receive(),
-        mismatch(5, 'There: cuffi 1.2.3 in /opt/größe/cuffi. '),
-      );
-      if (!isFirst) sendOther(other, 5);
-      sendOther(other, 5, REFUSAL, 'cuffi 1.2.3 in /opt/größe/cuffi');
-      await waiting;
-      assert.equal(received(other).filter(([, , , kind]) => kind === REFUSAL).length, 1);
-    }
+  test('says what the other end is', async () => {
+    using other = new RawPeer(undefined, undefined, 'no hello');
+    const waiting = assert.rejects(
+      other.peer.receive(),
+      mismatch(5, 'There: cuffi 1.2.3 in /opt/größe/cuffi. '),
+    );
+    sendHello(other, 5, 5, 'cuffi 1.2.3 in /opt/größe/cuffi');
+    await waiting;
   });
 
   test('is over at once if the other end closes its socket, and takes no further frame', async () => {
-    using other = new RawPeer();
+    using other = new RawPeer(undefined, undefined, 'no hello');
     const waiting = assert.rejects(other.peer.receive(), mismatch(3));
     sendOther(other);
     other.send(Uint8Array.of(1));
     closeFd(other.socket);
     await waiting;
-  });
-
-  test('may be closed meanwhile', async () => {
-    using other = new RawPeer();
-    sendOther(other);
-    await until(() => received(other).length > 0);
-    other.peer.close();
-    assert.equal((await other.peer.ended).name, 'ClosedError');
   });
 
   test('prints what the other end says of itself in one short line without control characters', async () => {
@@ -123,13 +204,13 @@ describe('A connection to an end of another version', () => {
       Buffer.alloc(60_000, 'long '),
       Buffer.from([0xff, 0xfe, 0xc3]),
     ]) {
-      using other = new RawPeer();
+      using other = new RawPeer(undefined, undefined, 'no hello');
       const waiting = assert.rejects(other.peer.receive(), (error: Error) => {
         assert.ok(error.message.length < 1600, String(error.message.length));
         assert.doesNotMatch(error.message, /[\p{C}\p{Zl}\p{Zp}]/u);
         return mismatch(9)(error);
       });
-      sendOther(other, 9, REFUSAL, text);
+      sendHello(other, 9, 9, text);
       await waiting;
     }
   });

@@ -23,7 +23,7 @@ import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/protocol.ts';
-import { writeHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { helloFrame, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
@@ -265,6 +265,7 @@ describe('ForwardedLease', () => {
       byteLength: body.byteLength,
       request: 0,
     });
+    sendMessage(second, helloFrame());
     sendMessage(second, Buffer.concat([packet, body]), [link]);
     await assert.rejects(peer.receive(), {
       name: 'IpcError',

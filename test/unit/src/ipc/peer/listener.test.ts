@@ -271,7 +271,10 @@ describe('listen and connect', () => {
     using listener = listen('throws', { allow });
     using first = await connect('throws');
     await assert.rejects(listener.accept(), /from allow/);
-    await assert.rejects(first.receive(), { name: 'ClosedError' });
+    await assert.rejects(first.receive(), {
+      name: 'IpcError',
+      message: /without a word: it has refused/,
+    });
     using second = await connect('throws');
     using server = await listener.accept();
     await server.send(1);

@@ -13,7 +13,7 @@ import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 import { FrameKind, HEADER_BYTE_LENGTH, Tag } from '../../../../../src/ipc/protocol.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
-import { type FrameHeader, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { type FrameHeader, helloFrame, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import {
   type ValueMessage,
   ValueMessageReader,
@@ -54,10 +54,11 @@ export class RawPeer implements Disposable {
   /** What the peer has begun, as far as it was received here. */
   begun = 0;
 
-  constructor(options?: PeerOptions, credentials = own) {
-    const [first, second] = socketPair();
-    this.peer = new Peer(first, credentials, options);
+  constructor(options?: PeerOptions, credentials = own, first: 'hello' | 'no hello' = 'hello') {
+    const [mine, second] = socketPair();
+    this.peer = new Peer(mine, credentials, options);
     this.socket = second;
+    if (first === 'hello') sendMessage(second, helloFrame());
   }
 
   /** Sends a packet of the first value, with the given changes; returns whether there was room. */
@@ -69,7 +70,7 @@ export class RawPeer implements Disposable {
     return sendMessage(this.socket, packet, fds);
   }
 
-  /** The next packet, but for those that tell what the peer has begun, which are noted. */
+  /** The next packet but for the first one, and those that tell what the peer has begun, which are noted. */
   receive(): ReturnType<typeof receiveMessage> {
     for (;;) {
       const message = receiveMessage(this.socket);
@@ -77,6 +78,7 @@ export class RawPeer implements Disposable {
       const [kind, field, begun] = [3, HEADER_BYTE_LENGTH, HEADER_BYTE_LENGTH + 1].map(
         (at) => message.data[at],
       );
+      if (kind === FrameKind.hello) continue;
       if (kind !== FrameKind.control || field !== BEGUN) return message;
       this.begun = begun as number;
     }

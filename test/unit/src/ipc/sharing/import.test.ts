@@ -436,7 +436,7 @@ describe('openIpcArray', () => {
       [{ shape: [4, 4] }, /its items take 32 bytes/],
       [{ shape: [0, 3] }, /it has no items/],
       [{ shape: [-1, 3] }, /layout\.shape/],
-      [{ shape: [12] }, /a stride for each axis/],
+      [{ shape: [12] }, /layout\.strides has 2 items, and the shape 1/],
       [{ dtype: 'float' }, /there is no dtype "float"/],
       [{ dtype: 'i2' }, /the dtype is called int16, not i2/],
       [{ dtype: 'V0' }, /itemsize must be/],

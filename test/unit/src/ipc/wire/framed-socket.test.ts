@@ -12,7 +12,7 @@ import {
   type MessageType,
   SendQueue,
 } from '../../../../../src/ipc/wire/framed-socket.ts';
-import { FrameAssembler, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { FrameAssembler, helloFrame, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import {
   FRAGMENT_BYTE_LENGTH,
   MAX_UNSENT_BYTE_LENGTH,
@@ -55,6 +55,7 @@ describe('FramedSocket', () => {
       onDrained() {},
     });
     t.after(() => wire.close(new Error('over')));
+    sendMessage(other, helloFrame());
     sendValue(other, 0, 10);
     sendValue(other, 1, 20);
     sendValue(other, 2, 2 * FRAGMENT_BYTE_LENGTH);
@@ -107,10 +108,11 @@ describe('FramedSocket', () => {
       wire.close(new Error('over'));
       closeFd(other);
     });
+    sendMessage(other, helloFrame());
     while (sendOne());
     wire.markPeerGone();
     while (wire.isOpen) await nextLoopIteration();
-    assert.deepEqual([taken, ends], [4096, 1]);
+    assert.deepEqual([taken, ends], [4095, 1], 'the first frame counts');
   });
 
   test('an open socket keeps the process alive, even while nothing is read or written', (t) => {
@@ -359,6 +361,7 @@ describe('SendQueue', () => {
     closeFd(fd);
     assert.ok(sending, 'it waits');
     assert.equal(wire.sendQueue.isShortOfFds, true);
+    assert.deepEqual(receiveMessage(far), { data: new Uint8Array(helloFrame()), fds: [] });
     assert.equal(receiveMessage(far), undefined);
     // The socket has room, and nobody reads or writes it.
     await sending;
