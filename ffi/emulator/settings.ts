@@ -2,9 +2,11 @@
 import { type DeviceAttribute, deviceAttributes } from '../attributes.ts';
 import { type FunctionName, functionNames } from '../functions.ts';
 import type { CUresult } from '../results.ts';
+import { visibleDevices } from './visible-devices.ts';
 
 /**
- * - `CUFFI_EMULATED_DEVICES`: the number of devices; 1 by default.
+ * - `CUFFI_EMULATED_DEVICES`: the number of devices of the machine; 1 by default.
+ * - `CUDA_VISIBLE_DEVICES`: which of them this process sees, as on hardware: see {@link visibleDevices}.
  * - `CUFFI_EMULATED_MEMORY`: bytes of memory of each, with suffix K, M or G; 4G by default.
  * - `CUFFI_EMULATED_ATTRIBUTES`: device attributes by number, as `125=0,20=3`.
  * - `CUFFI_EMULATED_SAME_HANDLES=1`: an allocation at the address of a freed one has the same IPC
@@ -18,7 +20,8 @@ import type { CUresult } from '../results.ts';
  * - `CUDA_DEVICE_MAX_CONNECTIONS`: the number of queues of a device, 1 to 32, as on hardware; 8 by default.
  */
 export interface Settings {
-  readonly deviceCount: number;
+  /** The visible devices by ordinal: each is the number of a device of the machine. */
+  readonly visible: readonly number[];
   readonly memoryByteLength: number;
   readonly attributes: ReadonlyMap<number, number>;
   /** Whether devices support the feature of an attribute: all that are not set to 0. */
@@ -39,7 +42,7 @@ export interface Settings {
 export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
   const given = attributes(env);
   return {
-    deviceCount: deviceCount(env),
+    visible: visibleDevices(deviceCount(env), env['CUDA_VISIBLE_DEVICES']),
     memoryByteLength: memoryByteLength(env),
     attributes: given,
     supports: (attribute) => given.get(deviceAttributes[attribute]) !== 0,

@@ -19,6 +19,7 @@ import { MappedMemory } from '../../memory/mapped.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { packageVersion } from '../../package.ts';
 import { childProgram } from '../child-program.ts';
+import { replaceMissingGpu } from '../driver-choice.ts';
 import { ptraceScope } from './pair.ts';
 import type { DoctorDevice, LibraryFacts, MachineFacts } from './rules.ts';
 
@@ -32,6 +33,8 @@ export interface GatherOptions {
 
 /** Gathers everything about this machine. Never rejects: what fails is a fact. */
 export async function gatherFacts({ driver, device }: GatherOptions): Promise<MachineFacts> {
+  // As it was started: replacing a missing GPU changes it.
+  const { environment } = ownFacts();
   const chosen = useDriver(driver);
   const all = chosen.name === undefined ? [] : (attempt(devices) ?? []);
   const tried = all[device];
@@ -39,7 +42,7 @@ export async function gatherFacts({ driver, device }: GatherOptions): Promise<Ma
     ? await trySharing(tried, chosen.selection)
     : { probes: { results: [], reason: `there is no device ${device}` }, throughput: undefined };
   return {
-    process: ownFacts(),
+    process: { ...ownFacts(), environment },
     versions: { cuffi: packageVersion(), node: process.version, kernel: release() },
     driver: chosen,
     devices: all.flatMap((each) => attempt(() => describeDevice(each, all)) ?? []),
@@ -97,7 +100,7 @@ export function useDriver(requested: string | undefined): UsedDriver {
   }
   const error = whyUnavailable();
   if (named) return failed(error);
-  selectDriver('emulated');
+  replaceMissingGpu();
   return opened('in place of the missing GPU', messageOf(error), 'emulated');
 }
 
