@@ -1,10 +1,12 @@
 /** Gathers the facts that the doctor judges, and really tries what can be tried. */
+
 import { spawnSync } from 'node:child_process';
 import { existsSync, readdirSync, readFileSync, readlinkSync, statfsSync } from 'node:fs';
 import { release } from 'node:os';
 import { basename, join } from 'node:path';
 import { BLOCK } from '../../../ffi/arena.ts';
 import { cu, driverName, selectDriver } from '../../../ffi/driver.ts';
+import { readSetting } from '../../../ffi/settings.ts';
 import { Context } from '../../context.ts';
 import { type Device, devices } from '../../device.ts';
 import { driverVersion, isAvailable } from '../../driver.ts';
@@ -284,7 +286,7 @@ print('nccl', spec.submodule_search_locations[0] if spec else '')
 let ncclFolder = '';
 
 function pythonLibraries(): LibraryFacts[] {
-  const python = process.env['CUFFI_PYTHON'] || 'python3';
+  const python = readSetting('CUFFI_PYTHON') ?? 'python3';
   const { stdout, status } = spawnSync(python, ['-c', PYTHON_PROGRAM, ...PYTHON_PACKAGES], {
     encoding: 'utf8',
     timeout: PYTHON_TIMEOUT_MS,

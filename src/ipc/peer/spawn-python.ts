@@ -3,6 +3,7 @@ import { existsSync } from 'node:fs';
 import { delimiter, dirname, join, resolve } from 'node:path';
 import type { Readable } from 'node:stream';
 import { fileURLToPath } from 'node:url';
+import { readSetting } from '../../../ffi/settings.ts';
 import { companionFile } from '../../python/companion.ts';
 import { checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
@@ -80,7 +81,8 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
 }
 
 function interpreterIn(env: NodeJS.ProcessEnv): string {
-  const { CUFFI_PYTHON: chosen, VIRTUAL_ENV: environment } = env;
+  const chosen = readSetting('CUFFI_PYTHON', env);
+  const { VIRTUAL_ENV: environment } = env;
   if (chosen) return chosen;
   const own = environment && join(environment, 'bin', 'python3');
   return own && existsSync(own) ? own : 'python3';

@@ -68,10 +68,14 @@ describe('emulated devices', () => {
       { CUFFI_EMULATED_MEMORY: '4T' },
       { CUFFI_EMULATED_ATTRIBUTES: '125' },
       { CUFFI_EMULATED_FAULTS: 'cuNothing:1=2' },
+      { CUFFI_EMULATED_SAME_HANDLES: 'yes' },
+      { CUFFI_EMULATED_TEARDOWN_MS: 'soon' },
+      { CUFFI_EMULATED_SHARED_QUEUES: '0' },
+      { CUFFI_EMULATED_VERSION: '14' },
     ])
       assert.throws(() => createEmulatedDriver({ arena, env }), {
         name: 'RangeError',
-        message: new RegExp(Object.keys(env)[0] as string),
+        message: new RegExp(`^${Object.keys(env)[0]} must be .*, not "`),
       });
   });
 
