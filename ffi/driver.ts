@@ -11,7 +11,7 @@ import {
   type NativeFunction,
   openLibrary,
 } from './library.ts';
-import { loadModule } from './load-module.ts';
+import { loadModule } from './package.ts';
 import { CUresult } from './results.ts';
 import { checkSettings, isTracing } from './settings.ts';
 import { isMainThread } from './thread.ts';
@@ -138,7 +138,7 @@ interface Emulator {
 function openEmulated(): DriverSource {
   // A loader that compiles on the fly may create second instances of the modules. So shared state (the
   // arena, the kernels) is passed as an argument.
-  const emulator = loadModule(import.meta.url, './emulator/index') as Emulator;
+  const emulator = loadModule('./emulator/index', 'the emulated driver') as Emulator;
   const driver = emulator.createEmulatedDriver({ arena, kernels: emulatedKernels });
   return { name: 'emulated', resolve: (name) => functionOf(driver, name) ?? notEmulated };
 }

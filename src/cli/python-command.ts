@@ -15,6 +15,10 @@ Prints the path of cuffi.py, the companion for Python: put its folder on PYTHONP
   run(argv) {
     const copyTo = parse(argv);
     const file = companionFile();
+    if (file === undefined) {
+      printError(['cuffi: the companion for Python is missing: install cuffi again']);
+      return false;
+    }
     if (copyTo === undefined) {
       print([file]);
       return true;

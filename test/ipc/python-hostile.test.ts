@@ -40,7 +40,7 @@ async function runPython(
   const child = startProcess('python3', [`${fixtures}/${program}`, ...args.map(String)], {
     stdio: ['ignore', 'ignore', 'pipe'],
     timeout: options.timeout,
-    env: { ...process.env, PYTHONPATH: `${dirname(companionFile())}:${fixtures}` },
+    env: { ...process.env, PYTHONPATH: `${dirname(companionFile() as string)}:${fixtures}` },
   });
   let said = '';
   child.stderr.setEncoding('utf8').on('data', (text: string) => {

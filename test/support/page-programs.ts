@@ -113,7 +113,7 @@ const names = (code: string, file: string): boolean =>
   code.includes(`./${file}`) || code.includes(`'${file}'`);
 
 async function run({ path, directory, env }: Order, timeout: number): Promise<Printed> {
-  const python = [process.env['PYTHONPATH'], dirname(companionFile())].filter(Boolean);
+  const python = [process.env['PYTHONPATH'], dirname(companionFile() as string)].filter(Boolean);
   const isPython = path.endsWith('.py');
   const child = startProcess(isPython ? 'python3' : process.execPath, [path], {
     stdio: ['ignore', 'pipe', 'pipe'],

@@ -75,7 +75,7 @@ describe('the documents', () => {
 
 describe('docs/errors.md', () => {
   test('the table lists the code of every error class and every cause of an IpcError', () => {
-    const source = read('src/errors.ts') + read('ffi/library.ts');
+    const source = read('src/errors.ts') + read('ffi/library.ts') + read('ffi/package.ts');
     const ofClasses = source.matchAll(/readonly code(?:: string)? = '([a-z-]+)'/g);
     const types = source.matchAll(/export type Ipc(?:Cause|ErrorCode) =([^;]+);/g);
     const ofCauses = [...types]

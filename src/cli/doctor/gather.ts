@@ -6,6 +6,7 @@ import { release } from 'node:os';
 import { basename, join } from 'node:path';
 import { BLOCK } from '../../../ffi/arena.ts';
 import { cu, driverName, selectDriver } from '../../../ffi/driver.ts';
+import { packageVersion } from '../../../ffi/package.ts';
 import { readSetting } from '../../../ffi/settings.ts';
 import { Context } from '../../context.ts';
 import { type Device, devices } from '../../device.ts';
@@ -19,7 +20,6 @@ import { DeviceBuffer, type MemoryResource } from '../../memory/buffer.ts';
 import { ManagedMemory } from '../../memory/managed.ts';
 import { MappedMemory } from '../../memory/mapped.ts';
 import { MemoryPool } from '../../memory/pool.ts';
-import { packageVersion } from '../../package.ts';
 import { childProgram } from '../child-program.ts';
 import { replaceMissingGpu } from '../driver-choice.ts';
 import { ptraceScope } from './pair.ts';
@@ -45,7 +45,7 @@ export async function gatherFacts({ driver, device }: GatherOptions): Promise<Ma
     : { probes: { results: [], reason: `there is no device ${device}` }, throughput: undefined };
   return {
     process: { ...ownFacts(), environment },
-    versions: { cuffi: packageVersion(), node: process.version, kernel: release() },
+    versions: { cuffi: packageVersion() ?? 'unknown', node: process.version, kernel: release() },
     driver: chosen,
     devices: all.flatMap((each) => attempt(() => describeDevice(each, all)) ?? []),
     ...sharing,

@@ -58,10 +58,11 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
     throw new TypeError(`python must be the path of an interpreter, not ${formatValue(python)}`);
   const path = scriptPath(script);
   const file = resolve(cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.'), path);
+  const companion = companionFile();
   const command = {
     file: python ?? interpreterIn(env),
     args: [path, ...given],
-    env: { ...env, PYTHONPATH: withCompanion(env['PYTHONPATH']) },
+    env: { ...env, PYTHONPATH: withCompanion(env['PYTHONPATH'], companion) },
     stdio: ['inherit', 'inherit', 'pipe'],
     cwd,
   };
@@ -71,7 +72,10 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
       socket,
       child,
       {
-        findFault: () => (existsSync(file) ? undefined : `there is no script ${file}`),
+        findFault() {
+          if (!existsSync(file)) return `there is no script ${file}`;
+          return companion === undefined ? NO_COMPANION : undefined;
+        },
         lastOutput: () => stderr.whenEnded(),
         remedy: ': name the interpreter with { python } or CUFFI_PYTHON',
       },
@@ -88,9 +92,16 @@ function interpreterIn(env: NodeJS.ProcessEnv): string {
   return own && existsSync(own) ? own : 'python3';
 }
 
+/** A bundle may lack it, while the interpreter has one that pip installed. */
+const NO_COMPANION =
+  'if it has not found the module cuffi: the companion for Python is not in this bundle. Mark cuffi as ' +
+  'external and install it where the bundle runs, or put a copy (`cuffi python --copy FOLDER`) on PYTHONPATH';
+
 /** The companion comes last: a script may have its own copy. */
-const withCompanion = (path: string | undefined): string =>
-  [...(path ? [path] : []), dirname(companionFile())].join(delimiter);
+const withCompanion = (path: string | undefined, companion: string | undefined): string =>
+  [...(path ? [path] : []), ...(companion === undefined ? [] : [dirname(companion)])].join(
+    delimiter,
+  );
 
 const KEPT_BYTES = 4096;
 /** How long the rest of the output may take after the exit: another process may hold the pipe. */
