@@ -17,6 +17,8 @@ export function chooseDriver(): DriverChoice {
   const asked = process.env['CUFFI_DRIVER'];
   if (asked) return describeDriver(asked, 'CUFFI_DRIVER is set');
   if (isAvailable()) return describeDriver('cuda', 'there is a GPU');
+  // It was meant for GPUs, and may be what hides them.
+  delete process.env['CUDA_VISIBLE_DEVICES'];
   selectDriver('emulated');
   return describeDriver('emulated', 'there is no GPU');
 }

@@ -11,8 +11,9 @@ import {
   type NativeFunction,
   openLibrary,
 } from './library.ts';
-import { loadModule } from './load-module.ts';
+import { loadModule } from './package.ts';
 import { CUresult } from './results.ts';
+import { checkSettings, isTracing } from './settings.ts';
 import { isMainThread } from './thread.ts';
 import { type CallRecord, type CallSink, printCall, traced } from './trace.ts';
 import type { Arguments, CType } from './types.ts';
@@ -95,6 +96,7 @@ function currentSource(): DriverSource {
 }
 
 function openSource(chosen: string | Driver): DriverSource {
+  checkSettings();
   openArena();
   if (typeof chosen !== 'string')
     return { name: 'test', resolve: (name) => functionOf(chosen, name) ?? tooOld };
@@ -136,7 +138,7 @@ interface Emulator {
 function openEmulated(): DriverSource {
   // A loader that compiles on the fly may create second instances of the modules. So shared state (the
   // arena, the kernels) is passed as an argument.
-  const emulator = loadModule(import.meta.url, './emulator/index') as Emulator;
+  const emulator = loadModule('./emulator/index', 'the emulated driver') as Emulator;
   const driver = emulator.createEmulatedDriver({ arena, kernels: emulatedKernels });
   return { name: 'emulated', resolve: (name) => functionOf(driver, name) ?? notEmulated };
 }
@@ -252,7 +254,7 @@ export const firstVersionWith = (name: string): number | undefined =>
   (Object.hasOwn(rows, name) ? rows[name as FunctionName].since : undefined);
 
 defineCalls();
-if (process.env['CUFFI_TRACE'] === '1') sinks.add(printCall);
+if (isTracing) sinks.add(printCall);
 
 /**
  * Chooses the driver for the whole process, as the environment variable `CUFFI_DRIVER` does:

@@ -56,6 +56,7 @@ export { addressOf, MAX_VIEW_BYTE_LENGTH, stringAt, viewMemory, withAddress } fr
 export { copyHostMemory } from './host-copy.ts';
 export { type Library, LibraryNotFoundError, type LibraryPurpose, openLibrary } from './library.ts';
 export type { NativeFunction } from './library.ts';
+export { BundledError } from './package.ts';
 export {
   type EmulatedArgument,
   type EmulatedKernel,

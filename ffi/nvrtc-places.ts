@@ -1,7 +1,9 @@
 /** Finds libnvrtc and the CUDA headers of toolkits, pip and conda. */
+
 import { readdirSync, readFileSync, realpathSync, statSync } from 'node:fs';
 import { homedir } from 'node:os';
 import { basename, delimiter, dirname, join, resolve } from 'node:path';
+import { readSetting } from './settings.ts';
 
 /** Names to try in the loader's own folders. */
 const LOADER_NAMES = [
@@ -95,7 +97,7 @@ const nvrtcLibrariesIn = (
  * and the usual folders may have, newest first.
  */
 export function nvrtcCandidates(env: NodeJS.ProcessEnv = process.env): readonly string[] {
-  const chosen = env['CUFFI_NVRTC'];
+  const chosen = readSetting('CUFFI_NVRTC', env);
   if (chosen) return [chosen];
   const found = [
     ...LOADER_NAMES.map((path) => ({ path, version: versionOf(path) })),

@@ -76,19 +76,25 @@ await build({
   plugins: [layers],
 });
 
-// Beside the chunks, one of which loads it.
+// One of the chunks loads it by its place, as in the source.
 const zodLicense = readFileSync('node_modules/zod/LICENSE', 'utf8').trim();
 await build({
   ...options,
   entryPoints: ['src/ipc/zod.ts'],
-  outfile: 'dist/ffi/zod.js',
+  outfile: 'dist/src/ipc/zod.js',
   banner: { js: `/*\nParts of zod (https://zod.dev):\n\n${zodLicense}\n*/` },
 });
 
 for (const name of readdirSync('dist', { recursive: true })) {
   if (!name.endsWith('.js')) continue;
   const path = `dist/${name}`;
-  writeFileSync(path, withClassNames(withoutImportsOfNode(readFileSync(path, 'utf8')), path));
+  const text = withRequireInBundle(withoutImportsOfNode(readFileSync(path, 'utf8')));
+  writeFileSync(path, withClassNames(text, path));
+}
+
+/** Bundlers of programs follow `require` with a literal path, also in an ES module; Node never gets there. */
+function withRequireInBundle(text) {
+  return text.replaceAll(/\brequireInBundle\(/g, 'require(');
 }
 
 function withoutImportsOfNode(text) {

@@ -5,6 +5,7 @@ import { LibraryNotFoundError } from '../ffi/library.ts';
 import { CUresult } from '../ffi/results.ts';
 import { check } from './check.ts';
 import { DriverNotFoundError } from './errors.ts';
+import { loadPart } from './package.ts';
 
 let initializedSelection = -1;
 
@@ -20,10 +21,10 @@ export const isInitialized = (): boolean => initializedSelection === selectionCo
 
 function callCuInit(): CUresult {
   try {
-    return cu.cuInit(0);
+    return loadPart(() => cu.cuInit(0));
   } catch (error) {
-    if (!(error instanceof LibraryNotFoundError)) throw error;
-    throw new DriverNotFoundError(error.message);
+    if (error instanceof LibraryNotFoundError) throw new DriverNotFoundError(error.message);
+    throw error;
   }
 }
 
@@ -32,7 +33,8 @@ function callCuInit(): CUresult {
  * If there is a GPU, but it is broken, the error is thrown.
  *
  * @throws CudaError for any failure but "no device" and the toolkit's stub library; TypeError
- * for a CUFFI_DRIVER that is neither cuda, emulated nor a path
+ * for a CUFFI_DRIVER that is neither cuda, emulated nor a path; NotSupportedError in a bundle that lacks
+ * the emulated driver or koffi
  * @example
  * if (!cuda.isAvailable()) console.log('no GPU here');
  */

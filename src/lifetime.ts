@@ -1,6 +1,7 @@
 /** What is opened is closed: one `close()`, `closed`, `using` and finalizer for every resource. */
 
 import { inspect } from 'node:util';
+import { isTracing } from '../ffi/settings.ts';
 import { ClosedError, CuffiError } from './errors.ts';
 import { type Details, describeObject } from './inspect.ts';
 import { beginRelease, endRelease, shouldReport } from './lost-context.ts';
@@ -36,7 +37,7 @@ export abstract class Resource implements Disposable {
 
   protected constructor(kind: string, { owner, release }: ResourceInit) {
     this.#kind = kind;
-    const openedAt = tracing
+    const openedAt = isTracing
       ? new Error('opened').stack?.split('\n').slice(3).join('\n')
       : undefined;
     const state = newResourceState(kind, owner, release, openedAt);
@@ -461,14 +462,13 @@ function runRelease(release: Release, owner: Scope | undefined): void {
   }
 }
 
-const tracing = process.env['CUFFI_TRACE'] === '1';
 let warned = false;
 
 // V8 chooses when a finalizer runs. So it only queues the release, which runs on the main thread
 // between two callbacks, and pushes the context that it needs.
 const finalizers = new FinalizationRegistry<Finalizable>(({ state }) => {
   if (state === undefined || isClosed(state)) return;
-  if (tracing || !warned) {
+  if (isTracing || !warned) {
     warned = true;
     process.emitWarning(`a ${state.kind} was garbage collected without close()`, {
       code: 'CUFFI_LEAK',

@@ -1,5 +1,6 @@
 /** Releases in which the driver may wait for the GPU: queued until the GPU has finished with the resource. */
 
+import { readSetting } from '../ffi/settings.ts';
 import type { Wait } from './deadline.ts';
 import { CuffiError } from './errors.ts';
 import type { Fence } from './fence.ts';
@@ -286,11 +287,8 @@ export class ReleaseQueue {
  * @throws RangeError for an invalid count or ratio
  */
 export function releaseLimits(totalMemory: () => number): ReleaseLimits {
-  const count = numberFromEnvironment('CUFFI_DEALLOCS_COUNT', 10);
-  const ratio = numberFromEnvironment('CUFFI_DEALLOCS_RATIO', 0.2);
-  if (!Number.isInteger(count))
-    throw invalidEnvironment('CUFFI_DEALLOCS_COUNT', 'an integer of at least 0');
-  if (ratio > 1) throw invalidEnvironment('CUFFI_DEALLOCS_RATIO', 'a number from 0 to 1');
+  const count = readSetting('CUFFI_DEALLOCS_COUNT') ?? 10;
+  const ratio = readSetting('CUFFI_DEALLOCS_RATIO') ?? 0.2;
   let byteLength: number | undefined;
   return {
     count,
@@ -304,19 +302,3 @@ export function releaseLimits(totalMemory: () => number): ReleaseLimits {
     },
   };
 }
-
-/**
- * Returns a number from an environment variable.
- *
- * @throws RangeError unless it is a number of at least 0
- */
-export function numberFromEnvironment(name: string, fallback: number): number {
-  const text = process.env[name];
-  if (text === undefined || text === '') return fallback;
-  const value = Number(text);
-  if (!(value >= 0)) throw invalidEnvironment(name, 'a number of at least 0');
-  return value;
-}
-
-const invalidEnvironment = (name: string, expected: string): RangeError =>
-  new RangeError(`${name} must be ${expected}, not ${JSON.stringify(process.env[name])}`);

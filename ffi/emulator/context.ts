@@ -47,7 +47,7 @@ export interface Context {
 /** The contexts of this process, and its stack of current ones. */
 export class Contexts {
   readonly #handles: Handles;
-  readonly #deviceCount: number;
+  readonly #visible: readonly number[];
   readonly #all = new Map<number, Context>();
   readonly #primary = new Map<number, Context>();
   readonly #stack: Context[] = [];
@@ -58,7 +58,7 @@ export class Contexts {
 
   constructor(settings: Settings, handles: Handles) {
     this.#handles = handles;
-    this.#deviceCount = settings.deviceCount;
+    this.#visible = settings.visible;
   }
 
   /** Registers a function that releases what belongs to a context when that ends. */
@@ -90,7 +90,17 @@ export class Contexts {
   }
 
   hasDevice(device: number): boolean {
-    return device >= 0 && device < this.#deviceCount;
+    return this.#visible[device] !== undefined;
+  }
+
+  /** The number in the machine of a visible device: processes with other visible devices know it. */
+  physicalDevice(device: number): number {
+    return this.#visible[device] ?? -1;
+  }
+
+  /** The ordinal here of a device of the machine. -1 if this process does not see it. */
+  visibleDevice(physical: number): number {
+    return this.#visible.indexOf(physical);
   }
 
   get(handle: number): Context | undefined {

@@ -1,12 +1,11 @@
 /** Devices: count, names, attributes and memory; the driver's version and error texts. */
-import { createHash } from 'node:crypto';
 import { type DeviceAttribute, deviceAttributes } from '../attributes.ts';
 import type { Driver } from '../functions.ts';
-import { bootId } from '../linux/process.ts';
 import { allocatePermanent, viewMemory } from '../native.ts';
 import { CUresult } from '../results.ts';
 import type { HostMemory } from './host-memory.ts';
 import type { Settings } from './settings.ts';
+import { uuidOf } from './visible-devices.ts';
 
 const { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_DEVICE } = CUresult;
 
@@ -35,7 +34,6 @@ const defaults: Partial<Record<DeviceAttribute, number>> = {
   canMapHostMemory: 1,
   surfaceAlignment: 512,
   concurrentKernels: 1,
-  pciBusId: 1,
   memoryClockRate: 2_619_000,
   globalMemoryBusWidth: 5120,
   l2CacheSize: 50 * 2 ** 20,
@@ -77,11 +75,6 @@ const attributeNames = new Map<number, DeviceAttribute>(
   Object.entries(deviceAttributes).map(([name, number]) => [number, name as DeviceAttribute]),
 );
 
-/** The same in every process until the machine reboots. */
-function uuid(ordinal: number): Uint8Array {
-  return createHash('sha256').update(`${bootId()} device ${ordinal}`).digest().subarray(0, 16);
-}
-
 export type DeviceFunctions = Pick<
   Driver,
   | 'cuDriverGetVersion'
@@ -100,12 +93,14 @@ const lastAttribute = (version: number): number => {
 };
 
 export function deviceFunctions(settings: Settings, host: HostMemory): DeviceFunctions {
-  const exists = (device: number): boolean => device >= 0 && device < settings.deviceCount;
+  const { visible } = settings;
+  const exists = (device: number): boolean => visible[device] !== undefined;
   const attribute = (number: number, device: number): number | undefined => {
     const name = attributeNames.get(number);
     if (name === undefined || number > lastAttribute(settings.version)) return undefined;
-    if (name === 'pciDeviceId') return settings.attributes.get(number) ?? device;
-    return settings.attributes.get(number) ?? defaults[name] ?? 0;
+    const given = settings.attributes.get(number);
+    if (given !== undefined) return given;
+    return name === 'pciBusId' ? (visible[device] as number) + 1 : (defaults[name] ?? 0);
   };
   return {
     cuDriverGetVersion(out) {
@@ -113,7 +108,7 @@ export function deviceFunctions(settings: Settings, host: HostMemory): DeviceFun
       return CUDA_SUCCESS;
     },
     cuDeviceGetCount(out) {
-      host.setInt32(out, settings.deviceCount);
+      host.setInt32(out, visible.length);
       return CUDA_SUCCESS;
     },
     cuDeviceGet(out, ordinal) {
@@ -128,8 +123,9 @@ export function deviceFunctions(settings: Settings, host: HostMemory): DeviceFun
       return host.write(out, name) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     },
     cuDeviceGetUuid_v2(out, device) {
-      if (!exists(device)) return CUDA_ERROR_INVALID_DEVICE;
-      return host.write(out, uuid(device)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+      const physical = visible[device];
+      if (physical === undefined) return CUDA_ERROR_INVALID_DEVICE;
+      return host.write(out, uuidOf(physical)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     },
     cuDeviceGetAttribute(out, number, device) {
       if (!exists(device)) return CUDA_ERROR_INVALID_DEVICE;

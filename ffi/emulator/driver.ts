@@ -75,7 +75,7 @@ export function createEmulatedDriver({
   const virtual = new VirtualMemory(memory, contexts, handles);
   const pools = new Pools(memory, contexts, queues, handles);
   const imported = new ImportedPools(memory, handles, contexts);
-  const modules = new Modules(kernels, memory, contexts, handles);
+  const modules = new Modules(kernels, memory, managed, contexts, handles);
   const createLaunch = launchFactory(modules, memory, host);
   const parts = { pools, imported, memory, contexts, queues, host };
   let isInitialised = false;
@@ -83,7 +83,7 @@ export function createEmulatedDriver({
   const implementations: Driver = {
     cuInit(flags) {
       if (flags !== 0) return CUresult.CUDA_ERROR_INVALID_VALUE;
-      if (settings.deviceCount === 0) return CUresult.CUDA_ERROR_NO_DEVICE;
+      if (settings.visible.length === 0) return CUresult.CUDA_ERROR_NO_DEVICE;
       isInitialised = true;
       return CUresult.CUDA_SUCCESS;
     },

@@ -18,7 +18,7 @@ import {
   roundUp,
   unmapSharedAnonymous,
 } from './address-space.ts';
-import type { Contexts } from './context.ts';
+import type { Context, Contexts } from './context.ts';
 import type { HostMemory } from './host-memory.ts';
 import { type Memory, type Region, WRITE } from './memory.ts';
 import type { Settings } from './settings.ts';
@@ -33,10 +33,13 @@ const {
   CUDA_ERROR_NOT_SUPPORTED,
 } = CUresult;
 
-interface ManagedAllocation extends Region {
+/** An allocation of managed memory. */
+export interface ManagedAllocation extends Region {
   readonly kind: 'managed';
   /** The device that it was last prefetched to, and whose memory it uses. -1 for the CPU. */
   residentDevice: number;
+  /** Whether it is a variable of a module, which only unloading the module frees. */
+  readonly isVariable: boolean;
 }
 
 type ManagedFunctions = Pick<
@@ -62,11 +65,48 @@ export class ManagedMemory {
     });
   }
 
+  /** Whether devices have managed memory. */
+  get isSupported(): boolean {
+    return this.#isSupported;
+  }
+
+  /** Allocates managed memory of a context. Undefined if the system refuses. */
+  allocate(
+    context: Context,
+    requestedByteLength: number,
+    isVariable: boolean,
+  ): ManagedAllocation | undefined {
+    const byteLength = roundUp(requestedByteLength, GRANULARITY);
+    const address = mapSharedAnonymous(byteLength);
+    if (address === undefined) return undefined;
+    const allocation: ManagedAllocation = {
+      kind: 'managed',
+      address,
+      byteLength,
+      requestedByteLength,
+      context,
+      device: context.device,
+      bufferId: this.#memory.nextBufferId(),
+      handleTypes: 0,
+      poolHandle: 0,
+      residentDevice: CU_DEVICE_CPU,
+      isVariable,
+      access: () => WRITE,
+    };
+    this.#memory.regions.add(allocation);
+    return allocation;
+  }
+
+  /** Frees a variable of a module that is unloaded. */
+  freeVariable(allocation: ManagedAllocation): void {
+    this.#free(allocation);
+  }
+
   /** Frees managed memory. Undefined if the address is not in managed memory. */
   free(address: number): Status | undefined {
     const allocation = this.#at(address);
     if (!allocation) return undefined;
-    if (allocation.address !== address) return CUDA_ERROR_INVALID_VALUE;
+    if (allocation.address !== address || allocation.isVariable) return CUDA_ERROR_INVALID_VALUE;
     const { context } = allocation;
     if (context) this.#queues.drain(context);
     if (context?.failure) return context.failure;
@@ -83,26 +123,10 @@ export class ManagedMemory {
           (flags !== CU_MEM_ATTACH_GLOBAL && flags !== CU_MEM_ATTACH_HOST)
         )
           return CUDA_ERROR_INVALID_VALUE;
-        const byteLength = roundUp(requestedByteLength, GRANULARITY);
-        const address = mapSharedAnonymous(byteLength);
-        if (address === undefined) return CUDA_ERROR_OUT_OF_MEMORY;
-        fillUninitialized(address, requestedByteLength);
-        const context = this.#contexts.current;
-        const allocation: ManagedAllocation = {
-          kind: 'managed',
-          address,
-          byteLength,
-          requestedByteLength,
-          context,
-          device: context.device,
-          bufferId: this.#memory.nextBufferId(),
-          handleTypes: 0,
-          poolHandle: 0,
-          residentDevice: CU_DEVICE_CPU,
-          access: () => WRITE,
-        };
-        this.#memory.regions.add(allocation);
-        host.setUint64(out, address);
+        const made = this.allocate(this.#contexts.current, requestedByteLength, false);
+        if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
+        fillUninitialized(made.address, requestedByteLength);
+        host.setUint64(out, made.address);
         return CUDA_SUCCESS;
       },
       cuMemPrefetchAsync: (address, byteLength, device, handle) => {

@@ -8,6 +8,7 @@ import type { Allocation } from './blocks.ts';
 import type { Context, Contexts } from './context.ts';
 import type { Handles } from './handles.ts';
 import type { HostMemory } from './host-memory.ts';
+import type { ManagedAllocation, ManagedMemory } from './managed.ts';
 import type { Memory } from './memory.ts';
 import { type PtxEntry, type PtxGlobal, parsePtx } from './ptx.ts';
 import type { StreamQueues } from './stream-queues.ts';
@@ -32,17 +33,27 @@ export interface Kernel extends PtxEntry {
   isLoaded: boolean;
 }
 
+/** A variable of a module: in device memory or in managed memory. */
+type Variable =
+  | { readonly isManaged: false; readonly allocation: Allocation; readonly byteLength: number }
+  | {
+      readonly isManaged: true;
+      readonly allocation: ManagedAllocation;
+      readonly byteLength: number;
+    };
+
 interface Module {
   readonly handle: number;
   readonly context: Context;
   readonly kernels: readonly Kernel[];
-  readonly globals: ReadonlyMap<string, Allocation>;
+  readonly globals: ReadonlyMap<string, Variable>;
 }
 
 /** The modules of this process and their kernels. */
 export class Modules {
   readonly registered: ReadonlyMap<string, RegisteredKernel>;
   readonly #memory: Memory;
+  readonly #managed: ManagedMemory;
   readonly #handles: Handles;
   readonly #modules = new Map<number, Module>();
   readonly #kernels = new Map<number, Kernel>();
@@ -50,17 +61,23 @@ export class Modules {
   constructor(
     registered: ReadonlyMap<string, RegisteredKernel>,
     memory: Memory,
+    managed: ManagedMemory,
     contexts: Contexts,
     handles: Handles,
   ) {
     this.registered = registered;
     this.#memory = memory;
+    this.#managed = managed;
     this.#handles = handles;
     contexts.onEnd((context) => {
       // Their globals are freed with the memory of the context.
       for (const module of [...this.#modules.values()])
         if (module.context === context) this.#forget(module);
     });
+  }
+
+  get hasManagedMemory(): boolean {
+    return this.#managed.isSupported;
   }
 
   get(handle: number): Module | undefined {
@@ -73,22 +90,24 @@ export class Modules {
 
   /** Loads an image. Undefined if there is no memory for its globals. */
   load(context: Context, { entries, globals, target }: Image): Module | undefined {
-    const allocations = new Map<string, Allocation>();
-    for (const { name, byteLength, initial } of globals) {
-      const allocation = this.#memory.blocks.allocate(context, byteLength);
-      if (!allocation) {
-        for (const each of allocations.values()) this.#memory.blocks.free(each);
+    const variables = new Map<string, Variable>();
+    for (const global of globals) {
+      const variable = this.#allocate(context, global);
+      if (!variable) {
+        for (const each of variables.values()) this.#free(each);
         return undefined;
       }
-      allocations.set(name, allocation);
+      variables.set(global.name, variable);
+      const { byteLength } = global;
       const bytes = new Uint8Array(byteLength);
-      bytes.set(initial.subarray(0, byteLength));
-      withAddress(bytes, (from) => this.#memory.copy(allocation.address, from, byteLength));
+      bytes.set(global.initial.subarray(0, byteLength));
+      const { address } = variable.allocation;
+      withAddress(bytes, (from) => this.#memory.copy(address, from, byteLength));
     }
     const module = {
       handle: this.#handles.make('CUmodule'),
       context,
-      globals: allocations,
+      globals: variables,
       kernels: entries.map((entry) => ({
         ...entry,
         handle: this.#handles.make('CUfunction'),
@@ -105,7 +124,21 @@ export class Modules {
 
   unload(module: Module): void {
     this.#forget(module);
-    for (const allocation of module.globals.values()) this.#memory.blocks.free(allocation);
+    for (const variable of module.globals.values()) this.#free(variable);
+  }
+
+  #allocate(context: Context, { byteLength, isManaged }: PtxGlobal): Variable | undefined {
+    if (isManaged) {
+      const allocation = this.#managed.allocate(context, byteLength, true);
+      return allocation && { isManaged, allocation, byteLength };
+    }
+    const allocation = this.#memory.blocks.allocate(context, byteLength);
+    return allocation && { isManaged, allocation, byteLength };
+  }
+
+  #free(variable: Variable): void {
+    if (variable.isManaged) this.#managed.freeVariable(variable.allocation);
+    else this.#memory.blocks.free(variable.allocation);
   }
 
   #forget(module: Module): void {
@@ -164,6 +197,8 @@ export function moduleFunctions(
         writeLog(count, options, values, read.log);
         return read.status;
       }
+      if (read.globals.some(({ isManaged }) => isManaged) && !modules.hasManagedMemory)
+        return CUDA_ERROR_NOT_SUPPORTED;
       queues.drain(contexts.current);
       const module = modules.load(contexts.current, read);
       if (!module) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -193,7 +228,7 @@ export function moduleFunctions(
       if (!module) return CUDA_ERROR_INVALID_HANDLE;
       const found = module.globals.get(nameAt(name) ?? '');
       if (!found) return CUDA_ERROR_NOT_FOUND;
-      if (out !== 0) host.setUint64(out, found.address);
+      if (out !== 0) host.setUint64(out, found.allocation.address);
       if (byteLength !== 0) host.setUint64(byteLength, found.byteLength);
       return CUDA_SUCCESS;
     },

@@ -18,6 +18,7 @@ export class ImportedPool {
   readonly handle: number;
   readonly page: PoolPage;
   readonly generation: string;
+  /** -1 if this process does not see it. */
   readonly device: number;
   readonly accessFlags = new Map<number, number>();
   /** The number of imports. Each is destroyed separately. */
@@ -27,14 +28,20 @@ export class ImportedPool {
   readonly #capacity: number;
   readonly #regions = new Map<number, ImportedRegion>();
 
-  constructor(memory: Memory, handle: number, address: number, capacity: number) {
+  constructor(
+    memory: Memory,
+    contexts: Contexts,
+    handle: number,
+    address: number,
+    capacity: number,
+  ) {
     this.#memory = memory;
     this.handle = handle;
     this.#address = address;
     this.#capacity = capacity;
     this.page = new PoolPage(address + capacity);
     this.generation = this.page.isValid ? this.page.generation : '';
-    this.device = this.page.device;
+    this.device = contexts.visibleDevice(this.page.device);
   }
 
   access(device: number): number {
@@ -118,6 +125,7 @@ export class ImportedPools {
     if (address === undefined) return undefined;
     const pool = new ImportedPool(
       this.#memory,
+      this.#contexts,
       this.#handles.make('CUmemoryPool'),
       address,
       capacity,

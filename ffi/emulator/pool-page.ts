@@ -43,7 +43,7 @@ export class PoolPage {
     this.#words = new Int32Array(viewMemory(address as Address, POOL_PAGE_BYTE_LENGTH));
   }
 
-  /** Initialises the pages of a new pool. */
+  /** Initialises the pages of a new pool, of a device by its number in the machine. */
   initialise(device: number): void {
     this.#words[0] = MAGIC;
     this.#words[DEVICE] = device;
@@ -54,6 +54,7 @@ export class PoolPage {
     return this.#words[0] === MAGIC;
   }
 
+  /** The number in the machine of the pool's device. */
   get device(): number {
     return this.#words[DEVICE] as number;
   }

@@ -33,6 +33,8 @@ interface PendingFree {
 export interface PoolOptions {
   readonly handle: number;
   readonly device: number;
+  /** The number of the device in the machine: importers may see others. */
+  readonly physicalDevice: number;
   readonly handleTypes: number;
   /** The most bytes that it may reserve. */
   readonly capacity: number;
@@ -80,7 +82,7 @@ export class Pool {
     this.#mapped = { address, byteLength: options.capacity };
     memory.pools.add(this.#mapped);
     this.page = new PoolPage(address + options.capacity);
-    this.page.initialise(options.device);
+    this.page.initialise(options.physicalDevice);
     this.extents = new PoolExtents(fd, options.capacity, (byteLength) =>
       memory.hasFree(options.device, byteLength),
     );

@@ -155,7 +155,9 @@ export class Pools {
   ): Pool | undefined {
     const handle = this.#handles.make('CUmemoryPool');
     const capacity = roundUp(byteLength, GRANULARITY);
-    const pool = Pool.create(this.#memory, { handle, device, handleTypes, capacity, isDefault });
+    const physicalDevice = this.#contexts.physicalDevice(device);
+    const options = { handle, device, physicalDevice, handleTypes, capacity, isDefault };
+    const pool = Pool.create(this.#memory, options);
     if (!pool) return undefined;
     this.#all.add(pool);
     this.#byHandle.set(handle, pool);

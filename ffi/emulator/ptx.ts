@@ -13,6 +13,8 @@ export interface PtxEntry {
 export interface PtxGlobal {
   readonly name: string;
   readonly byteLength: number;
+  /** Whether it is in managed memory: a `__managed__` variable. */
+  readonly isManaged: boolean;
   /** The initial bytes. The rest is zero. */
   readonly initial: Uint8Array;
 }
@@ -31,7 +33,7 @@ export interface Ptx {
 const ENTRY = /\.entry\s+([\w$%]+)\s*(?:\(([^)]*)\))?([^{;]*)/g;
 const PARAM = /\.param\s+(?:\.align\s+\d+\s+)?\.([a-z]+)(\d+)[^,[]*(?:\[(\d+)\])?/g;
 const GLOBAL =
-  /^\s*(?:\.(?:visible|extern|weak)\s+)*\.(?:global|const)\s+(?:\.align\s+\d+\s+)?\.([a-z]+)(\d+)\s+([\w$%]+)((?:\[\d+\])*)\s*(?:=\s*\{?([^};]*)\}?)?\s*;/gm;
+  /^\s*(?:\.(?:visible|extern|weak|common)\s+)*\.(?:global|const)\s+((?:\.attribute\s*\((?:[^()]|\([^()]*\))*\)\s*|\.align\s+\d+\s+)*)\.([a-z]+)(\d+)\s+([\w$%]+)((?:\[\d+\])*)\s*(?:=\s*\{?([^};]*)\}?)?\s*;/gm;
 const MAX_THREADS = /\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?/;
 
 /** Parses PTX. Undefined if the text does not begin like PTX. */
@@ -50,11 +52,18 @@ export function parsePtx(text: string): Ptx | undefined {
       ),
       maxThreads: maxThreadsOf(directives),
     })),
-    globals: [...plain.matchAll(GLOBAL)].map(([, , bits, name = '', extents = '', values = '']) => {
-      const width = Number(bits) / 8;
-      const count = [...extents.matchAll(/\d+/g)].reduce((product, [n]) => product * Number(n), 1);
-      return { name, byteLength: width * count, initial: initialBytes(values, width) };
-    }),
+    globals: [...plain.matchAll(GLOBAL)].map(
+      ([, qualifiers = '', , bits, name = '', extents = '', values = '']) => {
+        const width = Number(bits) / 8;
+        const count = [...extents.matchAll(/\d+/g)].reduce((all, [n]) => all * Number(n), 1);
+        return {
+          name,
+          byteLength: width * count,
+          isManaged: /\.managed\b/.test(qualifiers),
+          initial: initialBytes(values, width),
+        };
+      },
+    ),
   };
 }
 

@@ -2,9 +2,12 @@
 import { type DeviceAttribute, deviceAttributes } from '../attributes.ts';
 import { type FunctionName, functionNames } from '../functions.ts';
 import type { CUresult } from '../results.ts';
+import { invalidSetting } from '../settings.ts';
+import { visibleDevices } from './visible-devices.ts';
 
 /**
- * - `CUFFI_EMULATED_DEVICES`: the number of devices; 1 by default.
+ * - `CUFFI_EMULATED_DEVICES`: the number of devices of the machine; 1 by default.
+ * - `CUDA_VISIBLE_DEVICES`: which of them this process sees, as on hardware: see {@link visibleDevices}.
  * - `CUFFI_EMULATED_MEMORY`: bytes of memory of each, with suffix K, M or G; 4G by default.
  * - `CUFFI_EMULATED_ATTRIBUTES`: device attributes by number, as `125=0,20=3`.
  * - `CUFFI_EMULATED_SAME_HANDLES=1`: an allocation at the address of a freed one has the same IPC
@@ -18,7 +21,8 @@ import type { CUresult } from '../results.ts';
  * - `CUDA_DEVICE_MAX_CONNECTIONS`: the number of queues of a device, 1 to 32, as on hardware; 8 by default.
  */
 export interface Settings {
-  readonly deviceCount: number;
+  /** The visible devices by ordinal: each is the number of a device of the machine. */
+  readonly visible: readonly number[];
   readonly memoryByteLength: number;
   readonly attributes: ReadonlyMap<number, number>;
   /** Whether devices support the feature of an attribute: all that are not set to 0. */
@@ -39,11 +43,11 @@ export interface Settings {
 export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
   const given = attributes(env);
   return {
-    deviceCount: deviceCount(env),
+    visible: visibleDevices(deviceCount(env), env['CUDA_VISIBLE_DEVICES']),
     memoryByteLength: memoryByteLength(env),
     attributes: given,
     supports: (attribute) => given.get(deviceAttributes[attribute]) !== 0,
-    reusesHandles: setting(env, 'CUFFI_EMULATED_SAME_HANDLES') === '1',
+    reusesHandles: reusesHandles(env),
     teardownMs: teardownMs(env),
     faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
     queueCount: queueCount(env),
@@ -58,8 +62,8 @@ const UNITS: Readonly<Record<string, number>> = { '': 1, K: 2 ** 10, M: 2 ** 20,
 const setting = (env: NodeJS.ProcessEnv, name: string): string | undefined =>
   env[name] || undefined;
 
-const throwInvalid = (name: string, value: string, wanted: string): never => {
-  throw new RangeError(`${name}=${value}: expected ${wanted}`);
+const throwInvalid = (name: string, value: string, expected: string): never => {
+  throw invalidSetting(name, expected, value);
 };
 
 function deviceCount(env: NodeJS.ProcessEnv): number {
@@ -68,6 +72,12 @@ function deviceCount(env: NodeJS.ProcessEnv): number {
   return /^\d{1,2}$/.test(value)
     ? Number(value)
     : throwInvalid(name, value, 'a number from 0 to 99');
+}
+
+function reusesHandles(env: NodeJS.ProcessEnv): boolean {
+  const name = 'CUFFI_EMULATED_SAME_HANDLES';
+  const value = setting(env, name) ?? '0';
+  return /^[01]$/.test(value) ? value === '1' : throwInvalid(name, value, '1 or 0');
 }
 
 /** The driver ignores other values. */
@@ -92,7 +102,7 @@ function memoryByteLength(env: NodeJS.ProcessEnv): number {
   const byteLength = Number(digits) * (UNITS[unit?.toUpperCase() ?? ''] ?? 1);
   return Number.isSafeInteger(byteLength) && byteLength > 0
     ? byteLength
-    : throwInvalid(name, value, 'bytes, with suffix K, M or G or without');
+    : throwInvalid(name, value, 'bytes above 0, with suffix K, M or G or without');
 }
 
 const OLDEST_VERSION = 11_040;
@@ -154,8 +164,10 @@ function parseFaults(text: string): FaultInjector {
     .map((entry) => {
       const [, name, call, status] = /^(\w+):(\d+|\*)=(\d+)$/.exec(entry) ?? [];
       if (!functionNames.includes(name as FunctionName))
-        throw new RangeError(
-          `CUFFI_EMULATED_FAULTS: ${entry}: expected FUNCTION:CALL=STATUS, as cuMemAlloc_v2:3=2`,
+        return throwInvalid(
+          'CUFFI_EMULATED_FAULTS',
+          entry,
+          'FUNCTION:CALL=STATUS, as cuMemAlloc_v2:3=2',
         );
       return {
         name: name as FunctionName,

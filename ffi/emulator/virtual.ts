@@ -31,7 +31,7 @@ const {
 
 const F_SETFD = 2;
 const F_DUPFD_CLOEXEC = 1030;
-/** The name of the memfd of physical memory, followed by the device's ordinal. */
+/** The name of the memfd of physical memory, followed by the device's number in the machine. */
 const NAME = 'cuffi.virtual.';
 
 /** Physical memory. */
@@ -120,7 +120,7 @@ export class VirtualMemory {
     const device = properties['location.id'];
     if (!this.#memory.hasFree(device, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
     try {
-      const fd = createFixedMemfd(`${NAME}${device}`, byteLength);
+      const fd = createFixedMemfd(`${NAME}${this.#contexts.physicalDevice(device)}`, byteLength);
       if (!fillUninitializedFile(fd, byteLength)) {
         closeFd(fd);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -218,7 +218,8 @@ export class VirtualMemory {
   /** Imports physical memory. The caller keeps the descriptor. */
   import(fd: number, handleTypes: number): { handle: number } | undefined {
     const file = inspectMemfd(fd);
-    const device = file?.name.startsWith(NAME) ? Number(file.name.slice(NAME.length)) : -1;
+    const physical = file?.name.startsWith(NAME) ? Number(file.name.slice(NAME.length)) : -1;
+    const device = this.#contexts.visibleDevice(physical);
     if (!file || !this.#contexts.hasDevice(device)) return undefined;
     const own = libc.fcntl(fd, F_DUPFD_CLOEXEC, 0);
     return own < 0 ? undefined : this.#add(own, file.byteLength, device, handleTypes, false);

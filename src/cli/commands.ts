@@ -1,6 +1,6 @@
 /** The table of the commands of `cuffi`, and how a command line is run. */
 
-import { packageVersion } from '../package.ts';
+import { packageVersion } from '../../ffi/package.ts';
 import { didYouMean } from '../validate.ts';
 import { CannotRunError, type Command, refuseArguments, UsageError } from './command.ts';
 import { devicesCommand } from './devices-command.ts';
@@ -28,7 +28,7 @@ const commands: Readonly<Record<string, Command>> = {
     usage: 'usage: cuffi version',
     run(argv) {
       refuseArguments('version', argv);
-      print([packageVersion()]);
+      print([packageVersion() ?? 'unknown']);
       return true;
     },
   },

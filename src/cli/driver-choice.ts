@@ -20,6 +20,15 @@ export function chooseDriver(requestedDriver: string | undefined): DriverChoice 
     return { name: driver, reason: requestedDriver ? 'as --driver says' : 'as CUFFI_DRIVER says' };
   }
   if (isAvailable()) return { name: 'cuda', reason: 'a GPU is here' };
-  selectDriver('emulated');
+  replaceMissingGpu();
   return { name: 'emulated', reason: 'no GPU is here' };
+}
+
+/**
+ * Selects the emulated driver in place of a GPU that is missing. `CUDA_VISIBLE_DEVICES` was meant for GPUs:
+ * it may be what hides them, and must not hide the emulated devices of this process and its children.
+ */
+export function replaceMissingGpu(): void {
+  delete process.env['CUDA_VISIBLE_DEVICES'];
+  selectDriver('emulated');
 }

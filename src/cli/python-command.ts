@@ -14,17 +14,22 @@ Prints the folder of the companion for Python: put it on PYTHONPATH, or copy wha
   --copy FOLDER   copies the Python package cuffi into a folder, over an earlier copy`,
   run(argv) {
     const copyTo = parse(argv);
+    const path = companionPath();
+    if (path === undefined) {
+      printError(['cuffi: the companion for Python is missing: install cuffi again']);
+      return false;
+    }
     if (copyTo === undefined) {
-      print([companionPath()]);
+      print([path]);
       return true;
     }
     const target = join(copyTo, 'cuffi');
     try {
       // An earlier copy may have files that this version has not.
       if (existsSync(join(target, '_protocol.py'))) rmSync(target, { recursive: true });
-      cpSync(join(companionPath(), 'cuffi'), target, {
+      cpSync(join(path, 'cuffi'), target, {
         recursive: true,
-        filter: (path) => basename(path) !== '__pycache__',
+        filter: (each) => basename(each) !== '__pycache__',
       });
     } catch (error) {
       printError([`cuffi: ${target} cannot be written: ${(error as Error).message}`]);

@@ -1,6 +1,7 @@
 /** Notes that this process shares something, so that `cuffi ls` and `cuffi doctor --with` find it. */
 
 import { runtimeWithoutWatches } from '../../ffi/linux/poll.ts';
+import { readSetting } from '../../ffi/settings.ts';
 import { isMainThread } from '../../ffi/thread.ts';
 
 let isNoted = false;
@@ -16,7 +17,7 @@ const DELAY_MS = 10;
 export function noteFirstUse(): void {
   if (isNoted) return;
   isNoted = true;
-  if (process.env['CUFFI_INSPECT'] === '0' || !isMainThread()) return;
+  if (readSetting('CUFFI_INSPECT') === false || !isMainThread()) return;
   if (runtimeWithoutWatches() !== undefined) return;
   setTimeout(() => {
     import('./inspect/inspect-server.ts').then(

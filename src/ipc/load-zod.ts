@@ -1,8 +1,21 @@
-import { loadModule } from '../../ffi/load-module.ts';
+import { isBundled, loadModule } from '../../ffi/package.ts';
+import { loadPart } from '../package.ts';
+
+type Zod = typeof import('./zod.ts');
+
+/** In dist this is `require`, which bundlers see: the build replaces the name, and nothing else. */
+declare function requireInBundle(path: string): unknown;
 
 /**
- * Loads zod for the first message that is checked, always through this function. In dist it lies beside
- * the file that has this module. Users have no types of zod: no declaration that they reach names them.
+ * Loads zod for the first message that is checked, always through this function. Users have no types of
+ * zod: no declaration that they reach names them.
  */
-export const loadZod = (): typeof import('./zod.ts') =>
-  loadModule(import.meta.url, './zod') as typeof import('./zod.ts');
+export function loadZod(): Zod {
+  if (isBundled())
+    try {
+      return requireInBundle('../src/ipc/zod.js') as Zod;
+    } catch {
+      // The bundler has left it out.
+    }
+  return loadPart(() => loadModule('../src/ipc/zod', 'the part of cuffi that checks JSON') as Zod);
+}

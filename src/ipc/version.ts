@@ -1,6 +1,7 @@
 /** The version of the protocol, and how a process says that another one speaks another version. */
+
+import { packageName } from '../../ffi/package.ts';
 import { IpcError } from '../errors.ts';
-import { packageName } from '../package.ts';
 import { MAX_PACKAGE_NAME_BYTE_LENGTH, VERSIONS } from './protocol.ts';
 
 /** Of frames and descriptors. Both ends must speak the same one. */

@@ -1,4 +1,5 @@
 /** A cache of compiled code on disk, so that only the first run of a program compiles. */
+
 import {
   closeSync,
   constants,
@@ -17,6 +18,7 @@ import {
 } from 'node:fs';
 import { homedir } from 'node:os';
 import { dirname, isAbsolute, join, resolve } from 'node:path';
+import { readSetting } from '../../ffi/settings.ts';
 import { randomBytes, sha256 } from '../crypto.ts';
 import type { CodeKind } from './architecture.ts';
 import type { CompiledInit, CompileRequest } from './compile-options.ts';
@@ -160,8 +162,9 @@ const digest = (bytes: Uint8Array): Buffer => Buffer.from(sha256(bytes), 'hex');
 
 /** The folder of the cache, by the option and the environment; undefined if the cache is off. */
 function folderOf(cache: boolean | string): string | undefined {
-  const { CUFFI_CACHE: chosen, XDG_CACHE_HOME: xdgCacheHome } = process.env;
-  if (cache === false || chosen === 'off' || chosen === '0') return undefined;
+  const chosen = readSetting('CUFFI_CACHE');
+  const { XDG_CACHE_HOME: xdgCacheHome } = process.env;
+  if (cache === false || chosen === 'off') return undefined;
   const userCacheHome =
     xdgCacheHome && isAbsolute(xdgCacheHome) ? xdgCacheHome : join(homedir(), '.cache');
   const base = typeof cache === 'string' ? cache : chosen || join(userCacheHome, 'cuffi');

@@ -153,8 +153,8 @@ export class Module extends Resource {
   }
 
   /**
-   * Returns a global variable (`__device__`, `__constant__`) as a buffer. The memory belongs to the
-   * module and is closed with it.
+   * Returns a global variable (`__device__`, `__constant__`, `__managed__`) as a buffer. The memory belongs
+   * to the module and is closed with it.
    *
    * @throws CudaError CUDA_ERROR_NOT_FOUND
    */

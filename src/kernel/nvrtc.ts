@@ -1,10 +1,12 @@
 /** Finds and opens libnvrtc. */
+
 import { statSync } from 'node:fs';
 import { OUT0, OUT1, readInt32 } from '../../ffi/arena.ts';
 import { type Library, LibraryNotFoundError } from '../../ffi/library.ts';
 import { stringAt, withAddress } from '../../ffi/native.ts';
 import { loadBuiltins, type Nvrtc, openNvrtc } from '../../ffi/nvrtc.ts';
 import { headerFolders, loadedFile, nvrtcCandidates } from '../../ffi/nvrtc-places.ts';
+import { readSetting } from '../../ffi/settings.ts';
 import type { Address } from '../../ffi/types.ts';
 import { CompileError, CompilerNotFoundError } from '../errors.ts';
 
@@ -29,7 +31,7 @@ let opened: { readonly chosen: string | undefined; readonly compiler: Compiler }
 
 /** Returns the libnvrtc of this machine, opened at first use. @throws CompilerNotFoundError */
 export function compilerInUse(): Compiler {
-  const chosen = process.env['CUFFI_NVRTC'];
+  const chosen = readSetting('CUFFI_NVRTC');
   if (opened?.chosen !== chosen) opened = undefined;
   opened ??= { chosen, compiler: open() };
   return opened.compiler;

@@ -1,10 +1,13 @@
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
 import { describe, test } from 'node:test';
-import { OUT0 } from '../../ffi/arena.ts';
+import { OUT0, readUint32 } from '../../ffi/arena.ts';
 import { CU_POINTER_ATTRIBUTE_IS_MANAGED } from '../../ffi/constants.ts';
 import { cu, recordCalls } from '../../ffi/driver.ts';
-import type { CUdeviceptr } from '../../ffi/types.ts';
-import { Context, Device, DeviceBuffer, ManagedMemory, Stream } from '../../src/index.ts';
+import { registerKernel } from '../../ffi/emulated-kernels.ts';
+import { viewMemory } from '../../ffi/native.ts';
+import type { Address, CUdeviceptr } from '../../ffi/types.ts';
+import { Context, Device, DeviceBuffer, ManagedMemory, Module, Stream } from '../../src/index.ts';
 import { collectGarbage, collectUntil } from '../support/process-state.ts';
 
 const MIB = 2 ** 20;
@@ -115,4 +118,59 @@ describe('ManagedMemory', () => {
     assert.throws(() => memory.prefetch(other, device), /buffer must be managed memory/);
     assert.throws(() => closed.buffer, { name: 'ClosedError' });
   });
+});
+
+// The variables of managed.cu.
+const ptx = readFileSync(new URL('../support/ptx/managed.ptx', import.meta.url), 'utf8');
+
+registerKernel('increment', {
+  params: ['pointer'],
+  run({ view }, [at]) {
+    view(at, Uint32Array, 1)[0] = (view(at, Uint32Array, 1)[0] as number) + 1;
+  },
+});
+
+describe('a module with __managed__ variables', managed, () => {
+  const isManagedAt = (address: CUdeviceptr): boolean => {
+    assert.equal(cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_IS_MANAGED, address), 0);
+    return readUint32(OUT0) !== 0;
+  };
+
+  test('they are managed memory with their first values, and others are device memory', () => {
+    using module = Module.load(ptx);
+    for (const [name, bytes] of [
+      ['hits', new Uint8Array(new Uint32Array([41]).buffer)],
+      ['table', new Uint8Array(new Float32Array([1, 2, 3, 0]).buffer)],
+      ['zeros', new Uint8Array(64)],
+      ['bytes', new Uint8Array([1, 2, 255])],
+    ] as const) {
+      const variable = module.global(name);
+      assert.equal(isManagedAt(variable.address), true, name);
+      assert.deepEqual(variable.copyToHostSync(), bytes, name);
+    }
+    const plain = module.global('plain');
+    assert.equal(isManagedAt(plain.address), false);
+    assert.deepEqual(plain.copyToHostSync(), new Uint8Array([7, 0, 0, 0]));
+  });
+
+  test(
+    'the CPU and kernels see the same variable, and unloading the module ends it',
+    shared,
+    async () => {
+      const module = Module.load(ptx);
+      const hits = module.global('hits');
+      const { address } = hits;
+      const words = new Uint32Array(viewMemory(address as number as Address, 4));
+      assert.equal(words[0], 41);
+      words[0] = 100;
+      module.kernel('increment', ['pointer']).launch({ grid: 1, block: 1 }, hits);
+      await hits.context.synchronize();
+      assert.equal(words[0], 101);
+      assert.equal(isKnown(address), true);
+      module.close();
+      await hits.context.synchronize();
+      await hits.context.flush();
+      assert.equal(isKnown(address), false);
+    },
+  );
 });

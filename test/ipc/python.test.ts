@@ -468,7 +468,7 @@ describe('the end of a connection with Python', options, () => {
     }
     const source =
       'import cuffi\ntry: cuffi.parent()\nexcept cuffi.IpcError as error: print(error.code)';
-    const env = { ...process.env, PYTHONPATH: companionPath() };
+    const env = { ...process.env, PYTHONPATH: companionPath() as string };
     assert.equal(
       spawnSync('python3', ['-c', source], { env, encoding: 'utf8' }).stdout,
       'no-parent\n',

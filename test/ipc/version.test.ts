@@ -16,9 +16,9 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
+import { packageFolder } from '../../ffi/package.ts';
 import { IpcError } from '../../src/index.ts';
 import { listen, type Peer, spawnPeer, spawnPython } from '../../src/ipc/index.ts';
-import { packageFolder } from '../../src/package.ts';
 import { until } from '../support/iterations.ts';
 import { killed, startProcess } from '../support/program.ts';
 import { noPython } from '../support/python.ts';
@@ -26,7 +26,7 @@ import { noPython } from '../support/python.ts';
 const options = { timeout: 120_000 };
 /** The versions as dist has them. */
 const VERSIONS = /VERSIONS = \{ "?min"?: 4, "?max"?: 4 \}/;
-const root = packageFolder();
+const root = packageFolder() as string;
 let folder = '';
 let copy = '';
 let companion = '';

@@ -94,11 +94,8 @@ registerKernel('stray', {
 /** Within the project, so that packages are found from there. */
 const OUT = '.out';
 
-/** The modules that load another by their own place: the emulated driver and zod, which dist has built. */
-const moved: Readonly<Record<string, string>> = {
-  'ffi/driver.ts': 'dist/ffi/driver.js',
-  'src/ipc/load-zod.ts': 'dist/ffi/load-zod.js',
-};
+/** The module that loads others by its own place: the emulated driver and zod, which dist has built. */
+const moved: Readonly<Record<string, string>> = { 'ffi/package.ts': 'dist/ffi/package.js' };
 
 /** Modules go on to believe that they lie where their source does. */
 const keepPlaces: Plugin = {

@@ -12,6 +12,8 @@
  *   shown, and every shown line must be printed.
  * - A program that needs libraries of Python and a GPU says so in a fence: `python needs cupy
  *   cuda.core>=1.3`. It runs on hardware (test/ipc/python-doors.test.ts).
+ * - A `console` block has commands after `$ ` and what each prints; one shell runs them in an empty
+ *   folder in which Node finds the package.
  * - A block that cannot run says so in its fence: `ts fragment`, `python fragment`. It is only compiled.
  */
 import { readdirSync, readFileSync } from 'node:fs';
@@ -93,13 +95,16 @@ export function programsOf(page: string, which: 'own' | 'needs libraries'): Page
     .filter(({ blocks }) => blocks.some(({ needs }) => needs.length > 0) === (which !== 'own'));
 }
 
-/** The pages that have blocks, by their paths from the root of the project. */
-export const pagesWithCode: readonly string[] = [
+/** The pages, by their paths from the root of the project. */
+export const pages: readonly string[] = [
   'README.md',
   ...readdirSync(`${root}docs`)
     .filter((name) => name.endsWith('.md'))
     .map((name) => `docs/${name}`),
-].filter((page) => blocksOf(page).length > 0);
+];
+
+/** Those that have blocks of TypeScript or Python. */
+export const pagesWithCode: readonly string[] = pages.filter((page) => blocksOf(page).length > 0);
 
 /** The names that each entry of the package exports. */
 export type Exported = Readonly<Record<string, readonly string[]>>;
@@ -128,4 +133,25 @@ function uses(code: string, name: string): boolean {
   // Comments and texts name things, too.
   const bare = code.replace(/\/\/.*$|'[^'\n]*'/gm, '');
   return new RegExp(`(?<![.\\w])${name}\\b(?!:)`).test(bare) && !declared.test(bare);
+}
+
+/** A block of commands, and what each of them prints. */
+export interface ConsoleBlock {
+  readonly place: string;
+  readonly commands: readonly { readonly command: string; readonly shown: string }[];
+}
+
+/** Returns the blocks of commands of a page. */
+export function consoleBlocksOf(page: string): ConsoleBlock[] {
+  const text = readFileSync(root + page, 'utf8');
+  return [...text.matchAll(/^```console\n(.*?)^```$/gms)].map((match) => ({
+    place: `${page}:${text.slice(0, match.index).split('\n').length}`,
+    commands: (match[1] as string)
+      .split(/^\$ /m)
+      .slice(1)
+      .map((part) => {
+        const end = part.indexOf('\n') + 1;
+        return { command: part.slice(0, end - 1), shown: part.slice(end) };
+      }),
+  }));
 }

@@ -54,6 +54,8 @@ if (files.length === 0) fail(`no test file in ${given.in} ${words.join(' ')}`);
 
 process.env['CUFFI_DRIVER'] ||= 'emulated';
 const driver = process.env['CUFFI_DRIVER'];
+// Where it hides GPUs, it is not meant for the emulated ones.
+if (driver === 'emulated') delete process.env['CUDA_VISIBLE_DEVICES'];
 console.log(`driver: ${driver === 'emulated' ? 'emulated, no GPU is used' : driver}`);
 // One refusal instead of one a test.
 if (!isAvailable()) fail(`CUFFI_DRIVER=${driver} finds no GPU here`);

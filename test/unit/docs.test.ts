@@ -5,7 +5,7 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { delimiter, dirname, join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import * as ffi from '../../ffi/index.ts';
@@ -13,7 +13,7 @@ import * as cuffi from '../../src/index.ts';
 import * as ipc from '../../src/ipc/index.ts';
 import { InTurn } from '../support/in-turn.ts';
 import { PackageFolder, runPageProgram } from '../support/page-programs.ts';
-import { blocksOf, pagesWithCode, programsOf } from '../support/pages.ts';
+import { blocksOf, consoleBlocksOf, pages, pagesWithCode, programsOf } from '../support/pages.ts';
 import { noPython } from '../support/python.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
@@ -75,7 +75,7 @@ describe('the documents', () => {
 
 describe('docs/errors.md', () => {
   test('the table lists the code of every error class and every cause of an IpcError', () => {
-    const source = read('src/errors.ts') + read('ffi/library.ts');
+    const source = read('src/errors.ts') + read('ffi/library.ts') + read('ffi/package.ts');
     const ofClasses = source.matchAll(/readonly code(?:: string)? = '([a-z-]+)'/g);
     const types = source.matchAll(/export type Ipc(?:Cause|ErrorCode) =([^;]+);/g);
     const ofCauses = [...types]
@@ -176,6 +176,26 @@ describe('the code of README.md and docs/*.md', () => {
         if (hasPython && noPython) t.diagnostic(`${program.name}: ${noPython}`);
         else await runPageProgram(program, folder, { exported, inTurn });
       }
+    });
+
+  for (const { place, commands } of pages.flatMap(consoleBlocksOf))
+    test(`${place}: the commands print what is shown`, () => {
+      // One shell for the block: what a command exports, the next ones see.
+      const mark = '-- next --';
+      const script = commands.map(({ command }) => `${command}\necho '${mark}'`).join('\n');
+      const { CUFFI_DRIVER: _, ...env } = process.env;
+      const { stdout, stderr, status } = spawnSync('sh', ['-e', '-c', script], {
+        cwd: folder.path,
+        env: { ...env, PATH: `${dirname(process.execPath)}${delimiter}${env['PATH']}` },
+        encoding: 'utf8',
+        timeout: 60_000,
+      });
+      assert.equal(status, 0, stderr);
+      const printed = stdout.split(`${mark}\n`).slice(0, -1);
+      assert.deepEqual(
+        printed,
+        commands.map(({ shown }) => shown),
+      );
     });
 
   test('every block of Python compiles', { skip: noPython }, () => {

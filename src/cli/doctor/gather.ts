@@ -1,10 +1,13 @@
 /** Gathers the facts that the doctor judges, and really tries what can be tried. */
+
 import { spawnSync } from 'node:child_process';
 import { existsSync, readdirSync, readFileSync, readlinkSync, statfsSync } from 'node:fs';
 import { release } from 'node:os';
 import { basename, join } from 'node:path';
 import { BLOCK } from '../../../ffi/arena.ts';
 import { cu, driverName, selectDriver } from '../../../ffi/driver.ts';
+import { packageVersion } from '../../../ffi/package.ts';
+import { readSetting } from '../../../ffi/settings.ts';
 import { Context } from '../../context.ts';
 import { type Device, devices } from '../../device.ts';
 import { driverVersion, isAvailable } from '../../driver.ts';
@@ -17,8 +20,8 @@ import { DeviceBuffer, type MemoryResource } from '../../memory/buffer.ts';
 import { ManagedMemory } from '../../memory/managed.ts';
 import { MappedMemory } from '../../memory/mapped.ts';
 import { MemoryPool } from '../../memory/pool.ts';
-import { packageVersion } from '../../package.ts';
 import { childProgram } from '../child-program.ts';
+import { replaceMissingGpu } from '../driver-choice.ts';
 import { ptraceScope } from './pair.ts';
 import type { DoctorDevice, LibraryFacts, MachineFacts } from './rules.ts';
 
@@ -32,6 +35,8 @@ export interface GatherOptions {
 
 /** Gathers everything about this machine. Never rejects: what fails is a fact. */
 export async function gatherFacts({ driver, device }: GatherOptions): Promise<MachineFacts> {
+  // As it was started: replacing a missing GPU changes it.
+  const { environment } = ownFacts();
   const chosen = useDriver(driver);
   const all = chosen.name === undefined ? [] : (attempt(devices) ?? []);
   const tried = all[device];
@@ -39,8 +44,8 @@ export async function gatherFacts({ driver, device }: GatherOptions): Promise<Ma
     ? await trySharing(tried, chosen.selection)
     : { probes: { results: [], reason: `there is no device ${device}` }, throughput: undefined };
   return {
-    process: ownFacts(),
-    versions: { cuffi: packageVersion(), node: process.version, kernel: release() },
+    process: { ...ownFacts(), environment },
+    versions: { cuffi: packageVersion() ?? 'unknown', node: process.version, kernel: release() },
     driver: chosen,
     devices: all.flatMap((each) => attempt(() => describeDevice(each, all)) ?? []),
     ...sharing,
@@ -97,7 +102,7 @@ export function useDriver(requested: string | undefined): UsedDriver {
   }
   const error = whyUnavailable();
   if (named) return failed(error);
-  selectDriver('emulated');
+  replaceMissingGpu();
   return opened('in place of the missing GPU', messageOf(error), 'emulated');
 }
 
@@ -281,7 +286,7 @@ print('nccl', spec.submodule_search_locations[0] if spec else '')
 let ncclFolder = '';
 
 function pythonLibraries(): LibraryFacts[] {
-  const python = process.env['CUFFI_PYTHON'] || 'python3';
+  const python = readSetting('CUFFI_PYTHON') ?? 'python3';
   const { stdout, status } = spawnSync(python, ['-c', PYTHON_PROGRAM, ...PYTHON_PACKAGES], {
     encoding: 'utf8',
     timeout: PYTHON_TIMEOUT_MS,

@@ -1,5 +1,7 @@
 /** What every way to get a peer requires: a runtime that has connections, and the options. */
+
 import { runtimeWithoutWatches } from '../../../ffi/linux/poll.ts';
+import { checkSettings } from '../../../ffi/settings.ts';
 import { NotSupportedError } from '../../errors.ts';
 import { checkInteger } from '../../validate.ts';
 import { checkBusyPollUs } from '../wire/busy-poll.ts';
@@ -35,8 +37,13 @@ export const peerOptionNames = ['busyPollUs', 'orphanGraceMs'] as const;
 
 const MAX_GRACE_MS = 2 ** 31 - 1;
 
-/** Every function that makes a connection calls this first. @throws NotSupportedError in Bun and Deno */
+/**
+ * Every function that makes a connection calls this first.
+ *
+ * @throws NotSupportedError in Bun and Deno; RangeError for an invalid environment variable
+ */
 export function assertCanConnect(caller: string): void {
+  checkSettings();
   const runtime = runtimeWithoutWatches();
   if (runtime !== undefined)
     throw new NotSupportedError(

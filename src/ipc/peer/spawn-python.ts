@@ -3,6 +3,7 @@ import { existsSync } from 'node:fs';
 import { delimiter, join, resolve } from 'node:path';
 import type { Readable } from 'node:stream';
 import { fileURLToPath } from 'node:url';
+import { readSetting } from '../../../ffi/settings.ts';
 import { companionPath } from '../../python/companion.ts';
 import { checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
@@ -57,10 +58,11 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
     throw new TypeError(`python must be the path of an interpreter, not ${formatValue(python)}`);
   const path = scriptPath(script);
   const file = resolve(cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.'), path);
+  const companion = companionPath();
   const command = {
     file: python ?? interpreterIn(env),
     args: [path, ...given],
-    env: { ...env, PYTHONPATH: withCompanion(env['PYTHONPATH']) },
+    env: { ...env, PYTHONPATH: withCompanion(env['PYTHONPATH'], companion) },
     stdio: ['inherit', 'inherit', 'pipe'],
     cwd,
   };
@@ -70,7 +72,10 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
       socket,
       child,
       {
-        findFault: () => (existsSync(file) ? undefined : `there is no script ${file}`),
+        findFault() {
+          if (!existsSync(file)) return `there is no script ${file}`;
+          return companion === undefined ? NO_COMPANION : undefined;
+        },
         lastOutput: () => stderr.whenEnded(),
         remedy: ': name the interpreter with { python } or CUFFI_PYTHON',
       },
@@ -80,15 +85,21 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
 }
 
 function interpreterIn(env: NodeJS.ProcessEnv): string {
-  const { CUFFI_PYTHON: chosen, VIRTUAL_ENV: environment } = env;
+  const chosen = readSetting('CUFFI_PYTHON', env);
+  const { VIRTUAL_ENV: environment } = env;
   if (chosen) return chosen;
   const own = environment && join(environment, 'bin', 'python3');
   return own && existsSync(own) ? own : 'python3';
 }
 
+/** A bundle may lack it, while the interpreter has one that pip installed. */
+const NO_COMPANION =
+  'if it has not found the module cuffi: the companion for Python is not in this bundle. Mark cuffi as ' +
+  'external and install it where the bundle runs, or put a copy (`cuffi python --copy FOLDER`) on PYTHONPATH';
+
 /** The companion comes last: a script may have its own copy. */
-const withCompanion = (path: string | undefined): string =>
-  [...(path ? [path] : []), companionPath()].join(delimiter);
+const withCompanion = (path: string | undefined, companion: string | undefined): string =>
+  [...(path ? [path] : []), ...(companion === undefined ? [] : [companion])].join(delimiter);
 
 const KEPT_BYTES = 4096;
 /** How long the rest of the output may take after the exit: another process may hold the pipe. */

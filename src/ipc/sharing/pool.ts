@@ -1,10 +1,10 @@
 import { BLOCK, readBase64 } from '../../../ffi/arena.ts';
 import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
+import { readSetting } from '../../../ffi/settings.ts';
 import { check } from '../../check.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
-import { numberFromEnvironment } from '../../release-queue.ts';
 import { formatBytes } from '../../validate.ts';
 import { checkReadOnlyKind, type DescriptorFields, type ExportedFields } from '../descriptor.ts';
 import { describeExporter, exportIdOf, rememberExport } from '../identity.ts';
@@ -81,7 +81,7 @@ const LIMIT_VARIABLE = 'CUFFI_POOL_SHARE_LIMIT';
 function sizeBlocker(byteLength: number): OpenBlocker | undefined {
   // Reading the environment costs more than the rest, so it is read only for large allocations.
   if (byteLength <= SAFE_BYTE_LENGTH) return undefined;
-  const limit = Math.max(SAFE_BYTE_LENGTH, numberFromEnvironment(LIMIT_VARIABLE, SAFE_BYTE_LENGTH));
+  const limit = Math.max(SAFE_BYTE_LENGTH, readSetting(LIMIT_VARIABLE) ?? SAFE_BYTE_LENGTH);
   if (byteLength <= limit) return undefined;
   return {
     code: 'not-supported',

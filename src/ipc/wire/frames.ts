@@ -6,8 +6,8 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import type { SystemError } from '../../../ffi/linux/libc.ts';
 import type { SocketMessage } from '../../../ffi/linux/message.ts';
+import { packageName } from '../../../ffi/package.ts';
 import { IpcError } from '../../errors.ts';
-import { packageName } from '../../package.ts';
 import { formatBytes } from '../../validate.ts';
 import {
   FRAME_MAGIC,

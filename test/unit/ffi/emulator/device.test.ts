@@ -68,10 +68,14 @@ describe('emulated devices', () => {
       { CUFFI_EMULATED_MEMORY: '4T' },
       { CUFFI_EMULATED_ATTRIBUTES: '125' },
       { CUFFI_EMULATED_FAULTS: 'cuNothing:1=2' },
+      { CUFFI_EMULATED_SAME_HANDLES: 'yes' },
+      { CUFFI_EMULATED_TEARDOWN_MS: 'soon' },
+      { CUFFI_EMULATED_SHARED_QUEUES: '0' },
+      { CUFFI_EMULATED_VERSION: '14' },
     ])
       assert.throws(() => createEmulatedDriver({ arena, env }), {
         name: 'RangeError',
-        message: new RegExp(Object.keys(env)[0] as string),
+        message: new RegExp(`^${Object.keys(env)[0]} must be .*, not "`),
       });
   });
 
@@ -87,6 +91,40 @@ describe('emulated devices', () => {
     });
     assert.equal(uuids[0], uuids[2]);
     assert.notEqual(uuids[0], uuids[1]);
+  });
+
+  test('visible devices have the UUID and PCI address of their place in the machine', () => {
+    const read = (env: NodeJS.ProcessEnv): string[] => {
+      const { cu } = new Emulated({ CUFFI_EMULATED_DEVICES: '4', ...env });
+      assert.equal(cu.cuDeviceGetCount(OUT0), 0);
+      return Array.from({ length: readInt32(OUT0) }, (_, ordinal) => {
+        assert.equal(cu.cuDeviceGetUuid_v2(OUT0, device(ordinal)), 0);
+        const uuid = readBytes(OUT0, 16).join();
+        const PCI_BUS_ID = 33;
+        assert.equal(cu.cuDeviceGetAttribute(OUT0, PCI_BUS_ID, device(ordinal)), 0);
+        return `${uuid} on bus ${readInt32(OUT0)}`;
+      });
+    };
+    const [zero, one, two, three] = read({});
+    assert.equal(new Set([zero, one, two, three]).size, 4);
+    assert.deepEqual(read({ CUDA_VISIBLE_DEVICES: '2,0' }), [two, zero]);
+    assert.deepEqual(read({ CUDA_VISIBLE_DEVICES: '3,-1,1' }), [three]);
+    // All devices are equally fast, so that both orders are the same.
+    for (const order of ['FASTEST_FIRST', 'PCI_BUS_ID'])
+      assert.deepEqual(read({ CUDA_DEVICE_ORDER: order }), [zero, one, two, three]);
+    const { cu } = new Emulated({ CUFFI_EMULATED_DEVICES: '4', CUDA_VISIBLE_DEVICES: '2,0' });
+    assert.equal(cu.cuDeviceGet(OUT0, 1), 0);
+    assert.equal(cu.cuDeviceGet(OUT0, 2), 101);
+    assert.equal(cu.cuDevicePrimaryCtxRetain(OUT0, device(2)), 101);
+  });
+
+  test('cuInit returns NO_DEVICE if no device is visible', () => {
+    for (const list of ['', '-1', '7', '0,0', 'MIG-1']) {
+      const env = { CUFFI_EMULATED_DEVICES: '4', CUDA_VISIBLE_DEVICES: list };
+      const cu = createEmulatedDriver({ arena, env });
+      assert.equal(cu.cuInit(0), 100, list);
+      assert.equal(cu.cuDeviceGetCount(OUT0), 3, list);
+    }
   });
 
   test('a chosen call of a function fails, and only that one', () => {

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import { parsePtx } from '../../../../ffi/emulator/ptx.ts';
 
@@ -48,6 +49,44 @@ describe('parsePtx', () => {
         ['half', 16, [...new Uint8Array(new Float64Array([0.5, 1]).buffer)]],
         ['bytes', 8, [1, 2, 255]],
         ['one', 4, [...new Uint8Array(new Float32Array([1]).buffer)]],
+      ],
+    );
+  });
+
+  test('managed variables of nvcc are read with what they begin with', () => {
+    const file = new URL('../../../support/ptx/managed.ptx', import.meta.url);
+    const { globals } = parsePtx(readFileSync(file, 'utf8')) ?? assert.fail('it was not read');
+    assert.deepEqual(
+      globals.map(({ name, isManaged, byteLength, initial }) => [
+        name,
+        isManaged,
+        byteLength,
+        [...initial],
+      ]),
+      [
+        ['plain', false, 4, [7, 0, 0, 0]],
+        ['hits', true, 4, [41, 0, 0, 0]],
+        ['table', true, 16, [...new Uint8Array(new Float32Array([1, 2, 3]).buffer)]],
+        ['zeros', true, 64, []],
+        ['bytes', true, 3, [1, 2, 255]],
+      ],
+    );
+  });
+
+  test('attributes may stand on either side of the alignment, and managed may be one of several', () => {
+    const { globals } =
+      parsePtx(`.version 8.0
+.target sm_70
+.global .align 8 .attribute(.managed) .u64 behind;
+.visible .global .attribute(.managed, .unified(19,95)) .f32 both;
+.global .attribute(.unified(1,2)) .align 4 .b8 other[4];
+`) ?? assert.fail('it was not read');
+    assert.deepEqual(
+      globals.map(({ name, isManaged, byteLength }) => [name, isManaged, byteLength]),
+      [
+        ['behind', true, 8],
+        ['both', true, 4],
+        ['other', false, 4],
       ],
     );
   });

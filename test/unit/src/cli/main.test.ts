@@ -95,6 +95,27 @@ describe('cuffi command', () => {
     assert.equal(found('CUDA_DEVICE_MAX_CONNECTIONS').fact, '1');
   });
 
+  test('a list that hides every GPU does not hide the devices that replace them', () => {
+    const env = { CUFFI_DRIVER: '', CUDA_VISIBLE_DEVICES: '-1' };
+    const { findings, facts } = JSON.parse(cuffi('doctor --json', env).stdout);
+    assert.deepEqual([facts.driver.name, facts.devices.length], ['emulated', 1]);
+    const found = (name: string) => findings.find((each: { name: string }) => each.name === name);
+    assert.deepEqual(
+      [found('CUDA_VISIBLE_DEVICES').fact, found('CUDA_VISIBLE_DEVICES').status],
+      ['-1', 'no'],
+    );
+    assert.equal(found('pool').status, 'ok');
+    assert.match(
+      cuffi('devices', env).stdout,
+      /no GPU is here: these are no GPUs\.\n.*\n0 {2}GPU-/,
+    );
+    // Named, the emulated driver reads the list as the real one does.
+    assert.match(
+      cuffi('devices', { CUDA_VISIBLE_DEVICES: '-1' }).stderr,
+      /CUDA_ERROR_NO_DEVICE, 100/,
+    );
+  });
+
   test('doctor reports a broken driver, which no other one replaces', () => {
     const { code, stdout } = cuffi('doctor', { CUFFI_EMULATED_FAULTS: 'cuInit:*=999' });
     assert.equal(code, 1);
