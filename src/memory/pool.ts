@@ -27,6 +27,7 @@ import {
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import {
   type AllocateOptions,
+  type DeviceAccess,
   DeviceBuffer,
   type MemoryResource,
   type StreamOrderedRelease,
@@ -60,7 +61,7 @@ import {
  * buffer.fill(0, { stream });
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export class MemoryPool extends ShareableResource implements MemoryResource {
+export class MemoryPool extends ShareableResource implements MemoryResource, DeviceAccess {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;
@@ -216,6 +217,7 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
       resource: this,
       owner: state.buffers,
       release,
+      deviceAccess: this,
     });
   }
 
@@ -348,6 +350,11 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
     else this.#state.devicesWithAccess.delete(other);
   }
 
+  /** @internal */
+  get accessRemedy(): string {
+    return 'setAccess of its pool';
+  }
+
   /** A device's access to the pool's memory. */
   access(device: Device | number): attributes.PoolAccess {
     return attributes.readAccess(this.handle, Device.resolve(device));
@@ -428,6 +435,7 @@ function allocateInCapture(
     origin: 'allocated',
     resource: pool,
     release: memory,
+    deviceAccess: pool,
   });
   onCaptureEnd((origin) => {
     memory.freeAtCaptureEnd(origin);
