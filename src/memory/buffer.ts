@@ -423,7 +423,12 @@ export class DeviceBuffer extends ShareableResource {
 
   /** @internal Access that each device is given separately; undefined if peer access decides. */
   get deviceAccess(): DeviceAccess | undefined {
-    return (this.#root ?? this).#deviceAccess;
+    const root = this.#root ?? this;
+    if (root.#deviceAccess) return root.#deviceAccess;
+    const keepalive = root.#keepalive;
+    // Borrowed memory of another buffer is what that buffer is.
+    const owner = keepalive instanceof OwnerReference ? keepalive.owner : keepalive;
+    return owner instanceof DeviceBuffer ? owner.deviceAccess : undefined;
   }
 
   /**
@@ -673,7 +678,15 @@ export const memoryManagerOf = (context: Context): ManagerResource | undefined =
  * closing an owner that is a resource does not close the buffer.
  */
 export const keepaliveFor = (owner: unknown): unknown =>
-  owner === undefined ? undefined : { owner };
+  owner === undefined ? undefined : new OwnerReference(owner);
+
+class OwnerReference {
+  readonly owner: unknown;
+
+  constructor(owner: unknown) {
+    this.owner = owner;
+  }
+}
 
 /**
  * @internal Prevents memory, and the virtual memory or pool that it belongs to, from being freed.
