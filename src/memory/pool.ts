@@ -24,6 +24,7 @@ import {
   checkOptions,
   formatBytes,
 } from '../validate.ts';
+import { isCaptured } from '../work-tracker.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import {
   type AllocateOptions,
@@ -196,6 +197,7 @@ export class MemoryPool extends ShareableResource implements MemoryResource, Dev
       );
     if (isCapturing()) return allocateInCapture(this, pool, byteLength, stream);
     const plainHandle = stream?.untrackedHandle;
+    if (stream && plainHandle === undefined) assertNotCapturedElsewhere(stream);
     const status =
       plainHandle === undefined
         ? undefined
@@ -476,6 +478,20 @@ class GraphAllocation implements StreamOrderedRelease {
     this.#stream = origin;
     this.release();
   }
+}
+
+/**
+ * Checks that no other library captures a borrowed stream: the memory would belong to its graph, and
+ * asking whether the allocation is done would end the capture.
+ *
+ * @throws CuffiError
+ */
+function assertNotCapturedElsewhere({ handle }: Stream): void {
+  if (handle > CU_STREAM_PER_THREAD && isCaptured(handle))
+    throw new CuffiError(
+      'another library captures this stream, and its graph would own the memory: allocate before the ' +
+        'capture, or capture by Graph.capture',
+    );
 }
 
 /** The handle of a stream that is being captured. @throws CuffiError for any other stream */
