@@ -94,7 +94,7 @@ export interface DeviceAccess {
   access(device: Device): Access | 'none';
   /** Gives another device access. Undefined if only the owner of the memory can. */
   allowAccess?(device: Device): void;
-  /** How a user gives a device access, for error messages. */
+  /** @internal How a user gives a device access, for error messages. */
   readonly accessRemedy: string;
 }
 
