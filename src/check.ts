@@ -48,14 +48,24 @@ export function newerDriverNeeded(name: string, what: string): NotSupportedError
 const formatVersion = (version: number): string =>
   `${Math.floor(version / 1000)}.${Math.floor((version % 1000) / 10)}`;
 
-/** The CudaError for a status, with the driver's own description and our hint. */
-export function cudaError(status: CUresult, call: string, doing?: string, log?: string): CudaError {
+/**
+ * The CudaError for a status, with the driver's own description and our hint.
+ *
+ * @param hint what to do, if the caller knows better than by the call and the status
+ */
+export function cudaError(
+  status: CUresult,
+  call: string,
+  doing?: string,
+  log?: string,
+  hint?: string,
+): CudaError {
   const error = new CudaError({
     status,
     call,
     description: describeStatus(status),
     doing,
-    hint: hintFor(call, status),
+    hint: hint ?? hintFor(call, status),
     log,
   });
   noteError(error);

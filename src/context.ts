@@ -265,7 +265,8 @@ export class Context {
 
   /**
    * Lets streams and kernels of this context access the memory of another device's context. It does
-   * nothing if they already can. For memory of pools, use `pool.setAccess`.
+   * nothing if they already can. For memory of pools, use `pool.setAccess`; for virtual memory and the
+   * slots of channels, their `allowAccess`.
    *
    * @throws NotSupportedError if `device.canAccessPeer` returns false
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html

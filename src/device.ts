@@ -148,8 +148,8 @@ export class Device {
   }
 
   /**
-   * Whether this device can access the memory of another device. `context.enablePeerAccess` and
-   * `pool.setAccess` enable the access.
+   * Whether this device can access the memory of another device. `context.enablePeerAccess` enables the
+   * access to plain memory, `pool.setAccess` to that of a pool, `allowAccess` to virtual memory.
    *
    * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
    */

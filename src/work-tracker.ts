@@ -242,9 +242,15 @@ const isOver = (status: CUresult): boolean =>
 const isBusy = (stream: CUstream): boolean =>
   cu.cuStreamQuery(stream) === CUresult.CUDA_ERROR_NOT_READY;
 
-const isCaptured = (stream: CUstream): boolean =>
-  cu.cuStreamIsCapturing(stream, OUT3) === CUresult.CUDA_SUCCESS &&
-  readUint32(OUT3) !== CU_STREAM_CAPTURE_STATUS_NONE;
+/**
+ * Whether the work of a stream is captured, by any library; for the legacy default stream, whether that
+ * of a blocking stream is. Harms no capture. The context must be current for a default stream.
+ */
+export function isCaptured(stream: CUstream): boolean {
+  const status = cu.cuStreamIsCapturing(stream, OUT3);
+  if (status === CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true;
+  return status === CUresult.CUDA_SUCCESS && readUint32(OUT3) !== CU_STREAM_CAPTURE_STATUS_NONE;
+}
 
 // ---- Events behind the work of streams ----
 

@@ -268,6 +268,9 @@ const PAGE = 4096;
 const MAX_IMAGE_BYTES = 1 << 26;
 const ELF = 0x46_4c_45_7f;
 const FATBIN = 0xba_55_ed_50;
+/** The type of ELF files that are to be linked, and the machine of NVIDIA's. */
+const ET_REL = 1;
+const EM_CUDA = 190;
 
 // The newest PTX version that driver 13.0 accepts.
 const MAX_VERSION = 90;
@@ -326,6 +329,9 @@ function readCubin(
       ? Number(header.readBigUInt64LE(40)) + header.readUInt16LE(58) * header.readUInt16LE(60)
       : 0;
   const bytes = Buffer.from((byteLength < MAX_IMAGE_BYTES && host.read(address, byteLength)) || []);
+  // A part of a program loads, but no kernel of it can be found.
+  if (byteLength > 0 && header.readUInt16LE(16) === ET_REL && header.readUInt16LE(18) === EM_CUDA)
+    return { entries: [], globals: [], target: 90 };
   const entries = [...kernels]
     .filter(([name]) => bytes.includes(`.text.${name}\0`))
     .map(([name, { params }]) => ({

@@ -52,21 +52,13 @@ const QUERIES_STREAM: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuStreamGetFlags',
   'cuStreamGetPriority',
   'cuStreamGetCtx',
+  'cuStreamDestroy_v2',
 ]);
 
 /** Functions that query a capture without invalidating it. */
 const QUERIES_CAPTURE: ReadonlySet<FunctionName> = new Set<FunctionName>([
   'cuStreamIsCapturing',
   'cuStreamGetCaptureInfo_v2',
-]);
-
-/** Functions that invalidate a capture unless it is relaxed, because they may wait for work. */
-const UNSAFE_IN_CAPTURE: ReadonlySet<FunctionName> = new Set<FunctionName>([
-  'cuMemAlloc_v2',
-  'cuMemAllocPitch_v2',
-  'cuMemFree_v2',
-  'cuMemHostAlloc',
-  'cuMemFreeHost',
 ]);
 
 const LAST_DEFAULT_STREAM = 2;
@@ -166,11 +158,15 @@ export function withPreconditions(
         ? [...queues.captures].some((capture) => capture.includesStream(isBehind))
         : queues.invalidateCaptures(isBehind);
       if (isCaptured) return CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    } else if (handle !== undefined && !QUERIES_STREAM.has(name) && !QUERIES_CAPTURE.has(name)) {
+      if (queues.get(handle)?.capture?.isInvalid)
+        return CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     }
     const isBroken =
       (name === 'cuCtxSynchronize' &&
         queues.invalidateCaptures(({ context }) => context === top)) ||
-      (UNSAFE_IN_CAPTURE.has(name) && queues.invalidateStrictCaptures());
+      // Functions of streams and events tell the captured ones from others first.
+      (row.isUnsafeInCapture && !streamOrEvent && queues.invalidateStrictCaptures());
     return isBroken ? CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUresult.CUDA_SUCCESS;
   };
   const isWritable = (address: number): boolean =>

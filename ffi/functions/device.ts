@@ -14,7 +14,7 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { needsContext, noContext } from './row.ts';
+import { needsContext, noContext, unsafeInCapture } from './row.ts';
 
 export const deviceRows = {
   // Initialisation, version, errors
@@ -41,7 +41,7 @@ export const deviceRows = {
   cuCtxPushCurrent_v2: noContext(CUcontext),
   cuCtxPopCurrent_v2: needsContext(out(CUcontext)),
   cuCtxGetDevice: needsContext(out(CUdevice)),
-  cuCtxSynchronize: needsContext(),
+  cuCtxSynchronize: unsafeInCapture(needsContext()),
   cuCtxGetLimit: needsContext(out(size_t), CUlimit),
   cuCtxSetLimit: needsContext(CUlimit, size_t),
   cuCtxGetStreamPriorityRange: needsContext(out(int), out(int)),

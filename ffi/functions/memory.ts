@@ -10,20 +10,22 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { needsContext, needsStreamContext, noContext } from './row.ts';
+import { needsContext, needsStreamContext, noContext, unsafeInCapture } from './row.ts';
 
 export const memoryRows = {
   // Device memory, and what an address is
   cuMemGetInfo_v2: needsContext(out(size_t), out(size_t)),
-  cuMemAlloc_v2: needsContext(out(CUdeviceptr), size_t),
-  cuMemAllocPitch_v2: needsContext(out(CUdeviceptr), out(size_t), size_t, size_t, uint),
-  cuMemFree_v2: noContext(CUdeviceptr),
+  cuMemAlloc_v2: unsafeInCapture(needsContext(out(CUdeviceptr), size_t)),
+  cuMemAllocPitch_v2: unsafeInCapture(
+    needsContext(out(CUdeviceptr), out(size_t), size_t, size_t, uint),
+  ),
+  cuMemFree_v2: unsafeInCapture(noContext(CUdeviceptr)),
   cuMemGetAddressRange_v2: needsContext(out(CUdeviceptr), out(size_t), CUdeviceptr),
   cuPointerGetAttribute: noContext(pointer, CUpointer_attribute, CUdeviceptr),
 
   // Host memory
-  cuMemHostAlloc: needsContext(out(pointer), size_t, uint),
-  cuMemFreeHost: noContext(pointer),
+  cuMemHostAlloc: unsafeInCapture(needsContext(out(pointer), size_t, uint)),
+  cuMemFreeHost: unsafeInCapture(noContext(pointer)),
   cuMemHostGetFlags: needsContext(out(uint), pointer),
   cuMemHostRegister_v2: needsContext(pointer, size_t, uint),
   cuMemHostUnregister: noContext(pointer),

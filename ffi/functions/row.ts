@@ -14,6 +14,13 @@ export interface Row<P extends readonly CType[] = readonly CType[]> {
   readonly needs: Needs;
   readonly params: P;
   /**
+   * Whether the call may wait for work. The driver refuses it (900) while this thread captures a stream in
+   * global or thread-local mode, or any thread does in global mode, and those captures are then
+   * invalid (901). Relaxed captures allow it, but for the captured streams and events themselves.
+   * Absent for calls that hardware allowed, or was not asked about (test/driver/facts/captures.ts).
+   */
+  readonly isUnsafeInCapture?: true;
+  /**
    * The parameter with the number of elements that the call moves or sets, the bytes per element, and
    * the parameter with the number of rows, if it has one.
    */
@@ -43,6 +50,12 @@ export const needsContext = <const P extends readonly CType[]>(...params: P): Ro
 export const needsStreamContext = <const P extends readonly CType[]>(...params: P): Row<P> => ({
   needs: 'context for a default stream',
   params,
+});
+
+/** Marks a call that captures forbid: see {@link Row.isUnsafeInCapture}. */
+export const unsafeInCapture = <P extends readonly CType[]>(base: Row<P>): Row<P> => ({
+  ...base,
+  isUnsafeInCapture: true,
 });
 
 /** Adds the CUDA version of the first driver with the function. */

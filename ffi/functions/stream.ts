@@ -14,7 +14,7 @@ import {
   uint32,
   uint64,
 } from '../types.ts';
-import { needsContext, needsStreamContext, noContext, since } from './row.ts';
+import { needsContext, needsStreamContext, noContext, since, unsafeInCapture } from './row.ts';
 
 export const streamRows = {
   // Streams
@@ -23,8 +23,8 @@ export const streamRows = {
   cuStreamGetPriority: needsStreamContext(CUstream, out(int)),
   cuStreamGetFlags: needsStreamContext(CUstream, out(uint)),
   cuStreamGetCtx: needsStreamContext(CUstream, out(CUcontext)),
-  cuStreamQuery: needsStreamContext(CUstream),
-  cuStreamSynchronize: needsStreamContext(CUstream),
+  cuStreamQuery: unsafeInCapture(needsStreamContext(CUstream)),
+  cuStreamSynchronize: unsafeInCapture(needsStreamContext(CUstream)),
   cuStreamWaitEvent: needsStreamContext(CUstream, CUevent, uint),
   cuStreamWaitValue32_v2: since(11_070, needsStreamContext(CUstream, CUdeviceptr, uint32, uint)),
   cuStreamWriteValue32_v2: since(11_070, needsStreamContext(CUstream, CUdeviceptr, uint32, uint)),
@@ -37,7 +37,7 @@ export const streamRows = {
   cuEventCreate: needsContext(out(CUevent), uint),
   cuEventDestroy_v2: noContext(CUevent),
   cuEventRecord: needsStreamContext(CUevent, CUstream),
-  cuEventQuery: noContext(CUevent),
-  cuEventSynchronize: noContext(CUevent),
+  cuEventQuery: unsafeInCapture(noContext(CUevent)),
+  cuEventSynchronize: unsafeInCapture(noContext(CUevent)),
   cuEventElapsedTime: noContext(out(float), CUevent, CUevent),
 } as const;

@@ -1,11 +1,14 @@
 /** Built-in kernels: copy or fill items that are not contiguous with one launch. */
 
+import { CU_STREAM_LEGACY } from '../../ffi/constants.ts';
 import { CUresult } from '../../ffi/results.ts';
+import type { CUstream } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
 import { CudaError, NotSupportedError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { Stream } from '../stream.ts';
 import { countOtherWaitingStreams } from '../waiting-streams.ts';
+import { isCaptured } from '../work-tracker.ts';
 import {
   copyKernelName,
   copyPtx,
@@ -42,6 +45,7 @@ export interface StridedCopy extends StridedTarget {
   readonly source: number;
 }
 
+const LEGACY = CU_STREAM_LEGACY as CUstream;
 const THREADS_PER_BLOCK = 256;
 const MAX_INT32 = 2 ** 31 - 1;
 
@@ -160,8 +164,7 @@ const loadedByContext = new WeakMap<Context, Map<BuiltinModule, Loaded>>();
  * Returns a kernel by its name, for a launch in a stream of the context.
  *
  * Returns undefined if the driver rejects the module or the stream belongs to another context. Also
- * returns undefined if the module is not loaded yet and the context is busy or captured: loading may
- * wait for the device, whose work may wait for this process.
+ * returns undefined if the module is not loaded yet and cannot be loaded now.
  */
 export function builtinKernel<P extends BuiltinModule>(
   context: Context,
@@ -170,7 +173,7 @@ export function builtinKernel<P extends BuiltinModule>(
   stream: Stream | undefined,
 ): BuiltinKernel<P> | undefined {
   if (stream && stream.context !== context) return undefined;
-  const loadedModule = loadOnce(context, purpose);
+  const loadedModule = loadOnce(context, purpose, stream);
   if (!loadedModule?.module) return undefined;
   const kernel =
     loadedModule.kernels.get(name) ??
@@ -179,17 +182,43 @@ export function builtinKernel<P extends BuiltinModule>(
   return kernel as BuiltinKernel<P>;
 }
 
-function loadOnce(context: Context, purpose: BuiltinModule): Loaded | undefined {
+/**
+ * Loads the kernels of a context before a capture, which then records the same work as any later one:
+ * kernels cannot be loaded in it. Does nothing if they are loaded, or the context is busy.
+ */
+export function loadBuiltinKernels(context: Context): void {
+  loadOnce(context, 'copy', undefined);
+  loadOnce(context, 'fill', undefined);
+}
+
+/** @param stream the stream of the launch */
+function loadOnce(
+  context: Context,
+  purpose: BuiltinModule,
+  stream: Stream | undefined,
+): Loaded | undefined {
   const modules = loadedByContext.get(context) ?? new Map<BuiltinModule, Loaded>();
   loadedByContext.set(context, modules);
   const known = modules.get(purpose);
   if (known && !known.module?.closed) return known;
-  const isBusy = !context.workTracker.areStreamsIdle() || countOtherWaitingStreams(context) > 0;
-  if (isCapturing() || isBusy) return undefined;
+  if (isAnyCaptured(context, stream) || isBusy(context)) return undefined;
   const loaded = loadBuiltin(context, purpose);
   if (loaded) modules.set(purpose, loaded);
   return loaded;
 }
+
+/**
+ * Whether work is captured, here or by another library. Must come before any question about the work of
+ * streams, which would end the capture.
+ */
+const isAnyCaptured = (context: Context, stream: Stream | undefined): boolean =>
+  isCapturing() ||
+  // The answer for the legacy default stream covers all blocking streams.
+  context.run(() => isCaptured(LEGACY) || (stream !== undefined && isCaptured(stream.handle)));
+
+/** Loading may wait for the device, whose work may wait for this process. */
+const isBusy = (context: Context): boolean =>
+  !context.workTracker.areStreamsIdle() || countOtherWaitingStreams(context) > 0;
 
 /** Returns undefined after a transient error, so that a later call tries again. */
 function loadBuiltin(context: Context, purpose: BuiltinModule): Loaded | undefined {

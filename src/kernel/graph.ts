@@ -27,6 +27,7 @@ import {
   formatValue,
 } from '../validate.ts';
 import type { TrackedContext } from '../work-tracker.ts';
+import { loadBuiltinKernels } from './builtin-kernels.ts';
 import { Kernel } from './kernel.ts';
 import { forEachBuffer } from './kernel-arguments.ts';
 import { KernelNode } from './kernel-node.ts';
@@ -388,6 +389,7 @@ function captureStream(stream: Stream, work: () => void): CapturedGraph {
   const { handle, context } = stream;
   if (handle <= CU_STREAM_PER_THREAD)
     throw new TypeError('a default stream cannot be captured: make one with nonBlocking: true');
+  loadBuiltinKernels(context);
   check(
     // In relaxed mode only calls on the stream itself can invalidate the capture.
     cu.cuStreamBeginCapture_v2(handle, CU_STREAM_CAPTURE_MODE_RELAXED),

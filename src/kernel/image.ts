@@ -72,3 +72,115 @@ function fatbinByteLength(view: DataView): number {
   if (view.byteLength < FATBIN_HEADER) return FATBIN_HEADER;
   return view.getUint16(6, true) + Number(view.getBigUint64(8, true));
 }
+
+// ---- Code that must be linked before its kernels can be found ----
+
+/** Whether code is a part of a program that is to be linked, as `nvcc -rdc=true` makes it. */
+export interface Linkage {
+  /** Undefined if it cannot be told: a fatbin may be compressed. */
+  readonly isRelocatable: boolean | undefined;
+  /** The kernels of a relocatable cubin. */
+  readonly kernels: readonly string[];
+}
+
+const COMPLETE: Linkage = { isRelocatable: false, kernels: [] };
+
+const ELF_TYPE = 16;
+const ET_REL = 1;
+const ELF_MACHINE = 18;
+/** x86-64 and AArch64. */
+const CPU_MACHINES: readonly number[] = [62, 183];
+const SHT_SYMTAB = 2;
+const SYMBOL_BYTE_LENGTH = 24;
+/** The bit of a symbol's st_other that marks a kernel. */
+const STO_CUDA_ENTRY = 0x10;
+
+const FATBIN_ELF = 2;
+/** The flags of an entry that is compressed, by LZ4 or Zstandard. */
+const FATBIN_COMPRESSED = 0x2000n | 0x8000n;
+const FATBIN_ENTRY_HEADER = 64;
+
+/** What a load makes of code: PTX is always linked by the driver. Never throws. */
+export function linkageOf({ kind, bytes }: Image): Linkage {
+  if (kind === 'PTX') return COMPLETE;
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  try {
+    return kind === 'cubin' ? linkageOfElf(view) : linkageOfFatbin(view);
+  } catch {
+    // Offsets of damaged code lead beyond it.
+    return COMPLETE;
+  }
+}
+
+/** What to do with code that is a part of a program. */
+export const LINK_FIRST =
+  'The code was compiled to be linked (nvcc -rdc=true): link it before, Module.load(link([code])).';
+
+/** What to do about code that the driver did not load, by what it is; undefined if nothing is known. */
+export function loadHint(image: Image, log: string): string | undefined {
+  if (isHostObject(image))
+    return 'It is an object file for the CPU (nvcc -c or -dc): compile with -cubin, -fatbin or -ptx.';
+  if (linkageOf(image).isRelocatable) return LINK_FIRST;
+  return /unresolved extern|undefined reference/i.test(log)
+    ? 'It uses functions or variables of other code: link it with that, Module.load(link([code, other])).'
+    : undefined;
+}
+
+const isHostObject = ({ kind, bytes }: Image): boolean =>
+  kind === 'cubin' &&
+  CPU_MACHINES.includes(new DataView(bytes.buffer, bytes.byteOffset).getUint16(ELF_MACHINE, true));
+
+function linkageOfElf(view: DataView): Linkage {
+  if (view.getUint16(ELF_TYPE, true) !== ET_REL) return COMPLETE;
+  return { isRelocatable: true, kernels: kernelsOfElf(view) };
+}
+
+/** All entries come from the same compilation. Those with PTX tell nothing: they are for other devices. */
+function linkageOfFatbin(view: DataView): Linkage {
+  const end = fatbinByteLength(view);
+  let linkage = COMPLETE;
+  for (let at = view.getUint16(6, true); at + FATBIN_ENTRY_HEADER <= end; ) {
+    const headerByteLength = view.getUint32(at + 4, true);
+    const byteLength = Number(view.getBigUint64(at + 8, true));
+    if (headerByteLength < FATBIN_ENTRY_HEADER) break;
+    if (view.getUint16(at, true) === FATBIN_ELF) {
+      const isCompressed = (view.getBigUint64(at + 40, true) & FATBIN_COMPRESSED) !== 0n;
+      const start = view.byteOffset + at + headerByteLength;
+      if (!isCompressed) return linkageOfElf(new DataView(view.buffer, start, byteLength));
+      linkage = { isRelocatable: undefined, kernels: [] };
+    }
+    at += headerByteLength + byteLength;
+  }
+  return linkage;
+}
+
+function kernelsOfElf(view: DataView): readonly string[] {
+  const tableAt = Number(view.getBigUint64(40, true));
+  const [entryByteLength, count] = [view.getUint16(58, true), view.getUint16(60, true)];
+  const section = (n: number) => {
+    const at = tableAt + n * entryByteLength;
+    return {
+      type: view.getUint32(at + 4, true),
+      at: Number(view.getBigUint64(at + 24, true)),
+      byteLength: Number(view.getBigUint64(at + 32, true)),
+      link: view.getUint32(at + 40, true),
+    };
+  };
+  const kernels: string[] = [];
+  for (let n = 0; n < count; n += 1) {
+    const symbols = section(n);
+    if (symbols.type !== SHT_SYMTAB) continue;
+    const names = section(symbols.link);
+    for (let at = symbols.at; at < symbols.at + symbols.byteLength; at += SYMBOL_BYTE_LENGTH)
+      if ((view.getUint8(at + 5) & STO_CUDA_ENTRY) !== 0)
+        kernels.push(textAt(view, names.at + view.getUint32(at, true)));
+  }
+  return kernels;
+}
+
+/** Zero-terminated text. */
+function textAt(view: DataView, start: number): string {
+  let end = start;
+  while (view.getUint8(end) !== 0) end += 1;
+  return Buffer.from(view.buffer, view.byteOffset + start, end - start).toString();
+}

@@ -17,7 +17,7 @@ import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUmodule } from '../../ffi/types.ts';
 import { cudaError } from '../check.ts';
 import { checkBoolean, checkInteger, checkOptions, formatValue } from '../validate.ts';
-import type { Image } from './image.ts';
+import { type Image, loadHint } from './image.ts';
 
 /** How the driver compiles PTX; machine code is loaded as it is. */
 export interface JitOptions {
@@ -140,7 +140,13 @@ export function loadImage(
     withAddress(image.bytes, (at) => cu[call](OUT0, at, count, options, values)),
   );
   if (result !== 0)
-    throw cudaError(result, call, `loading ${describeImage(image, result)}`, errors);
+    throw cudaError(
+      result,
+      call,
+      `loading ${describeImage(image, result)}`,
+      errors,
+      loadHint(image, errors),
+    );
   return { handle: readHandle<CUmodule>(OUT0, cu.cuModuleUnload), log };
 }
 

@@ -8,10 +8,8 @@ import type { Address } from '../../ffi/types.ts';
 import { Context } from '../context.ts';
 import { toBfloat16, toFloat16 } from '../float16.ts';
 import { closeCount, Resource } from '../lifetime.ts';
-import { DeviceBuffer } from '../memory/buffer.ts';
+import { DeviceBuffer, PEER_ACCESS_REMEDY } from '../memory/buffer.ts';
 import { noteMemoryUse } from '../memory/buffer-copy.ts';
-import { HostVisibleBuffer } from '../memory/host-visible.ts';
-import { MemoryPool } from '../memory/pool.ts';
 import { readAddressForCall } from '../memory/use-order.ts';
 import { checkHostMemory, checkInstance, formatValue } from '../validate.ts';
 import {
@@ -312,19 +310,27 @@ function assertReachable(
   name: string,
 ): void {
   const owner = checkInstance(memoryContext, Context, `the context of ${name}`);
-  if (owner.device !== context.device && !hasAccess(context, owner, memory))
-    throw new TypeError(
-      `${name} is in memory of ${owner.device}, but the kernel runs on ${context.device}: copy it ` +
-        'there, or allow access by context.enablePeerAccess(other) or by setAccess of its pool',
-    );
+  if (owner.device !== context.device) assertAccessible(context, owner, bufferOf(memory), name);
   noteMemoryUse(context, [owner]);
 }
 
-function hasAccess(context: Context, owner: Context, memory: object): boolean {
-  if (context.peerAccess.has(owner)) return true;
-  const { buffer: inner } = memory as { readonly buffer?: unknown };
-  const buffer = inner instanceof DeviceBuffer ? inner : memory;
-  if (buffer instanceof HostVisibleBuffer) return true;
-  const resource = buffer instanceof DeviceBuffer ? buffer.resource : undefined;
-  return resource instanceof MemoryPool && resource.access(context.device) !== 'none';
+/** @param buffer undefined for an object of another library, of which only the context is known */
+function assertAccessible(
+  context: Context,
+  owner: Context,
+  buffer: DeviceBuffer | undefined,
+  name: string,
+): void {
+  if (buffer ? buffer.isAccessibleFrom(context) : context.peerAccess.has(owner)) return;
+  throw new TypeError(
+    `${name} is in memory of ${owner.device}, but the kernel runs on ${context.device}: copy it ` +
+      `there, or allow access by ${buffer?.accessRemedy ?? PEER_ACCESS_REMEDY}`,
+  );
+}
+
+/** The buffer that an argument is, or lies in. */
+function bufferOf(memory: object): DeviceBuffer | undefined {
+  if (memory instanceof DeviceBuffer) return memory;
+  const { buffer } = memory as { readonly buffer?: unknown };
+  return buffer instanceof DeviceBuffer ? buffer : undefined;
 }

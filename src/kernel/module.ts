@@ -8,12 +8,13 @@ import { CUresult } from '../../ffi/results.ts';
 import type { Address, CUdeviceptr, CUfunction, CUmodule } from '../../ffi/types.ts';
 import { check, cudaError } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
+import type { CudaError } from '../errors.ts';
 import { type Details, placeName } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { assertInternal, checkOptions, formatValue } from '../validate.ts';
 import { assertNoStreamWaits } from '../waiting-streams.ts';
-import { checkImage, type ModuleImage } from './image.ts';
+import { checkImage, LINK_FIRST, type Linkage, linkageOf, type ModuleImage } from './image.ts';
 import { checkJit, type JitOptions, loadImage } from './jit.ts';
 import { Kernel } from './kernel.ts';
 import {
@@ -51,8 +52,9 @@ export class Module extends Resource {
   /** The compiler's log: warnings, and with `jit: { verbose: true }` the resources of each kernel. */
   readonly log: string;
   readonly #handle: CUmodule;
+  readonly #linkage: Linkage;
 
-  private constructor(context: Context, handle: CUmodule, log: string) {
+  private constructor(context: Context, handle: CUmodule, log: string, linkage: Linkage) {
     assertInternal(context, Context, 'Module', 'Module.load');
     const { releases, epoch } = context;
     super('Module', {
@@ -66,6 +68,7 @@ export class Module extends Resource {
     this.context = context;
     this.log = log;
     this.#handle = handle;
+    this.#linkage = linkage;
   }
 
   /** @internal */
@@ -102,7 +105,7 @@ export class Module extends Resource {
       if (loading === 'eager') loadFunctions(loaded.handle);
       return loaded;
     });
-    return new Module(context, handle, log);
+    return new Module(context, handle, log, linkageOf(image));
   }
 
   /** As {@link load}, from a file. */
@@ -145,7 +148,7 @@ export class Module extends Resource {
     const call = 'cuModuleGetFunction';
     const status = withAddress(zeroTerminated, (at) => cu[call](OUT0, handle, at));
     if (status === CUresult.CUDA_ERROR_NOT_FOUND)
-      throw cudaError(status, call, `looking for kernel ${name}${listKernels(handle)}`);
+      throw missingKernelError(name, namesIfListed(handle), this.#linkage);
     check(status, call, () => `looking for kernel ${name}`);
     const found = readHandle<CUfunction>(OUT0);
     assertParameterSizes(found, name, types);
@@ -161,11 +164,12 @@ export class Module extends Resource {
   global(name: string): DeviceBuffer {
     const { handle, context } = this;
     const zeroTerminated = zeroTerminatedName(name, 'name');
-    check(
-      withAddress(zeroTerminated, (at) => cu.cuModuleGetGlobal_v2(OUT0, OUT1, handle, at)),
-      'cuModuleGetGlobal_v2',
-      () => `looking for the global ${name}`,
-    );
+    const call = 'cuModuleGetGlobal_v2';
+    const status = withAddress(zeroTerminated, (at) => cu[call](OUT0, OUT1, handle, at));
+    const doing = `looking for the global ${name}`;
+    if (status === CUresult.CUDA_ERROR_NOT_FOUND && this.#linkage.isRelocatable)
+      throw cudaError(status, call, doing, undefined, LINK_FIRST);
+    check(status, call, () => doing);
     return new DeviceBuffer({
       context,
       address: readHandle<CUdeviceptr>(OUT0),
@@ -182,13 +186,49 @@ function zeroTerminatedName(name: string, what: string): Uint8Array {
   return Buffer.from(`${name}\0`);
 }
 
-/** The kernels of a module for a message; an empty string if the driver cannot list them. */
-function listKernels(handle: CUmodule): string {
+// ---- Why a kernel is not found ----
+
+/** @param names the kernels of the module; undefined if the driver cannot list them */
+function missingKernelError(
+  name: string,
+  names: readonly string[] | undefined,
+  { isRelocatable, kernels }: Linkage,
+): CudaError {
+  const all = isRelocatable ? kernels : names;
+  const list = all && `, in a module that has ${all.slice(0, 20).join(', ') || 'none'}`;
+  const doing = `looking for kernel ${name}${list ?? ''}`;
+  const status = CUresult.CUDA_ERROR_NOT_FOUND;
+  const hint = missingKernelHint(name, all, isRelocatable);
+  return cudaError(status, 'cuModuleGetFunction', doing, undefined, hint);
+}
+
+/** Undefined for the hint of the call. */
+function missingKernelHint(
+  name: string,
+  names: readonly string[] | undefined,
+  isRelocatable: boolean | undefined,
+): string | undefined {
+  // A mangled name contains the name with its length.
+  const inMangled = new RegExp(`^_Z.*(?<!\\d)${name.length}${escapeForRegExp(name)}`);
+  const mangled = names?.find((each) => inMangled.test(each));
+  const mangledHint =
+    mangled &&
+    `C++ mangles the names of kernels: use ${mangled}, or declare the kernel extern "C".`;
+  if (isRelocatable) return [LINK_FIRST, mangledHint].filter(Boolean).join(' ');
+  // The kernels of code that must be linked are not listed.
+  if (isRelocatable === undefined && !names?.length)
+    return `If the code was compiled with nvcc -rdc=true, link it before: Module.load(link([code])). Else, C++ mangles the names of kernels: declare the kernel extern "C".`;
+  return mangledHint;
+}
+
+const escapeForRegExp = (text: string): string => text.replaceAll(/[^\w]/g, '\\$&');
+
+/** The kernels of a module; undefined if the driver cannot list them. */
+function namesIfListed(handle: CUmodule): readonly string[] | undefined {
   try {
-    const names = functionNames(handle);
-    return `, in a module that has ${names.slice(0, 20).join(', ') || 'none'}`;
+    return functionNames(handle);
   } catch {
-    return '';
+    return undefined;
   }
 }
 

@@ -6,7 +6,8 @@ import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import type { WaitOptions } from '../deadline.ts';
-import { CuffiError } from '../errors.ts';
+import { Device } from '../device.ts';
+import { CuffiError, NotSupportedError } from '../errors.ts';
 import { addCapturedMemory, isCapturing } from '../graph-capture.ts';
 import type { Details } from '../inspect.ts';
 import { describeObject, placeName } from '../inspect.ts';
@@ -87,6 +88,16 @@ export interface StreamOrderedRelease {
   release(): void;
 }
 
+/** Access to memory that each device is given separately: that of pools, and virtual memory. */
+export interface DeviceAccess {
+  /** What a device may do with the memory. */
+  access(device: Device): Access | 'none';
+  /** Gives another device access. Undefined if only the owner of the memory can. */
+  allowAccess?(device: Device): void;
+  /** @internal How a user gives a device access, for error messages. */
+  readonly accessRemedy: string;
+}
+
 /** @internal The constructor argument of {@link DeviceBuffer}. */
 export interface BufferInit {
   readonly context: Context;
@@ -110,6 +121,8 @@ export interface BufferInit {
   readonly isOwnerGone?: (() => boolean) | undefined;
   /** Default: `'read-write'`. */
   readonly access?: Access | undefined;
+  /** Default: the devices that have peer access to the context. */
+  readonly deviceAccess?: DeviceAccess | undefined;
 }
 
 /** Options of an allocation. */
@@ -145,6 +158,9 @@ export interface DeviceMemoryOptions extends PlaceOptions {
   readonly private?: boolean;
 }
 
+/** How a device gets access to memory of contexts. */
+export const PEER_ACCESS_REMEDY = 'context.enablePeerAccess(other)';
+
 /**
  * A range of device memory.
  *
@@ -175,6 +191,7 @@ export class DeviceBuffer extends ShareableResource {
   readonly #keepalive: unknown;
   readonly #mappingBoundaries: (() => readonly number[]) | undefined;
   readonly #isOwnerGone: (() => boolean) | undefined;
+  readonly #deviceAccess: DeviceAccess | undefined;
 
   /** @internal */
   constructor(init: BufferInit) {
@@ -191,6 +208,7 @@ export class DeviceBuffer extends ShareableResource {
     this.#keepalive = init.keepalive;
     this.#mappingBoundaries = init.mappingBoundaries;
     this.#isOwnerGone = init.isOwnerGone;
+    this.#deviceAccess = init.deviceAccess;
   }
 
   /**
@@ -368,6 +386,52 @@ export class DeviceBuffer extends ShareableResource {
   }
 
   /**
+   * Lets another device access the virtual memory that this buffer lies in, of this process or another
+   * one, over the link between the devices. Its kernels and copies then use the memory where it is.
+   * All buffers of the same virtual memory have the access, until the last of them is closed.
+   *
+   * @throws NotSupportedError if that device cannot access this one's memory, or for other memory: the
+   * message says how to give access to that; RangeError for the device of the memory; ClosedError,
+   * CudaError
+   * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
+   */
+  allowAccess(device: Device | number): void {
+    this.assertOpen();
+    const other = Device.resolve(device);
+    const { deviceAccess } = this;
+    if (!deviceAccess?.allowAccess)
+      throw new NotSupportedError(
+        `allowAccess is for virtual memory, and this buffer is not part of any: use ${this.accessRemedy}`,
+      );
+    deviceAccess.allowAccess(other);
+  }
+
+  /** @internal Whether kernels of a context can access the memory: it is theirs, or they were given access. */
+  isAccessibleFrom(context: Context): boolean {
+    const { device } = context;
+    if (device === this.context.device) return true;
+    const { deviceAccess } = this;
+    return deviceAccess
+      ? deviceAccess.access(device) !== 'none'
+      : context.peerAccess.has(this.context);
+  }
+
+  /** @internal How a user gives another device access, for error messages. */
+  get accessRemedy(): string {
+    return this.deviceAccess?.accessRemedy ?? PEER_ACCESS_REMEDY;
+  }
+
+  /** @internal Access that each device is given separately; undefined if peer access decides. */
+  get deviceAccess(): DeviceAccess | undefined {
+    const root = this.#root ?? this;
+    if (root.#deviceAccess) return root.#deviceAccess;
+    const keepalive = root.#keepalive;
+    // Borrowed memory of another buffer is what that buffer is.
+    const owner = keepalive instanceof OwnerReference ? keepalive.owner : keepalive;
+    return owner instanceof DeviceBuffer ? owner.deviceAccess : undefined;
+  }
+
+  /**
    * A read-only view of the same memory. cuffi's copies and fills refuse to write to it; a kernel
    * that receives it still can. Only a view of virtual memory can be sent to another process, which
    * maps it without write access.
@@ -426,6 +490,7 @@ export class DeviceBuffer extends ShareableResource {
       mappingBoundaries: this.#mappingBoundaries,
       isOwnerGone: this.#isOwnerGone,
       access: this.access,
+      deviceAccess: this.#deviceAccess,
     });
   }
 
@@ -613,7 +678,15 @@ export const memoryManagerOf = (context: Context): ManagerResource | undefined =
  * closing an owner that is a resource does not close the buffer.
  */
 export const keepaliveFor = (owner: unknown): unknown =>
-  owner === undefined ? undefined : { owner };
+  owner === undefined ? undefined : new OwnerReference(owner);
+
+class OwnerReference {
+  readonly owner: unknown;
+
+  constructor(owner: unknown) {
+    this.owner = owner;
+  }
+}
 
 /**
  * @internal Prevents memory, and the virtual memory or pool that it belongs to, from being freed.

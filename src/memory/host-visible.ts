@@ -53,6 +53,11 @@ export class HostVisibleBuffer extends DeviceBuffer {
     return this.#views().window(byteOffset, byteLength);
   }
 
+  /** @internal The driver gives all devices access. */
+  override isAccessibleFrom(): boolean {
+    return true;
+  }
+
   #views(): HostViews {
     if (this.closed) throw this.closedError();
     if (!this.#viewsReference)

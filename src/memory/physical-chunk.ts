@@ -13,11 +13,11 @@ import type { CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import type { Device } from '../device.ts';
-import { IpcError } from '../errors.ts';
+import { IpcError, NotSupportedError } from '../errors.ts';
 import { releaseOrWarn, runAll } from '../lifetime.ts';
 import { formatBytes } from '../validate.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
-import type { Access } from './buffer.ts';
+import type { Access, DeviceAccess } from './buffer.ts';
 import { addContextFd, closeContextFd } from './context-fds.ts';
 import { ensureKeepaliveAllocation, writeAllocationProperties } from './physical-memory.ts';
 
@@ -47,12 +47,18 @@ export function reserveAddresses(byteLength: number): CUdeviceptr {
   return readHandle<CUdeviceptr>(OUT0, (exact) => cu.cuMemAddressFree(exact, byteLength));
 }
 
-/** Creates memory on a device and maps it at reserved addresses. @throws CudaError */
+/**
+ * Creates memory on a device and maps it at reserved addresses.
+ *
+ * @param devices those that get access
+ * @throws CudaError
+ */
 export function createChunk(
   context: Context,
   address: CUdeviceptr,
   byteLength: number,
   shareable: boolean,
+  devices: Iterable<Device>,
 ): PhysicalChunk {
   allocateWithRetry(context, 'cuMemCreate', byteLength, () =>
     cu.cuMemCreate(OUT0, byteLength, writeAllocationProperties(context.device, shareable), 0),
@@ -63,7 +69,7 @@ export function createChunk(
   try {
     mapChunk(address, byteLength, handle);
     isMapped = true;
-    allowAccess(chunk, context.device);
+    for (const device of devices) allowAccess(chunk, device, 'read-write');
   } catch (error) {
     // The address was never returned, so nothing uses it.
     releaseOrWarn(() => {
@@ -87,11 +93,11 @@ export function mapChunk(
   );
 }
 
-/** Grants a device access to a chunk. */
+/** Grants a device access to chunks that fill a range. */
 export function allowAccess(
   { address, byteLength }: Pick<PhysicalChunk, 'address' | 'byteLength'>,
   device: Device,
-  access: Access = 'read-write',
+  access: Access,
 ): void {
   const descriptor = writeStruct('CUmemAccessDesc', {
     'location.type': CU_MEM_LOCATION_TYPE_DEVICE,
@@ -103,6 +109,56 @@ export function allowAccess(
     'cuMemSetAccess',
     () => `giving ${device} access to ${formatBytes(byteLength)}`,
   );
+}
+
+/**
+ * Which devices can access virtual memory, of this process or another one. They can access all of its
+ * chunks, later ones included.
+ */
+export class VirtualAccess implements DeviceAccess {
+  readonly accessRemedy = 'allowAccess of the virtual memory, or of the buffer';
+  /** The device of the context that the memory is mapped in, and those that were given access. */
+  readonly devices: Set<Device>;
+  readonly #owner: Device;
+  readonly #access: Access;
+  readonly #chunks: readonly PhysicalChunk[];
+
+  /**
+   * @param owner the device that has the memory, or in which it is mapped
+   * @param access what the devices may do
+   * @param chunks the chunks, one behind the other; later ones are added to this array
+   */
+  constructor(owner: Device, access: Access, chunks: readonly PhysicalChunk[]) {
+    this.devices = new Set([owner]);
+    this.#owner = owner;
+    this.#access = access;
+    this.#chunks = chunks;
+  }
+
+  access(device: Device): Access | 'none' {
+    return this.devices.has(device) ? this.#access : 'none';
+  }
+
+  /** @throws RangeError for the owner; NotSupportedError if the device cannot access its memory */
+  allowAccess(device: Device): void {
+    const owner = this.#owner;
+    if (device === owner)
+      throw new RangeError(`the memory is on ${owner} itself, which can access it`);
+    if (!device.canAccessPeer(owner))
+      throw new NotSupportedError(
+        `${device} cannot access the memory of ${owner}: copy there instead`,
+      );
+    if (this.devices.has(device)) return;
+    const [first] = this.#chunks;
+    // One call for all: either each chunk is accessible, or none.
+    if (first)
+      allowAccess(
+        { address: first.address, byteLength: totalByteLength(this.#chunks) },
+        device,
+        this.#access,
+      );
+    this.devices.add(device);
+  }
 }
 
 /** Chunks of virtual memory, as other processes can open them. */

@@ -24,9 +24,11 @@ import {
   checkOptions,
   formatBytes,
 } from '../validate.ts';
+import { isCaptured } from '../work-tracker.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import {
   type AllocateOptions,
+  type DeviceAccess,
   DeviceBuffer,
   type MemoryResource,
   type StreamOrderedRelease,
@@ -60,7 +62,7 @@ import {
  * buffer.fill(0, { stream });
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export class MemoryPool extends ShareableResource implements MemoryResource {
+export class MemoryPool extends ShareableResource implements MemoryResource, DeviceAccess {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;
@@ -195,6 +197,7 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
       );
     if (isCapturing()) return allocateInCapture(this, pool, byteLength, stream);
     const plainHandle = stream?.untrackedHandle;
+    if (stream && plainHandle === undefined) assertNotCapturedElsewhere(stream);
     const status =
       plainHandle === undefined
         ? undefined
@@ -216,6 +219,7 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
       resource: this,
       owner: state.buffers,
       release,
+      deviceAccess: this,
     });
   }
 
@@ -348,6 +352,11 @@ export class MemoryPool extends ShareableResource implements MemoryResource {
     else this.#state.devicesWithAccess.delete(other);
   }
 
+  /** @internal */
+  get accessRemedy(): string {
+    return 'setAccess of its pool';
+  }
+
   /** A device's access to the pool's memory. */
   access(device: Device | number): attributes.PoolAccess {
     return attributes.readAccess(this.handle, Device.resolve(device));
@@ -428,6 +437,7 @@ function allocateInCapture(
     origin: 'allocated',
     resource: pool,
     release: memory,
+    deviceAccess: pool,
   });
   onCaptureEnd((origin) => {
     memory.freeAtCaptureEnd(origin);
@@ -468,6 +478,20 @@ class GraphAllocation implements StreamOrderedRelease {
     this.#stream = origin;
     this.release();
   }
+}
+
+/**
+ * Checks that no other library captures a borrowed stream: the memory would belong to its graph, and
+ * asking whether the allocation is done would end the capture.
+ *
+ * @throws CuffiError
+ */
+function assertNotCapturedElsewhere({ handle }: Stream): void {
+  if (handle > CU_STREAM_PER_THREAD && isCaptured(handle))
+    throw new CuffiError(
+      'another library captures this stream, and its graph would own the memory: allocate before the ' +
+        'capture, or capture by Graph.capture',
+    );
 }
 
 /** The handle of a stream that is being captured. @throws CuffiError for any other stream */

@@ -21,6 +21,7 @@ import {
   type SharedChunks,
   shareChunks,
   totalByteLength,
+  VirtualAccess,
 } from './physical-chunk.ts';
 import { allocationGranularity } from './physical-memory.ts';
 import { randomId } from './random-id.ts';
@@ -55,6 +56,7 @@ export class VirtualMemory extends ShareableResource {
   readonly #address: CUdeviceptr;
   /** Shared with the finalizer. */
   readonly #chunks: PhysicalChunk[];
+  readonly #access: VirtualAccess;
   #byteLength = 0;
   /** Its id in other processes, for each kind of access. Knowing one does not reveal the other. */
   readonly #shareIds: { [A in Access]?: string } = {};
@@ -88,6 +90,7 @@ export class VirtualMemory extends ShareableResource {
     this.shareable = shareable;
     this.#address = address;
     this.#chunks = chunks;
+    this.#access = new VirtualAccess(context.device, 'read-write', chunks);
   }
 
   /**
@@ -153,6 +156,7 @@ export class VirtualMemory extends ShareableResource {
         origin: 'allocated',
         keepalive: this,
         mappingBoundaries: () => this.#chunks.map((chunk) => chunk.address),
+        deviceAccess: this.#access,
       });
     return this.#buffer;
   }
@@ -176,9 +180,31 @@ export class VirtualMemory extends ShareableResource {
       );
     const missing = roundUp(byteLength, this.granularity) - totalByteLength(this.#chunks);
     const end = (this.#address + totalByteLength(this.#chunks)) as CUdeviceptr;
-    if (missing > 0) this.#chunks.push(createChunk(this.context, end, missing, this.shareable));
+    if (missing > 0)
+      this.#chunks.push(
+        createChunk(this.context, end, missing, this.shareable, this.#access.devices),
+      );
     this.#byteLength = byteLength;
     return this.buffer;
+  }
+
+  /**
+   * Lets another device access the memory, over the link between the devices: also what a later
+   * {@link grow} adds. Its kernels and copies then use the memory where it is. {@link Device.topology}
+   * says what the link is.
+   *
+   * @throws NotSupportedError if that device cannot access this one's memory; RangeError for the device
+   * of the memory; ClosedError, CudaError
+   */
+  allowAccess(device: Device | number): void {
+    this.assertOpen();
+    this.#access.allowAccess(Device.resolve(device));
+  }
+
+  /** A device's access to the memory. Its own device always has access. */
+  access(device: Device | number): Access | 'none' {
+    this.assertOpen();
+    return this.#access.access(Device.resolve(device));
   }
 
   /** @internal Exports the bytes from `begin` up to `end` to other processes. @throws IpcError */

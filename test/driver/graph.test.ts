@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { inspect } from 'node:util';
-import { recordCalls } from '../../ffi/driver.ts';
+import { OUT0, readHandle } from '../../ffi/arena.ts';
+import { cu, recordCalls } from '../../ffi/driver.ts';
+import type { CUgraph } from '../../ffi/types.ts';
 import {
   Context,
   CudaError,
@@ -10,9 +12,12 @@ import {
   driverVersion,
   Graph,
   MemoryPool,
+  PinnedBuffer,
+  pin,
   Stream,
   toDevice,
   toDeviceSync,
+  VirtualMemory,
 } from '../../src/index.ts';
 import { loadKernels } from '../support/kernels.ts';
 import { Latch } from '../support/latch.ts';
@@ -333,6 +338,111 @@ describe('Graph', () => {
     assert.equal((await buffer.copyToHost())[4095], 7);
     await context.flush();
     assert.equal(context.pendingReleases.count, 0);
+  });
+
+  for (const nonBlocking of [true, false])
+    test(`the first copies and fills with gaps in a context are captured, nonBlocking ${nonBlocking}`, async () => {
+      // The built-in kernels are loaded once in a context.
+      await Context.primary().reset();
+      using stream = Stream.create({ nonBlocking });
+      const values = Float32Array.from({ length: 64 * 64 }, (_, i) => i);
+      using a = toDeviceSync(values, { shape: [64, 64] });
+      using b = toDeviceSync(new Float32Array(64 * 64), { shape: [64, 64] });
+      const work = (): void => {
+        a.T.copyTo(b, { stream });
+        b.slice({ step: 2 }, { step: 3 }).fill(-1, { stream });
+      };
+      using graph = Graph.capture(stream, work);
+      assert.deepEqual(await b.copyToHost(), new Float32Array(64 * 64), 'nothing has run');
+      graph.launch({ stream });
+      await stream.synchronize();
+      const expected = values.map((_, i) => {
+        const [row, column] = [Math.floor(i / 64), i % 64];
+        return row % 2 === 0 && column % 3 === 0 ? -1 : column * 64 + row;
+      });
+      assert.deepEqual(await b.copyToHost(), expected);
+      // The same work is captured the same way, whatever has run since.
+      a.T.copyTo(b, { stream });
+      if (!isOld) graph.update(stream, work);
+      b.fill(0, { stream });
+      graph.launch({ stream });
+      await stream.synchronize();
+      assert.deepEqual(await b.copyToHost(), expected);
+    });
+
+  test('a first copy with gaps is captured beside work that holds up the context', async () => {
+    await Context.primary().reset();
+    using stream = Stream.create({ nonBlocking: true });
+    using other = Stream.create({ nonBlocking: true });
+    using a = toDeviceSync(
+      Float32Array.from({ length: 300 }, (_, i) => i),
+      { shape: [20, 15] },
+    );
+    using b = toDeviceSync(new Float32Array(300), { shape: [15, 20] });
+    using latch = new Latch();
+    latch.hold(other);
+    using graph = Graph.capture(stream, () => a.T.copyTo(b, { stream }));
+    latch.open();
+    await other.synchronize();
+    graph.launch({ stream });
+    await stream.synchronize();
+    assert.deepEqual(await b.T.copyToHost(), await a.copyToHost());
+  });
+
+  for (const [mode, number] of Object.entries({ global: 0, 'thread-local': 1, relaxed: 2 }))
+    test(`a first copy with gaps goes into the ${mode} capture of another library`, async () => {
+      await Context.primary().reset();
+      using own = Stream.create({ nonBlocking: true });
+      using blocking = Stream.create();
+      for (const captured of [own, blocking]) {
+        using borrowed = Stream.fromHandle(captured.handle);
+        using pool = MemoryPool.create({ maxSize: 1 << 20 });
+        using a = toDeviceSync(
+          Float32Array.from({ length: 300 }, (_, i) => i),
+          { shape: [20, 15] },
+        );
+        using b = toDeviceSync(new Float32Array(300), { shape: [15, 20] });
+        assert.equal(cu.cuStreamBeginCapture_v2(captured.handle, number), 0);
+        a.T.copyTo(b, { stream: borrowed });
+        assert.throws(() => pool.allocate(16, { stream: borrowed }), {
+          code: 'invalid-state',
+          message: /another library captures this stream/,
+        });
+        assert.equal(cu.cuStreamEndCapture(captured.handle, OUT0), 0);
+        const graph = readHandle<CUgraph>(OUT0);
+        assert.deepEqual(b.copyToHostSync(), new Float32Array(300), 'nothing has run');
+        assert.equal(cu.cuGraphDestroy(graph), 0);
+      }
+    });
+
+  test('what is made once is made in a capture, and leaves it as it was', async () => {
+    await Context.primary().reset();
+    using stream = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(16);
+    const host = new Uint8Array(1 << 20);
+    const made: Disposable[] = [];
+    const makers: Readonly<Record<string, () => Disposable>> = {
+      'a pool': () => MemoryPool.create({ maxSize: 1 << 20 }),
+      'page-locked memory': () => pin(host.subarray(1 << 19)),
+      'a module': () => loadKernels(),
+      'a pinned buffer': () => PinnedBuffer.allocate(4096),
+      'virtual memory': () => VirtualMemory.reserve(1 << 20),
+      'a stream': () => Stream.create(),
+      'an event': () => CudaEvent.create(),
+    };
+    for (const [what, make] of Object.entries(makers)) {
+      using graph = Graph.capture(stream, () => {
+        buffer.fill(1, { stream });
+        made.push(make());
+        buffer.fill(2, { stream });
+      });
+      buffer.fill(0, { stream });
+      graph.launch({ stream });
+      await stream.synchronize();
+      assert.deepEqual([...new Set(await buffer.copyToHost())], [2], what);
+    }
+    for (const one of made) one[Symbol.dispose]();
+    await Context.primary().flush();
   });
 
   test('a capture that fails leaves nothing behind, and the stream as it was', async () => {

@@ -11,6 +11,7 @@ import {
   driverVersion,
   float32,
   float64,
+  link,
   Module,
   Stream,
   toDevice,
@@ -375,6 +376,47 @@ describe('Kernel', () => {
     using to = DeviceBuffer.allocate(4);
     module.kernel('nine', ['pointer']).launch({ grid: 1, block: 1 }, to);
     assert.deepEqual(to.copyToHostSync(), new Uint8Array([9, 0, 0, 0]));
+  });
+
+  test('a kernel of code that was not linked is found once it is, and the error says so', {
+    skip:
+      !emulated && Device.get().computeCapability.major !== 9 && 'the code is for devices of 9.0',
+  }, () => {
+    const cubin = readFileSync(new URL('../support/ptx/relocatable.cubin', import.meta.url));
+    const code = 'CUDA_ERROR_NOT_FOUND';
+    {
+      using part = Module.load(cubin);
+      const linkFirst = /^The code was compiled to be linked .*: link it before, [^ ]*\.$/;
+      assert.throws(() => part.kernel('relocatable', ['pointer']), { code, hint: linkFirst });
+      assert.throws(() => part.kernel('scaled', ['pointer']), {
+        code,
+        hint: /link it before, .* C\+\+ mangles the names of kernels: use _Z6scaledPj, or/,
+      });
+      assert.throws(() => part.global('none'), { code, hint: linkFirst });
+    }
+    // Linking is not emulated.
+    if (emulated) return;
+    using module = Module.load(link([cubin]));
+    using to = DeviceBuffer.allocate(4);
+    module.kernel('relocatable', ['pointer']).launch({ grid: 1, block: 1 }, to);
+    assert.deepEqual(to.copyToHostSync(), new Uint8Array([42, 0, 0, 0]));
+    assert.throws(() => module.kernel('scaled', ['pointer']), /mangles .*: use _Z6scaledPj, or/);
+  });
+
+  test('a mangled name is told by the name that it is made of', () => {
+    using module = Module.load(
+      '.version 7.0\n.target sm_70\n.address_size 64\n.visible .entry _Z3setPj(.param .u64 p) { ret; }\n' +
+        '.visible .entry _Z13setabcdefghijPj(.param .u64 p) { ret; }\n',
+    );
+    assert.throws(() => module.kernel('set', ['pointer']), {
+      code: 'CUDA_ERROR_NOT_FOUND',
+      hint: tells
+        ? 'C++ mangles the names of kernels: use _Z3setPj, or declare the kernel extern "C".'
+        : 'C++ mangles the names of kernels: declare the kernel extern "C", or use the name in the PTX.',
+    });
+    assert.throws(() => module.kernel('se', ['pointer']), {
+      hint: 'C++ mangles the names of kernels: declare the kernel extern "C", or use the name in the PTX.',
+    });
   });
 
   test('the compiler tells the resources of each kernel where it is asked to', {

@@ -2,8 +2,16 @@ import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { cu, recordCalls } from '../../ffi/driver.ts';
 import { CUresult } from '../../ffi/results.ts';
-import { Context, Device, DeviceBuffer, MemoryPool, Stream } from '../../src/index.ts';
+import {
+  Context,
+  Device,
+  DeviceBuffer,
+  MemoryPool,
+  Stream,
+  VirtualMemory,
+} from '../../src/index.ts';
 import { emulated } from '../support/driver.ts';
+import { loadKernels } from '../support/kernels.ts';
 
 // Read when the emulated driver is opened, at its first call.
 if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
@@ -111,5 +119,89 @@ describe('peer access', () => {
       () => pool.setAccess(1, 'read' as never),
       /^TypeError: access must be 'read-write' or 'none', not read$/,
     );
+  });
+
+  test('a kernel uses memory of another device with the access of its kind, and no other', {
+    skip: skipUnlinked,
+  }, async () => {
+    const contexts = [Context.primary(0), Context.primary(1)] as const;
+    const [owner, user] = contexts;
+    user.disablePeerAccess(owner);
+    using module = loadKernels({ device: 1 });
+    const narrow = module.kernel('narrow', ['pointer']);
+    using stream = Stream.create({ device: 1, nonBlocking: true });
+    using plain = DeviceBuffer.allocate(4, { device: 0 });
+    using pool = MemoryPool.create({ maxSize: 64 << 20 });
+    using pooled = pool.allocate(4);
+    using memory = VirtualMemory.reserve(64 << 20);
+    const early = memory.grow(4);
+    await owner.synchronize();
+    const use = async (buffer: DeviceBuffer): Promise<number> => {
+      narrow.launch({ grid: 1, block: 5, stream }, buffer.subarray(0, 4));
+      await stream.synchronize();
+      return new Uint32Array((await buffer.subarray(0, 4).copyToHost()).buffer)[0] as number;
+    };
+    const refusedWith = (remedy: RegExp) => ({ name: 'TypeError', message: remedy });
+    const refusals = [
+      [plain, /in memory of Device 0 .* runs on Device 1 .*allow access by context.enablePeerAcc/],
+      [pooled, /allow access by setAccess of its pool$/],
+      [early, /allow access by allowAccess of the virtual memory, or of the buffer$/],
+    ] as const;
+    for (const [buffer, remedy] of refusals) await assert.rejects(use(buffer), refusedWith(remedy));
+
+    // Peer access is for plain memory: for other memory, the launch would lose the context.
+    user.enablePeerAccess(owner);
+    assert.equal(await use(plain), 5);
+    for (const [buffer, remedy] of refusals.slice(1))
+      await assert.rejects(use(buffer), refusedWith(remedy));
+
+    pool.setAccess(1, 'read-write');
+    assert.equal(await use(pooled), 5);
+    await assert.rejects(use(early), refusedWith(/allowAccess/));
+    assert.deepEqual([memory.access(0), memory.access(1)], ['read-write', 'none']);
+    memory.allowAccess(1);
+    memory.allowAccess(Device.get(1));
+    assert.deepEqual([memory.access(0), memory.access(1)], ['read-write', 'read-write']);
+    assert.equal(await use(early), 5);
+    // What is added later is accessible, too.
+    const { granularity } = memory;
+    const grown = memory.grow(3 * granularity);
+    assert.equal(await use(grown.subarray(2 * granularity)), 5);
+    // The kinds do not depend on each other.
+    user.disablePeerAccess(owner);
+    await assert.rejects(use(plain), refusedWith(/enablePeerAccess/));
+    assert.equal(await use(grown.subarray(granularity)), 5);
+    pool.setAccess(1, 'none');
+    await assert.rejects(use(pooled), refusedWith(/setAccess of its pool/));
+    pooled.close();
+    await owner.flush();
+  });
+
+  test('virtual memory is made accessible by its own method, and by a buffer of it', {
+    skip: skipUnlinked,
+  }, () => {
+    using memory = VirtualMemory.reserve(1000, { device: 1 });
+    memory.allowAccess(0);
+    const buffer = memory.grow(1000);
+    assert.equal(memory.access(0), 'read-write');
+    buffer.subarray(1, 2).allowAccess(0);
+    assert.throws(() => memory.allowAccess(1), /^RangeError: the memory is on Device 1 .* itself/);
+    assert.throws(
+      () => memory.allowAccess('0' as never),
+      /^TypeError: device must be a Device or its ordinal/,
+    );
+    using plain = DeviceBuffer.allocate(4);
+    using pool = MemoryPool.create({ maxSize: 64 << 20 });
+    using pooled = pool.allocate(4);
+    for (const [other, remedy] of [
+      [plain, /not part of any: use context.enablePeerAccess\(other\)$/],
+      [pooled, /not part of any: use setAccess of its pool$/],
+    ] as const)
+      assert.throws(() => other.allowAccess(1), { code: 'not-supported', message: remedy });
+    memory.close();
+    for (const use of [() => memory.allowAccess(0), () => memory.access(0)])
+      assert.throws(use, { name: 'ClosedError' });
+    assert.throws(() => buffer.allowAccess(0), { name: 'ClosedError' });
+    pooled.close();
   });
 });

@@ -7,7 +7,16 @@ import { after, describe, test } from 'node:test';
 import { onHardware } from '../support/driver.ts';
 import { endIdle, MANY } from './facts/asked.ts';
 import { besideBlockingFacts, besideLegacyFacts, besideNonBlockingFacts } from './facts/beside.ts';
-import { besideCaptureFacts, withinCaptureFacts } from './facts/captures.ts';
+import {
+  allowedInRelaxedFacts,
+  besideCaptureFacts,
+  brokenCaptureFacts,
+  onceBetweenDevicesFacts,
+  onceInGlobalFacts,
+  onceInRelaxedFacts,
+  onceInThreadLocalFacts,
+  withinCaptureFacts,
+} from './facts/captures.ts';
 import { collectFacts, type FactGroup } from './facts/facts.ts';
 import {
   depthFacts,
@@ -43,6 +52,11 @@ const groups: Readonly<Record<string, FactGroup>> = {
   'calls beside a waiting blocking stream': besideBlockingFacts,
   'work beside a capture': besideCaptureFacts,
   'calls in a capture': withinCaptureFacts,
+  'what a relaxed capture allows': allowedInRelaxedFacts,
+  'a capture and first uses, global': onceInGlobalFacts,
+  'a capture and first uses, of this thread': onceInThreadLocalFacts,
+  'a capture and first uses, relaxed': onceInRelaxedFacts,
+  'a broken capture': brokenCaptureFacts,
   'events of another process': lentEventFacts,
   'times between events': elapsedFacts,
   'registrations that share pages': registrationFacts,
@@ -57,6 +71,7 @@ const groups: Readonly<Record<string, FactGroup>> = {
   ...(devices === '1'
     ? {}
     : {
+        'a capture and first uses, two devices': onceBetweenDevicesFacts,
         'memory of another device': otherDeviceFacts,
         'handles opened on another device': openedElsewhereFacts,
       }),

@@ -3,10 +3,16 @@ import assert from 'node:assert/strict';
 import { after, describe, test } from 'node:test';
 import { OUT0, readSize, writeStruct } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
-import { Device, DeviceBuffer, Stream } from '../../src/index.ts';
-import { Channel, type ChannelConsumer, type ConsumerSlot } from '../../src/ipc/index.ts';
+import { Device, DeviceBuffer, Stream, toDevice } from '../../src/index.ts';
+import {
+  Channel,
+  type ChannelConsumer,
+  type ConsumerSlot,
+  type ProducerSlot,
+} from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
 import { iterations, spinUntil, until } from '../support/iterations.ts';
+import { loadKernels } from '../support/kernels.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
 import type { Seen, Step } from './fixtures/channels.ts';
@@ -294,6 +300,9 @@ describe('a channel between processes', () => {
     ...options,
     skip: Device.count < 2 ? 'needs a second GPU' : false,
   }, async () => {
+    using module = loadKernels({ device: 1 });
+    const saxpy = module.kernel('saxpy', ['float32', 'pointer', 'pointer', 'uint32']);
+    const shape = { grid: 1, block: 32 };
     for (const readOnly of [false, true]) {
       const [other] = await shared.lend(1);
       const channel = await consumerOf(other, { ...small, readOnly });
@@ -313,9 +322,50 @@ describe('a channel between processes', () => {
       using here = DeviceBuffer.allocate(64, { device: 1 });
       array.buffer.copyTo(here, { stream });
       await stream.synchronize();
+      // The array's items are 0: a kernel of device 1 reads them, and writes them if it may.
+      using sums = await toDevice(new Float32Array([1, 2]), { device: 1 });
+      saxpy.launch({ ...shape, stream }, 1, array, sums, 2);
+      await stream.synchronize();
+      assert.deepEqual(await sums.copyToHost(), new Float32Array([1, 2]));
+      if (!readOnly) {
+        saxpy.launch({ ...shape, stream }, 1, sums, array.buffer, 2);
+        await stream.synchronize();
+        const written = await array.buffer.subarray(0, 8).copyToHost();
+        assert.deepEqual(new Float32Array(written.buffer), new Float32Array([1, 2]));
+      }
       channel.close();
       assert.throws(() => channel.allowAccess(1), { name: 'ClosedError' });
     }
+  });
+
+  test('a producer fills slots by kernels of another device that it gave access', {
+    ...options,
+    skip: Device.count < 2 ? 'needs a second GPU' : false,
+  }, async () => {
+    const [other] = await shared.lend(1);
+    using channel = Channel.create(small);
+    await other.ask({ do: 'take', channel });
+    using module = loadKernels({ device: 1 });
+    const narrow = module.kernel('narrow', ['pointer']);
+    using stream = Stream.create({ device: 1, nonBlocking: true });
+    const seen = other.consume(4);
+    const slots = [];
+    for (let at = 0; at < 4; at += 1) slots.push(await channel.acquire());
+    const [slot] = slots as [ProducerSlot];
+    assert.throws(
+      () => narrow.launch({ grid: 1, block: 1, stream }, slot.array),
+      /^TypeError: argument 0 of kernel narrow .*allowAccess/,
+    );
+    channel.allowAccess(1);
+    assert.throws(() => channel.allowAccess(0), /^RangeError: the memory is on Device 0 .* itself/);
+    slot.array.fill(0, { stream });
+    slot.publish({ stream });
+    for (const each of slots.slice(1)) {
+      narrow.launch({ grid: 1, block: each.message, stream }, each.array);
+      each.publish({ stream });
+    }
+    const { messages, wrong } = await seen;
+    assert.deepEqual({ messages, wrong }, { messages: range(0, 4), wrong: [] });
   });
 
   for (const end of ['close', 'kill'] as const)

@@ -2,16 +2,20 @@ import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { cu, recordCalls } from '../../ffi/driver.ts';
 import type { CUstream } from '../../ffi/types.ts';
-import { Context, Device, DeviceBuffer, VirtualMemory } from '../../src/index.ts';
+import { Context, Device, DeviceBuffer, Stream, VirtualMemory } from '../../src/index.ts';
 import type { IpcDescriptor } from '../../src/ipc/descriptor.ts';
 import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
 import { exportIpc, openIpc, spawnPeer } from '../../src/ipc/index.ts';
+import { emulated } from '../support/driver.ts';
 import { iterations } from '../support/iterations.ts';
+import { loadKernels } from '../support/kernels.ts';
 import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
 import { programFile } from '../support/program.ts';
 import { type Read, WorkerProcess } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
+
+if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
 
 const MIB = 1 << 20;
 const device = Device.get();
@@ -93,6 +97,34 @@ describe('virtual memory between processes', () => {
     buffer.close();
     await context.flush();
     assert.throws(() => openIpc(descriptor), { name: 'IpcError', code: 'no-file-descriptor' });
+  });
+
+  test('another device is given access to memory of another process', {
+    ...options,
+    skip: Device.count < 2 ? 'needs a second GPU' : options.skip,
+  }, async () => {
+    using mailbox = new Mailbox();
+    await using user = await WorkerProcess.ready();
+    await user.do('reserve', { key: 'x', byteLength: 3 * MIB, value: 5 });
+    await user.do('send', { key: 'x', pid: process.pid });
+    const buffer = mailbox.receiveBuffer();
+    using module = loadKernels({ device: 1 });
+    const narrow = module.kernel('narrow', ['pointer']);
+    using stream = Stream.create({ device: 1, nonBlocking: true });
+    const last = buffer.subarray(3 * MIB - 4);
+    const launch = (): void => narrow.launch({ grid: 1, block: 9, stream }, last);
+    // Peer access is not for virtual memory.
+    if (Device.get(1).canAccessPeer(0)) Context.primary(1).enablePeerAccess(Context.primary(0));
+    assert.throws(launch, /^TypeError: argument 0 of kernel narrow .*allow access by allowAccess/);
+    assert.throws(() => buffer.allowAccess(0), /^RangeError: the memory is on Device 0 .* itself/);
+    buffer.subarray(0, 1).allowAccess(1);
+    launch();
+    await stream.synchronize();
+    assert.deepEqual([...(await last.copyToHost())], [9, 0, 0, 0]);
+    assert.deepEqual(await valuesOf(buffer.subarray(0, 3 * MIB - 4)), [5]);
+    buffer.close();
+    assert.throws(() => buffer.allowAccess(1), { name: 'ClosedError' });
+    await Context.primary().flush();
   });
 
   test(

@@ -2,9 +2,9 @@ import { inspect } from 'node:util';
 import type { DeviceArray } from '../../array/device-array.ts';
 import type { Shape } from '../../array/shape.ts';
 import { beginWait, type Wait, type WaitOptions } from '../../deadline.ts';
-import { Device } from '../../device.ts';
+import type { Device } from '../../device.ts';
 import type { Dtype } from '../../dtype.ts';
-import { CuffiError, NotSupportedError } from '../../errors.ts';
+import { CuffiError } from '../../errors.ts';
 import { type Details, describeObject } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
@@ -138,15 +138,7 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
    */
   allowAccess(device: Device | number): void {
     this.assertOpen();
-    const other = Device.resolve(device);
-    const own = this.#state.context.device;
-    if (other === own)
-      throw new RangeError(`the slots are on ${own} itself, which can access them`);
-    if (!other.canAccessPeer(own))
-      throw new NotSupportedError(
-        `${other} cannot access the memory of ${own}: copy there instead`,
-      );
-    this.#state.allowAccess(other);
+    this.#state.allowAccess(device);
   }
 
   /** @internal */

@@ -110,6 +110,19 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
     return this.#producer.consumers;
   }
 
+  /**
+   * Lets another device access the slots, over the link to the channel's device: its kernels and copies
+   * then fill them where they are. Consumers allow access in their own process.
+   *
+   * @throws NotSupportedError if that device cannot access the channel's; RangeError for the channel's
+   * own; ClosedError, CudaError
+   * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
+   */
+  allowAccess(device: Device | number): void {
+    this.assertOpen();
+    this.#producer.memory.allowAccess(device);
+  }
+
   /** How many messages were published. */
   get published(): number {
     return this.#producer.published;

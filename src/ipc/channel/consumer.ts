@@ -4,7 +4,6 @@ import type { Device } from '../../device.ts';
 import { ClosedError, CuffiError, IpcError, PeerGoneError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
-import { allowAccess } from '../../memory/physical-chunk.ts';
 import { isTurnDue, pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { StoreTracker } from '../timeline/store-tracker.ts';
@@ -22,8 +21,6 @@ export interface ConsumerInit {
   readonly seat: Seat;
   /** The slots, one after the other. */
   readonly memory: DeviceBuffer;
-  /** The size of the mapping that begins with them. */
-  readonly mappedByteLength: number;
   readonly layout: MessageLayout;
   readonly byteLength: number;
   readonly stride: number;
@@ -56,7 +53,6 @@ export class Consumer {
   readonly sleepers: Sleepers;
   readonly #seat: Seat;
   readonly #memory: DeviceBuffer;
-  readonly #mappedByteLength: number;
   readonly views: SlotViews;
   readonly #sockets: WakeSockets;
   readonly #stores: StoreTracker;
@@ -80,7 +76,6 @@ export class Consumer {
     this.isAhead = isAhead;
     this.#seat = seat;
     this.#memory = memory;
-    this.#mappedByteLength = init.mappedByteLength;
     const plan = { slots: ring.slots, stride, byteLength, layout };
     this.views = new SlotViews(memory, plan);
     this.#onReleased = init.onReleased;
@@ -104,11 +99,8 @@ export class Consumer {
     if (this.#isClosed) throw new ClosedError('this ChannelConsumer is closed');
   }
 
-  allowAccess(device: Device): void {
-    const { address, access } = this.#memory;
-    this.context.run(() =>
-      allowAccess({ address, byteLength: this.#mappedByteLength }, device, access),
-    );
+  allowAccess(device: Device | number): void {
+    this.#memory.allowAccess(device);
   }
 
   // ---- Receiving ----

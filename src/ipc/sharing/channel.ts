@@ -81,7 +81,6 @@ export function openChannel(
       ring,
       seat,
       memory,
-      mappedByteLength: descriptor.memory.baseByteLength,
       layout,
       byteLength,
       stride,

@@ -171,7 +171,8 @@ export class ImportRelease implements StreamOrderedRelease {
 // ---- Imported buffers ----
 
 /** @internal What an imported buffer is made of, besides its request. */
-interface ImportedBufferInit extends Pick<BufferInit, 'resource' | 'owner' | 'mappingBoundaries'> {
+interface ImportedBufferInit
+  extends Pick<BufferInit, 'resource' | 'owner' | 'mappingBoundaries' | 'deviceAccess'> {
   /** The use of the mapping that contains the descriptor's range. The buffer releases it. */
   readonly use: MappingUse<Mapping>;
   /** The file descriptors that exporting it again needs. */

@@ -4,13 +4,13 @@ import { cu } from '../../../ffi/driver.ts';
 import type { CUdeviceptr, CUmemoryPool } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import { Context } from '../../context.ts';
-import type { Device } from '../../device.ts';
+import { Device } from '../../device.ts';
 import { IpcError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { ReferenceCount, runAll, ShareableResource } from '../../lifetime.ts';
-import type { DeviceBuffer, MemoryResource } from '../../memory/buffer.ts';
+import type { DeviceAccess, DeviceBuffer, MemoryResource } from '../../memory/buffer.ts';
 import { freeNonBlocking } from '../../memory/internal-stream.ts';
-import type { PoolCloseOptions } from '../../memory/pool-attributes.ts';
+import type { PoolAccess, PoolCloseOptions } from '../../memory/pool-attributes.ts';
 import * as driver from '../../memory/pool-attributes.ts';
 import {
   checkPoolClose,
@@ -48,7 +48,7 @@ import { POOL_ITSELF } from './pool.ts';
  * console.log(buffer.resource === pool);
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export class ImportedPool extends ShareableResource implements MemoryResource {
+export class ImportedPool extends ShareableResource implements MemoryResource, DeviceAccess {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;
@@ -132,6 +132,16 @@ export class ImportedPool extends ShareableResource implements MemoryResource {
   }
 
   /** @internal */
+  get accessRemedy(): string {
+    return 'opening the memory on that device: openIpcBuffer(message, { device })';
+  }
+
+  /** A device's access to the pool's memory: that which the memory is opened on has it. */
+  access(device: Device | number): PoolAccess {
+    return driver.readAccess(this.handle, Device.resolve(device));
+  }
+
+  /** @internal */
   protected override describe(): Details {
     return [`of process ${this.#source.pid}`];
   }
@@ -184,6 +194,7 @@ export class ImportedPool extends ShareableResource implements MemoryResource {
         },
         resource: this,
         owner: state.buffers,
+        deviceAccess: this,
         fds: () => [this.shared.fd],
       });
     } catch (error) {

@@ -15,6 +15,7 @@ import {
   mapChunk,
   type PhysicalChunk,
   reserveAddresses,
+  VirtualAccess,
 } from '../../memory/physical-chunk.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
 import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
@@ -62,6 +63,7 @@ export function exportVirtual(
 export interface VirtualMapping extends Mapping {
   /** The pieces with their file descriptors, which exporting them again needs. */
   readonly chunks: PhysicalChunk[];
+  readonly deviceAccess: VirtualAccess;
 }
 
 const mappings = tableByContext(
@@ -86,9 +88,10 @@ export function openVirtual(request: OpenRequest<'virtual'>): DeviceBuffer {
     request.assertOpenable();
     return map(request);
   });
-  const { chunks } = use.mapping;
+  const { chunks, deviceAccess } = use.mapping;
   return importedBuffer(request, {
     use,
+    deviceAccess,
     mappingBoundaries: () => chunks.map(({ address }) => address),
     fds: () => chunks.map(({ fd }) => fd as number),
     isStreamOrdered: false,
@@ -140,7 +143,8 @@ function map({ descriptor, context, access, fds }: OpenRequest<'virtual'>): Virt
     releaseOrWarn(() => freeReservation(context, base, baseByteLength, chunks));
     throw error;
   }
-  return { context, epoch: context.epoch, base, byteLength: baseByteLength, chunks };
+  const deviceAccess = new VirtualAccess(context.device, access, chunks);
+  return { context, epoch: context.epoch, base, byteLength: baseByteLength, chunks, deviceAccess };
 }
 
 /** Maps a piece. Only its mapping keeps it afterwards. */

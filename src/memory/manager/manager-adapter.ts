@@ -68,6 +68,7 @@ export class ManagerAdapter implements ManagerResource {
       resource: this,
       // A manager may free the memory under the buffer, which is then closed.
       keepalive: ownPointer,
+      deviceAccess: owner instanceof DeviceBuffer ? owner.deviceAccess : undefined,
       release: {
         setStream: (other) => {
           releaseStream = other;

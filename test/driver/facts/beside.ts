@@ -23,7 +23,7 @@ const STACK_SIZE = 0;
 const MAX_DYNAMIC_SHARED = 8;
 
 /** The streams of the process that is asked, and another process that shares objects with it. */
-interface Made {
+export interface Made {
   readonly asked: Asked;
   readonly other: Asked;
   readonly waiting: number;
@@ -32,7 +32,7 @@ interface Made {
 }
 
 /** Makes what a call needs, and returns the call. */
-type Prepare = (made: Made) => Promise<Call>;
+export type Prepare = (made: Made) => Promise<Call>;
 
 // ---- Objects that calls need ----
 
@@ -142,7 +142,7 @@ const box = (memory: number): Record<string, number> => ({
 // ---- Calls ----
 
 /** Calls that queue work in a stream, or ask for its work. */
-const inStream: Readonly<Record<string, (made: Made, stream: number) => Promise<Call>>> = {
+export const inStream: Readonly<Record<string, (made: Made, stream: number) => Promise<Call>>> = {
   cuStreamQuery: async (_, stream) => ['cuStreamQuery', stream],
   cuStreamSynchronize: async (_, stream) => ['cuStreamSynchronize', stream],
   cuStreamGetFlags: async (_, stream) => ['cuStreamGetFlags', stream, 'OUT0'],
@@ -267,7 +267,7 @@ const inStream: Readonly<Record<string, (made: Made, stream: number) => Promise<
 };
 
 /** Calls on objects that no stream uses. */
-const others: Readonly<Record<string, Prepare>> = {
+export const others: Readonly<Record<string, Prepare>> = {
   cuCtxSynchronize: async () => ['cuCtxSynchronize'],
   cuMemGetInfo_v2: async () => ['cuMemGetInfo_v2', 'OUT0', 'OUT1'],
   cuCtxGetLimit: async () => ['cuCtxGetLimit', 'OUT0', STACK_SIZE],

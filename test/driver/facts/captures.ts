@@ -1,9 +1,10 @@
 /** What a capture makes of work beside it, and of waiting, resetting and destroying meanwhile. */
 import type { FunctionName } from '../../../ffi/functions.ts';
 import type { Argument } from '../../support/calls.ts';
-import { Asked, MANY, question, questions } from './asked.ts';
-import type { FactGroup } from './facts.ts';
-import { MIB } from './kinds.ts';
+import { Asked, MANY, NON_BLOCKING, question, questions, text } from './asked.ts';
+import { type Made as BesideMade, inStream, others, type Prepare } from './beside.ts';
+import type { FactGroup, Note } from './facts.ts';
+import { access, location, MIB, physicalProperties, poolProperties, UNIT } from './kinds.ts';
 
 type Call = [FunctionName, ...Argument[]];
 
@@ -156,4 +157,252 @@ export const withinCaptureFacts: FactGroup = async (note) => {
     }
     await asked.ask('that was not begun, ended', 'cuStreamEndCapture', stream, 'OUT0');
   });
+};
+
+// ---- Calls that a program makes once, and cuffi at the first use of something ----
+
+const LEGACY = 1;
+const RELEASE_THRESHOLD = 4;
+const STACK_SIZE = 0;
+const POSITIVE = { bytes: Buffer.alloc(8, 1).toString('base64') };
+const CAPTURE_STATES: readonly string[] = ['not captured', 'active', 'invalidated'];
+
+const newPool = ({ asked }: BesideMade): Promise<number> =>
+  asked.made('cuMemPoolCreate', 'OUT0', poolProperties());
+
+/** What `others` does not have: calls that wait for nothing, and were not asked about beside waits. */
+const moreOnce: Readonly<Record<string, Prepare>> = {
+  cuDeviceGetAttribute: async () => ['cuDeviceGetAttribute', 'OUT0', 1, 0],
+  cuDeviceTotalMem_v2: async () => ['cuDeviceTotalMem_v2', 'OUT0', 0],
+  cuDeviceGetName: async () => ['cuDeviceGetName', 'BLOCK', 64, 0],
+  cuDevicePrimaryCtxGetState: async () => ['cuDevicePrimaryCtxGetState', 0, 'OUT0', 'OUT1'],
+  cuCtxGetCurrent: async () => ['cuCtxGetCurrent', 'OUT0'],
+  cuCtxGetDevice: async () => ['cuCtxGetDevice', 'OUT0'],
+  cuCtxSetLimit: async () => ['cuCtxSetLimit', STACK_SIZE, 2048],
+  cuCtxGetStreamPriorityRange: async () => ['cuCtxGetStreamPriorityRange', 'OUT0', 'OUT1'],
+  cuDeviceGetDefaultMemPool: async () => ['cuDeviceGetDefaultMemPool', 'OUT0', 0],
+  cuDeviceGetMemPool: async () => ['cuDeviceGetMemPool', 'OUT0', 0],
+  cuMemPoolSetAttribute: async (made) => [
+    'cuMemPoolSetAttribute',
+    await newPool(made),
+    RELEASE_THRESHOLD,
+    POSITIVE,
+  ],
+  cuMemPoolGetAttribute: async (made) => [
+    'cuMemPoolGetAttribute',
+    await newPool(made),
+    RELEASE_THRESHOLD,
+    'BLOCK',
+  ],
+  cuMemGetAllocationGranularity: async () => [
+    'cuMemGetAllocationGranularity',
+    'OUT0',
+    physicalProperties(),
+    0,
+  ],
+  cuMemHostGetFlags: async ({ asked }) => [
+    'cuMemHostGetFlags',
+    'OUT0',
+    await asked.made('cuMemHostAlloc', 'OUT0', MIB, 3),
+  ],
+  cuModuleGetGlobal_v2: async ({ asked }) => [
+    'cuModuleGetGlobal_v2',
+    'OUT0',
+    'OUT1',
+    (await asked.kernels()).module,
+    text('none'),
+  ],
+  cuModuleGetFunctionCount: async ({ asked }) => [
+    'cuModuleGetFunctionCount',
+    'OUT0',
+    (await asked.kernels(false)).module,
+  ],
+  cuModuleEnumerateFunctions: async ({ asked }) => [
+    'cuModuleEnumerateFunctions',
+    'BLOCK',
+    1,
+    (await asked.kernels(false)).module,
+  ],
+  cuFuncGetName: async ({ asked }) => ['cuFuncGetName', 'OUT0', (await asked.kernels()).k],
+  cuOccupancyMaxActiveBlocksPerMultiprocessor: async ({ asked }) => [
+    'cuOccupancyMaxActiveBlocksPerMultiprocessor',
+    'OUT0',
+    (await asked.kernels()).k,
+    32,
+    0,
+  ],
+  cuLinkCreate_v2: async () => ['cuLinkCreate_v2', 0, 0, 0, 'OUT0'],
+  cuMemGetAccess: async (made) => ['cuMemGetAccess', 'OUT0', location(), await mappedUnit(made)],
+  'cuStreamIsCapturing of the legacy stream': async () => ['cuStreamIsCapturing', LEGACY, 'OUT0'],
+  'cuStreamIsCapturing of another stream': async ({ free }) => [
+    'cuStreamIsCapturing',
+    free,
+    'OUT0',
+  ],
+};
+
+async function mappedUnit({ asked }: BesideMade): Promise<number> {
+  const place = await asked.made('cuMemAddressReserve', 'OUT0', UNIT, 0, 0, 0);
+  const physical = await asked.made('cuMemCreate', 'OUT0', UNIT, physicalProperties(), 0);
+  await asked.made('cuMemMap', place, UNIT, 0, physical, 0);
+  await asked.made('cuMemSetAccess', place, UNIT, access(3), 1);
+  return place;
+}
+
+/** Calls that queue work, in the captured stream and in others. `waiting` is the captured stream here. */
+const queued: Readonly<Record<string, Prepare>> = Object.fromEntries(
+  Object.entries(inStream).flatMap(([name, prepare]) =>
+    (
+      [
+        ['the captured stream', (made) => made.waiting],
+        ['another stream', (made) => made.free],
+        ['the legacy stream', () => LEGACY],
+      ] satisfies [string, (made: BesideMade) => number][]
+    ).map(([where, streamOf]): [string, Prepare] => [
+      `${name} in ${where}`,
+      (made) => prepare(made, streamOf(made)),
+    ]),
+  ),
+);
+
+const firstLaunch: Readonly<Record<string, Prepare>> = {
+  'cuLaunchKernel of a kernel that is not loaded in the captured stream': async ({
+    asked,
+    waiting,
+  }) => asked.launch((await asked.kernels(false)).k, waiting),
+};
+
+const onceInCapture = { ...others, ...moreOnce, ...queued, ...firstLaunch };
+
+/** Asks each call in a capture of its own: its status, the capture's state after it, and its end. */
+async function askInCaptures(named: Note, mode: number, left: Map<string, Prepare>): Promise<void> {
+  await using asked = await Asked.start(named);
+  await using other = await Asked.start(named);
+  const [free, blocking] = [await asked.stream(NON_BLOCKING), await asked.stream(0)];
+  const memory = await asked.memory(MIB);
+  for (const [what, prepare] of left) {
+    left.delete(what);
+    try {
+      await asked.answers(what, async () => {
+        const captured = await asked.stream(NON_BLOCKING);
+        const call = await prepare({ asked, other, waiting: captured, free, blocking });
+        await asked.made('cuCtxSynchronize');
+        await asked.made('cuStreamBeginCapture_v2', captured, mode);
+        await asked.made('cuMemsetD8Async', memory, 1, 64, captured);
+        const { status } = await asked.call(...call);
+        const { int0 } = await asked.call('cuStreamIsCapturing', captured, 'OUT0');
+        const state = CAPTURE_STATES[int0] ?? int0;
+        const end = await asked.call('cuStreamEndCapture', captured, 'OUT0');
+        return `${status}, the capture is ${state}, and its end ${end.status}`;
+      });
+      await asked.made('cuCtxSynchronize');
+    } catch {
+      // The answer is noted. What is left is asked in another process.
+      return;
+    }
+  }
+}
+
+const inCaptures =
+  (mode: keyof typeof MODES, calls: Readonly<Record<string, Prepare>>): FactGroup =>
+  async (note) => {
+    const left = new Map(Object.entries(calls));
+    while (left.size > 0)
+      await question(note, `once in a capture (${mode})`, (named) =>
+        askInCaptures(named, MODES[mode], left),
+      );
+  };
+
+export const onceInGlobalFacts: FactGroup = inCaptures('global', onceInCapture);
+export const onceInThreadLocalFacts: FactGroup = inCaptures('of this thread', onceInCapture);
+export const onceInRelaxedFacts: FactGroup = inCaptures('relaxed', onceInCapture);
+
+/** The context of device 1, and memory there. That of device 0 stays current. */
+async function deviceOne({ asked }: BesideMade): Promise<{ context: number; memory: number }> {
+  const context = await asked.enter(1);
+  const memory = await asked.memory(MIB);
+  await asked.made('cuCtxPopCurrent_v2', 'OUT0');
+  return { context, memory };
+}
+
+const betweenDevices: Readonly<Record<string, Prepare>> = {
+  'cuDevicePrimaryCtxRetain of device 1': async () => ['cuDevicePrimaryCtxRetain', 'OUT0', 1],
+  cuDeviceCanAccessPeer: async () => ['cuDeviceCanAccessPeer', 'OUT0', 0, 1],
+  cuCtxEnablePeerAccess: async (made) => [
+    'cuCtxEnablePeerAccess',
+    (await deviceOne(made)).context,
+    0,
+  ],
+  'cuMemcpyPeerAsync in the captured stream': async (made) => {
+    const { asked, waiting } = made;
+    const { context, memory } = await deviceOne(made);
+    const here = await asked.memory(MIB);
+    return ['cuMemcpyPeerAsync', memory, context, here, asked.context, 64, waiting];
+  },
+  'cuMemPoolSetAccess for device 1': async (made) => [
+    'cuMemPoolSetAccess',
+    await newPool(made),
+    access(3, 1),
+    1,
+  ],
+  'cuMemSetAccess for device 1': async (made) => [
+    'cuMemSetAccess',
+    await mappedUnit(made),
+    UNIT,
+    access(3, 1),
+    1,
+  ],
+};
+
+/** With two devices. A context keeps peer access: each mode is asked in processes of its own. */
+export const onceBetweenDevicesFacts: FactGroup = async (note) => {
+  for (const mode of ['global', 'of this thread', 'relaxed'] as const)
+    for (const [what, call] of Object.entries(betweenDevices))
+      await inCaptures(mode, { [what]: call })(note);
+};
+
+/**
+ * What `MemoryPool.create`, `pin`, `Module.load`, `PinnedBuffer.allocate` and `VirtualMemory.reserve` ask of
+ * the driver: cuffi allows them in a capture, as the driver does in the mode of its captures.
+ */
+export const allowedInRelaxedFacts: FactGroup = async (note) =>
+  inCaptures('relaxed', {
+    'cuMemPoolCreate for MemoryPool.create': others['cuMemPoolCreate'] as Prepare,
+    'cuMemPoolSetAttribute for MemoryPool.create': moreOnce['cuMemPoolSetAttribute'] as Prepare,
+    'cuMemHostRegister_v2 for pin and PinnedBuffer.allocate': others[
+      'cuMemHostRegister_v2'
+    ] as Prepare,
+    'cuModuleLoadDataEx for Module.load': others['cuModuleLoadDataEx'] as Prepare,
+    'cuMemAddressReserve for VirtualMemory.reserve': others['cuMemAddressReserve'] as Prepare,
+  })(note);
+
+/** What a capture says once a call has broken it: each use of its stream until it is ended. */
+export const brokenCaptureFacts: FactGroup = async (note) => {
+  const uses: Readonly<Record<string, (made: Made) => Call>> = {
+    'memset in it': ({ memory, stream }) => ['cuMemsetD8Async', memory, 1, 64, stream],
+    'a launch in it': ({ asked, k, stream }) => asked.launch(k, stream),
+    'an event recorded in it': ({ event, stream }) => ['cuEventRecord', event, stream],
+    'the stream queried again': ({ stream }) => ['cuStreamQuery', stream],
+    'the stream waited for': ({ stream }) => ['cuStreamSynchronize', stream],
+    'a capture begun in it': ({ stream }) => ['cuStreamBeginCapture_v2', stream, 2],
+    'pool memory allocated in it': ({ stream }) => ['cuMemAllocAsync', 'OUT0', MIB, stream],
+    'its flags read': ({ stream }) => ['cuStreamGetFlags', stream, 'OUT0'],
+    'its capture told': ({ stream }) => ['cuStreamIsCapturing', stream, 'OUT0'],
+    'memset in another stream': ({ memory, other }) => ['cuMemsetD8Async', memory, 1, 64, other],
+  };
+  for (const [mode, number] of Object.entries(MODES))
+    await questions(
+      note,
+      `a broken capture (${mode})`,
+      Object.keys(uses),
+      async (asked, what) => {
+        const stream = await asked.stream();
+        const made = { ...(await makeIn(asked)), stream };
+        await asked.made('cuStreamBeginCapture_v2', stream, number);
+        await asked.call('cuStreamQuery', stream);
+        await asked.ask(what, ...(uses[what] as (typeof uses)[string])(made));
+        await asked.ask(`${what}, and it ends`, 'cuStreamEndCapture', stream, 'OUT0');
+      },
+      MANY,
+    );
 };

@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { BLOCK, OUT0, OUT1, OUT2, readInt32, readSize } from '../../../../ffi/arena.ts';
+import { type FunctionName, functionNames, rows } from '../../../../ffi/functions.ts';
 import type {
   Address,
   CUdeviceptr,
@@ -229,6 +230,7 @@ describe('emulated graphs', () => {
     ] as const)
       for (const call of [
         ({ cu }: Emulated) => cu.cuMemAlloc_v2(OUT0, 4),
+        ({ cu }: Emulated) => cu.cuMemAllocPitch_v2(OUT0, OUT1, 64, 4, 4),
         ({ cu }: Emulated) => cu.cuMemFree_v2(at(0)),
         ({ cu }: Emulated) => cu.cuMemHostAlloc(OUT0, 4, 0),
         ({ cu }: Emulated) => cu.cuStreamQuery(LEGACY),
@@ -244,5 +246,40 @@ describe('emulated graphs', () => {
       }
     const emulated = Emulated.inContext();
     assert.equal(emulated.cu.cuStreamBeginCapture_v2(emulated.stream(), 3), 1);
+  });
+
+  test('a call that its row marks as unsafe ends a strict capture, and no other row does', () => {
+    const { emulated, stream } = capturing(NON_BLOCKING, 0);
+    const { cu } = emulated;
+    const endsCapture = (name: FunctionName): boolean => {
+      const call = cu[name] as (...args: unknown[]) => number;
+      // Null is no argument that does anything.
+      call(...rows[name].params.map(({ c }) => (c === 'CUstream' ? LEGACY : 0)));
+      const isOver = cu.cuStreamEndCapture(stream, OUT0) !== 0;
+      emulated.ok(cu.cuStreamBeginCapture_v2(stream, 0));
+      return isOver;
+    };
+    const withoutObject = functionNames.filter(
+      (name) => !/^cu(Event|Ctx(Create|Destroy|Pop|Push)|Device(Primary|Set)|Init)/.test(name),
+    );
+    assert.deepEqual(
+      withoutObject.filter(endsCapture),
+      withoutObject.filter((name) => rows[name].isUnsafeInCapture),
+    );
+  });
+
+  test('a broken capture refuses further work until it is ended, and says that it is broken', () => {
+    const { emulated, stream } = capturing(NON_BLOCKING);
+    const { cu } = emulated;
+    const memory = emulated.allocate(64);
+    assert.equal(cu.cuStreamQuery(stream), 900);
+    assert.equal(cu.cuMemsetD8Async(memory, 1, 4, stream), 901);
+    assert.equal(cu.cuEventRecord(emulated.event(), stream), 901);
+    assert.equal(cu.cuStreamQuery(stream), 901);
+    emulated.ok(cu.cuStreamIsCapturing(stream, OUT0));
+    assert.equal(readInt32(OUT0), 2);
+    emulated.ok(cu.cuStreamGetFlags(stream, OUT0));
+    assert.equal(cu.cuStreamEndCapture(stream, OUT0), 901);
+    emulated.ok(cu.cuMemsetD8Async(memory, 1, 4, stream));
   });
 });

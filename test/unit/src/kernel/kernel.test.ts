@@ -11,7 +11,10 @@ import { CUresult } from '../../../../ffi/results.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import {
   Context,
+  cudaArrayInterface,
   DeviceBuffer,
+  fromBuffer,
+  fromCudaArrayInterface,
   Graph,
   ManagedMemory,
   MemoryPool,
@@ -421,6 +424,17 @@ describe('Kernel', () => {
     assert.equal((await distant.copyToHost())[0], 8);
     pool.setAccess(0, 'none');
     assert.throws(() => narrow.launch(shape, distant), refused);
+    // Borrowed memory of the pool is no other memory.
+    Context.primary(0).enablePeerAccess(Context.primary(1));
+    const borrowed = [
+      DeviceBuffer.fromPointer(distant.address, 4, { device: 1, owner: distant }),
+      fromCudaArrayInterface(cudaArrayInterface(fromBuffer(distant, 1, 'uint32'))),
+    ];
+    for (const each of [distant, ...borrowed])
+      assert.throws(() => narrow.launch(shape, each), refused);
+    pool.setAccess(0, 'read-write');
+    for (const each of borrowed) narrow.launch(shape, each);
+    await Context.primary(0).synchronize();
     distant.close();
     await Context.primary(1).flush();
   });

@@ -111,6 +111,61 @@ describe('VirtualMemory', () => {
     }
   });
 
+  test('allowAccess() gives one device access to all chunks by one call, and to later ones', () => {
+    const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '3' }));
+    using memory = VirtualMemory.reserve(16 * MIB, { device: 1 });
+    const given = (): readonly unknown[] =>
+      recorder
+        .of('cuMemSetAccess')
+        .map(({ args: [address, byteLength, access] }) => [
+          (address as number) - memory.address,
+          byteLength,
+          (access as { 'location.id': number })['location.id'],
+        ]);
+    memory.allowAccess(2);
+    assert.deepEqual(given(), [], 'there is no memory yet');
+    memory.grow(4 * MIB);
+    memory.grow(6 * MIB);
+    recorder.calls.length = 0;
+    memory.allowAccess(0);
+    memory.allowAccess(Device.get(0));
+    assert.deepEqual(given(), [[0, 6 * MIB, 0]]);
+    recorder.calls.length = 0;
+    memory.grow(7 * MIB);
+    assert.deepEqual(given(), [
+      [6 * MIB, 2 * MIB, 1],
+      [6 * MIB, 2 * MIB, 2],
+      [6 * MIB, 2 * MIB, 0],
+    ]);
+  });
+
+  test('allowAccess() that fails gives no access, and memory without it is not added', () => {
+    const driver = emulate({ CUFFI_EMULATED_DEVICES: '3' });
+    const faults = withFaults(driver, ['cuMemSetAccess']);
+    selectDriver({
+      ...faults.driver,
+      // Device 2 reaches no other one.
+      cuDeviceCanAccessPeer: (out, device, peer) =>
+        driver.cuDeviceCanAccessPeer(out, device, Number(device) === 2 ? device : peer),
+    });
+    using memory = VirtualMemory.reserve(16 * MIB);
+    memory.grow(2 * MIB);
+    assert.throws(() => memory.allowAccess(2), {
+      code: 'not-supported',
+      message: /^Device 2 .* cannot access the memory of Device 0 .*: copy there instead/,
+    });
+    faults.fail('cuMemSetAccess', 1, 999);
+    assert.throws(() => memory.allowAccess(1), { call: 'cuMemSetAccess', status: 999 });
+    assert.deepEqual([memory.access(1), memory.access(2)], ['none', 'none']);
+    memory.allowAccess(1);
+    // The second device that a new chunk is made accessible for.
+    faults.fail('cuMemSetAccess', 2, 999);
+    assert.throws(() => memory.grow(4 * MIB), { call: 'cuMemSetAccess', status: 999 });
+    assert.deepEqual([memory.byteLength, memory.mappedByteLength], [2 * MIB, 2 * MIB]);
+    assert.equal(memory.grow(4 * MIB).byteLength, 4 * MIB);
+    assert.equal(memory.access(1), 'read-write');
+  });
+
   test('no copy or fill crosses two chunks, however small it is', async () => {
     const recorder = recordArguments(emulate());
     using memory = VirtualMemory.reserve(4 * MIB);
