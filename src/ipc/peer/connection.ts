@@ -388,7 +388,7 @@ export class Connection implements FramedSocketHandler {
 
   /** Ends the connection after a failed send, and returns the error. */
   #sendFailed(error: SystemError): unknown {
-    const failure = new IpcError(`nothing can be sent to ${this.peerName}: ${error.message}`);
+    const failure = new IpcError(`nothing can be sent to ${this.peerName}`, error);
     this.fail(failure);
     return failure;
   }
