@@ -468,17 +468,33 @@ describe('leases', () => {
     },
   );
 
-  test('a value whose work can never be done any more is refused', deadline, async () => {
-    const child = start();
-    await ask(child, { do: 'hold' });
-    await child.send({ do: 'make', value: 9 } satisfies Step);
-    // Here, but not taken.
-    await until(() => leases.stats().leases.length === 0);
-    for (let turn = 0; turn < 50; turn++) await nextLoopIteration();
-    child.process.kill('SIGKILL');
-    await child.ended;
-    await assert.rejects(child.receive({ timeoutMs: 30_000 }), { name: 'PeerGoneError' });
-  });
+  for (const [how, end, leave] of [
+    ['is killed', 'PeerGoneError', (child: ChildPeer) => child.process.kill('SIGKILL')],
+    ['exits with code 0', 'ClosedError', (child: ChildPeer) => child.send({ do: 'exit' })],
+    ['closes and exits', 'ClosedError', (child: ChildPeer) => child.send({ do: 'leave' })],
+  ] as const)
+    test(
+      `a value whose work is never done is refused if its process ${how}`,
+      deadline,
+      async () => {
+        const child = start();
+        await ask(child, { do: 'hold' });
+        {
+          using recorder = recordCalls();
+          await child.send({ do: 'make', value: 9 } satisfies Step);
+          // It is here then, and nobody has taken it.
+          await until(() => recorder.calls.some(({ name }) => name === 'cuIpcOpenMemHandle_v2'));
+        }
+        const exited = once(child.process, 'exit');
+        await leave(child);
+        await exited;
+        assert.equal((await child.ended).name, end);
+        await assert.rejects(child.receive({ timeoutMs: 30_000 }), {
+          name: 'PeerGoneError',
+          message: `process ${child.pid} has ended before its work on what it had sent was done`,
+        });
+      },
+    );
 
   test(
     'an end that leaves work unfinished is reported, even if it was orderly',

@@ -12,6 +12,7 @@ import {
   DeviceBuffer,
   deviceArray,
   MemoryPool,
+  type PeerGoneError,
   Stream,
   toDevice,
   VirtualMemory,
@@ -443,6 +444,52 @@ describe('the end of a connection with Python', options, () => {
       assert.equal((error as { stderr: string }).stderr, long.slice(-4096));
     },
   );
+
+  const leaves = new URL('./fixtures/python-leaves.py', import.meta.url);
+  /** How the loop of this process ends when a program of Python does. */
+  const endOf = async (peer: AsyncIterable<unknown>): Promise<Partial<PeerGoneError>> => {
+    const values: unknown[] = [];
+    try {
+      for await (const value of peer) values.push(value);
+      return { name: 'the loop ends' };
+    } catch (error) {
+      return error as PeerGoneError;
+    } finally {
+      assert.deepEqual(values, ['sent']);
+    }
+  };
+
+  for (const [how, end, exitCode, stderr] of [
+    ['raises', 'PeerGoneError', 1, /ValueError: no model/],
+    ['is interrupted', 'PeerGoneError', undefined, /KeyboardInterrupt/],
+    ['exits with 3', 'PeerGoneError', 3, /^$/],
+    ['returns', 'the loop ends'],
+    ['closes and raises', 'the loop ends'],
+  ] as const)
+    test(`a child that ${how}: ${end}`, options, async () => {
+      await using child = spawnPython(leaves, { args: [how] });
+      const error = await endOf(child);
+      assert.equal(error.name, end);
+      if (end !== 'PeerGoneError') return;
+      assert.equal(error.exitCode, exitCode);
+      assert.equal(error.signal, exitCode === undefined ? 'SIGINT' : undefined);
+      assert.match(error.stderr ?? '', stderr);
+    });
+
+  // Only its parent learns with which code a process exits.
+  for (const [how, end] of [
+    ['raises', 'PeerGoneError'],
+    ['is interrupted', 'PeerGoneError'],
+    ['exits with 3', 'the loop ends'],
+    ['returns', 'the loop ends'],
+  ] as const)
+    test(`a connected process that ${how}: ${end}`, options, async () => {
+      const name = `leaves-${process.pid}`;
+      using listener = listen(name);
+      await using _ = spawnPython(leaves, { args: [how, name] });
+      using peer = await listener.accept({ timeoutMs: 20_000 });
+      assert.equal((await endOf(peer)).name, end);
+    });
 
   test('a missing interpreter, script or parent is named', options, async () => {
     using nobody = spawnPython(workerProgram, { python: '/nowhere/python3' });

@@ -383,7 +383,7 @@ export class Connection implements FramedSocketHandler {
 
   /** Ends the connection after a failed send, and returns the error. */
   #sendFailed(error: SystemError): unknown {
-    const failure = new IpcError(`nothing can be sent to ${this.peerName}: ${error.message}`);
+    const failure = new IpcError(`nothing can be sent to ${this.peerName}`, error);
     this.fail(failure);
     return failure;
   }
@@ -623,17 +623,15 @@ export class Connection implements FramedSocketHandler {
   /** As {@link FramedSocketHandler}. */
   onFailure(error: unknown): void {
     // Catches everything: a message of another process must not crash this one.
-    const reason = error instanceof Error ? error.message : String(error);
     const isMismatch = error instanceof IpcError && error.code === 'version-mismatch';
-    this.fail(
-      withoutStack(
-        new IpcError(
-          `the connection to ${this.peerName} was closed: ${reason}`,
-          undefined,
-          isMismatch ? 'version-mismatch' : 'ipc-failed',
-        ),
-      ),
+    const reason = error instanceof Error ? error.message : String(error);
+    const failure = new IpcError(
+      `the connection to ${this.peerName} was closed: ${reason}`,
+      undefined,
+      isMismatch ? 'version-mismatch' : 'ipc-failed',
     );
+    if (error instanceof SystemError) failure.cause = error;
+    this.fail(withoutStack(failure));
   }
 
   /** As {@link FramedSocketHandler}. */

@@ -204,7 +204,7 @@ export function deliverOrdered(
       return true;
     }
     if (!session.isGone) return false;
-    recipient.reject(session.goneError());
+    recipient.reject(session.unfinishedError());
   } catch (error) {
     recipient.reject(error);
   }

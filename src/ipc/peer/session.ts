@@ -170,6 +170,15 @@ export class Session implements SharingSession {
     });
   }
 
+  /** Returns the error of a value whose work its process, which has ended in whatever way, never did. */
+  unfinishedError(): PeerGoneError {
+    const { pid, exit } = this.process;
+    return new PeerGoneError(
+      `${this.#peerName} has ended before its work on what it had sent was done`,
+      { pid, abandonedWaits: this.#abandonedWaits, ...exit },
+    );
+  }
+
   // ---- Objects that are sent ----
 
   /**

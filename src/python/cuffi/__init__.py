@@ -47,6 +47,7 @@ import select
 import socket
 import stat
 import struct
+import sys
 import tempfile
 import termios
 import threading
@@ -2561,6 +2562,8 @@ class _Connection:
         # The end.
         self.end: Optional[Exception] = None
         self._is_closing = self._is_closed_here = self._is_socket_closed = self._is_gone = self._is_dropped = False
+        # A parent learns how this process exits.
+        self._is_of_parent = False
         # Until when the end of the process may follow that of its socket.
         self._gone_until: Optional[float] = None
         # Whether the other end has said which versions it speaks: it does so as soon as it exists.
@@ -3763,7 +3766,15 @@ class _Connection:
                     _all_devices()[device].synchronize()
                 except CuffiError:
                     pass  # The context is lost.
-        self.close()
+        # A closing message would make an orderly end of a failure. The system reports the end of this process,
+        # until which its socket stays open.
+        if not (self._is_of_parent or _has_failed()):
+            self.close()
+
+
+def _has_failed() -> bool:
+    """Whether an exception ends this process. An interactive session goes on after one."""
+    return getattr(sys, 'last_value', None) is not None and not hasattr(sys, 'ps1')
 
 
 _connections: 'set[_Connection]' = set()
@@ -4288,6 +4299,7 @@ def parent() -> Peer:
         sock = socket.socket(fileno=number)
         sock.set_inheritable(False)
         _parent = Peer(_Connection(sock, False))
+        _parent._connection._is_of_parent = True
     return _parent
 
 

@@ -2,9 +2,15 @@
 
 import assert from 'node:assert/strict';
 import { after, afterEach, beforeEach, describe, test } from 'node:test';
-import { closeFd, createMemfd, isOpenFd, mapShared } from '../../../../../ffi/linux/libc.ts';
+import {
+  closeFd,
+  createMemfd,
+  isOpenFd,
+  mapShared,
+  SystemError,
+} from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
-import { socketPair } from '../../../../../ffi/linux/socket.ts';
+import { listenSocket, socketPair } from '../../../../../ffi/linux/socket.ts';
 import {
   ClosedError,
   DeviceBuffer,
@@ -514,6 +520,23 @@ describe('the peer', () => {
       assert.ok((await pair.b.ended) instanceof ClosedError);
     }
   });
+});
+
+describe('a socket that the system refuses to use', () => {
+  for (const call of ['send', 'receive'] as const)
+    test(`is the cause of the error of ${call}, and of the end`, deadline, async () => {
+      // A socket without another end, which is not the end of a process.
+      using peer = new Peer(listenSocket(`@cuffi-refused-${process.pid}`), own);
+      const refused = await (call === 'send' ? peer.send('x') : peer.receive()).then(
+        () => undefined,
+        (error: Error) => error,
+      );
+      const reason = await peer.ended;
+      assert.ok(reason instanceof IpcError);
+      assert.ok(reason.cause instanceof SystemError, String(reason));
+      assert.ok(reason.message.endsWith(`: ${reason.cause.message}`));
+      assert.equal(call === 'send' ? refused : refused?.cause, reason);
+    });
 });
 
 describe('the error of a call', () => {
