@@ -89,21 +89,33 @@ function readMessage(message: unknown, kinds: readonly IpcKind[], at = ''): IpcD
   const known = kinds.find((name) => name === kind);
   if (known === undefined)
     throw new InvalidField(`${at}kind must be ${kinds.join(' or ')}, not ${formatValue(kind)}`);
+  const fields = [...coded.exporter, ...coded[known]];
+  const unknown = Object.keys(given).find(
+    (name) => !STATED.includes(name) && !fields.some((field) => field.name === name),
+  );
+  if (unknown !== undefined)
+    throw new InvalidField(
+      `${at}${printableName(unknown)} is no field of a descriptor of kind ${known}`,
+    );
   if (version !== PROTOCOL_VERSION)
     throw new InvalidField(`${at}version must be ${PROTOCOL_VERSION}, not ${formatValue(version)}`);
   const read: Record<string, unknown> = { kind, version };
   read['checksum'] = types.uint32.check(checksum, `${at}checksum`);
-  const fields = [...coded.exporter, ...coded[known]];
   for (const { name, type } of fields) {
     const value = type.check(given[name], at + name);
     if (value !== undefined || name in given) read[name] = value;
   }
-  const unknown = Object.keys(given).find((name) => !Object.hasOwn(read, name));
-  if (unknown !== undefined) throw new InvalidField(`${at}${unknown} is no field of a descriptor`);
   const descriptor = read as unknown as IpcDescriptor;
   if (checksumOf(encodeFields(descriptor)) !== checksum) throw corrupted(descriptor);
   return descriptor;
 }
+
+/** What every descriptor has besides the fields of its exporter and its kind. */
+const STATED = ['kind', 'version', 'checksum'];
+
+/** The name of an unknown property, which another process may have chosen. */
+const printableName = (name: string): string =>
+  /^\w{1,40}$/.test(name) ? name : formatValue(name.slice(0, 40));
 
 /** Returns what the caller probably did wrong, for common mistakes and what is no object. */
 function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefined {
@@ -429,7 +441,8 @@ function checkLayout(value: unknown, name: string): IpcLayout | undefined {
     return refuse(name, 'the layout of an array', value);
   const { dtype, shape, strides, ...others } = value as Record<string, unknown>;
   const [unknown] = Object.keys(others);
-  if (unknown !== undefined) throw new InvalidField(`${name}.${unknown} is no field of a layout`);
+  if (unknown !== undefined)
+    throw new InvalidField(`${name}.${printableName(unknown)} is no field of a layout`);
   const layout = {
     dtype:
       typeof dtype === 'string' && DTYPE_NAME.test(dtype)

@@ -7,7 +7,7 @@ type Zod = typeof import('./zod.ts');
 declare function requireInBundle(path: string): unknown;
 
 /**
- * Loads zod for the first message that is checked, always through this function. Users have no types of
+ * Loads zod for the first answer of another process that is checked, always through this function. Users have no types of
  * zod: no declaration that they reach names them.
  */
 export function loadZod(): Zod {

@@ -154,11 +154,11 @@ describe('a bundle of esbuild', () => {
         assert.equal(runHere('ffi').error?.code, 'library-not-found');
       });
 
-      test('checks JSON, for which zod is loaded', () => {
+      test('checks descriptors', () => {
         const { result } = runHere('explain');
         const { code, reason } = result as { code: string; reason: string };
         assert.equal(code, 'invalid-descriptor');
-        assert.match(reason, /Invalid option: expected one of "legacy"/);
+        assert.match(reason, /kind must be legacy or pool or virtual or event, not "nonsense"/);
       });
 
       test('looks for the compiler', () => {

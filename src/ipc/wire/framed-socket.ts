@@ -498,13 +498,12 @@ const MAX_DRAINED_BYTE_LENGTH = 4 << 20;
 /** The result of one read. 'awaited' means that a caller waited for the completed message. */
 type ReadResult = 'nothing' | 'frame' | 'awaited' | 'end';
 
-/** @throws SystemError */
+/** Says first which versions this end speaks. What is wrong with the socket, its next use reports. */
 function sendHello(fd: number): void {
   try {
     sendMessage(fd, helloFrame());
   } catch (error) {
-    // A peer that is gone may have left something to read.
-    if (!(error instanceof SystemError && isGone(error))) throw error;
+    if (!(error instanceof SystemError)) throw error;
   }
 }
 
