@@ -95,13 +95,15 @@ export function packageName(): string {
  *
  * @param path relative to this folder, without the extension
  * @param what names it in the error
+ * @param built the path in dist, if it is another one
  * @throws BundledError in a bundle
  */
-export function loadModule(path: string, what: string): unknown {
+export function loadModule(path: string, what: string, built: string = path): unknown {
   // A program may have a file of its own at that place beside its bundle.
   if (isBundled())
     throw new BundledError(`${what} is loaded at its first use`, `To use it, ${EXTERNAL}.`);
-  return requireFrom(here)(`${path}${extname(here)}`);
+  const extension = extname(here);
+  return requireFrom(here)(`${extension === '.ts' ? path : built}${extension}`);
 }
 
 /**

@@ -42,7 +42,7 @@ const settings = {
     (value) => Number.isInteger(value) && value >= 0,
   ),
   CUFFI_DEALLOCS_RATIO: number('a number from 0 to 1', (value) => value >= 0 && value <= 1),
-  CUFFI_POOL_SHARE_LIMIT: number('a number of bytes of at least 0', (value) => value >= 0),
+  CUFFI_POOL_SHARE_LIMIT: number('a number of at least 0', (value) => value >= 0),
 };
 
 type Settings = typeof settings;

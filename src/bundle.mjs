@@ -76,12 +76,12 @@ await build({
   plugins: [layers],
 });
 
-// One of the chunks loads it by its place, as in the source.
+// Beside the chunks, one of which loads it.
 const zodLicense = readFileSync('node_modules/zod/LICENSE', 'utf8').trim();
 await build({
   ...options,
   entryPoints: ['src/ipc/zod.ts'],
-  outfile: 'dist/src/ipc/zod.js',
+  outfile: 'dist/ffi/zod.js',
   banner: { js: `/*\nParts of zod (https://zod.dev):\n\n${zodLicense}\n*/` },
 });
 

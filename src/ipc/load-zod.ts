@@ -13,9 +13,13 @@ declare function requireInBundle(path: string): unknown;
 export function loadZod(): Zod {
   if (isBundled())
     try {
-      return requireInBundle('../src/ipc/zod.js') as Zod;
+      const found = requireInBundle('./zod.js') as Partial<Zod>;
+      // It could be a file of the program beside its bundle.
+      if (found.strictObject && found.partialRecord) return found as Zod;
     } catch {
       // The bundler has left it out.
     }
-  return loadPart(() => loadModule('../src/ipc/zod', 'the part of cuffi that checks JSON') as Zod);
+  return loadPart(
+    () => loadModule('../src/ipc/zod', 'the part of cuffi that checks JSON', './zod') as Zod,
+  );
 }

@@ -5,8 +5,8 @@ import { OUT0, readInt32 } from '../../ffi/arena.ts';
 import { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import { kindNames, kinds } from '../../src/cli/kinds.ts';
-import { Context, Device, type DeviceBuffer, devices } from '../../src/index.ts';
-import { type ChildPeer, ipcSupport, spawnPeer } from '../../src/ipc/index.ts';
+import { Context, Device, DeviceBuffer, devices } from '../../src/index.ts';
+import { type ChildPeer, getIpcHandle, ipcSupport, spawnPeer } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
 import { killed, programFile } from '../support/program.ts';
 import { noPython, PythonWorker } from '../support/python.ts';
@@ -142,7 +142,7 @@ describe('CUDA_VISIBLE_DEVICES', () => {
         .ask({ do: 'read', buffer: memory.buffer })
         .catch((error: unknown) => error);
       const text = `${(refused as Error).message} ${(refused as Error).cause}`;
-      assert.match(text, /which this process does not see/, kind);
+      assert.equal((refused as { code?: string }).code, 'device-not-visible', kind);
       assert.ok(text.includes(uuids[0] as string) && text.includes(uuids[last] as string), kind);
       // The connection goes on.
       using visible = kinds[kind].allocate(4096, Context.primary(last));
@@ -153,6 +153,28 @@ describe('CUDA_VISIBLE_DEVICES', () => {
         kind,
       );
     }
+  });
+});
+
+describe('openIpcBuffer', () => {
+  const reaches = Device.count > 1 && Device.get(last).canAccessPeer(0);
+  const skip = needsTwo.skip || (reaches ? false : 'needs a second GPU that reaches the first');
+
+  test('opens plain memory of a device that is not visible on one that is named', {
+    ...deadline,
+    skip,
+  }, async () => {
+    await using child = new Seeing(uuids[last]);
+    using buffer = DeviceBuffer.allocate(4096, { device: 0 });
+    buffer.fill(6);
+    await Context.primary(0).synchronize();
+    const descriptor = getIpcHandle(buffer);
+    await assert.rejects(child.ask({ do: 'open', descriptor }), { code: 'device-not-visible' });
+    assert.deepEqual(await child.ask<Found>({ do: 'open', descriptor, device: 0 }), {
+      ordinal: 0,
+      uuid: uuids[last],
+      bytes: [6],
+    });
   });
 });
 
@@ -180,6 +202,7 @@ describe('CUDA_VISIBLE_DEVICES in Python', { ...needsTwo, skip: noPython || need
       await assert.rejects(
         python.ask('read', { thing: memory.buffer }),
         (error: Error) => {
+          assert.equal((error as { code?: string }).code, 'device-not-visible', kind);
           const text = `${error.message} ${error.cause}`;
           return text.includes(`this memory is of GPU ${uuids[0]}`) && text.includes('it sees');
         },

@@ -265,7 +265,9 @@ export function deviceBlocker({ device: uuid }: DescriptorFields): OpenBlocker {
   return {
     code: 'device-not-visible',
     reason,
-    hint: 'Make it visible (CUDA_VISIBLE_DEVICES), or name a device with peer access to it in the options.',
+    hint:
+      'Make it visible (CUDA_VISIBLE_DEVICES). Opened by hand (openIpc, openIpcBuffer), plain memory also ' +
+      'opens on a device with peer access to it: { device }.',
   };
 }
 

@@ -14,7 +14,7 @@ const wrong: readonly (readonly [string, readonly string[], string])[] = [
   ['CUFFI_CACHE', ['on', 'yes', '1', 'none', ' '], 'off, or the path of a folder'],
   ['CUFFI_DEALLOCS_COUNT', ['many', '-1', '2.5', ' ', 'Infinity'], 'an integer of at least 0'],
   ['CUFFI_DEALLOCS_RATIO', ['half', '-0.1', '1.1', '20%'], 'a number from 0 to 1'],
-  ['CUFFI_POOL_SHARE_LIMIT', ['abc', '-1', '6GiB', ' '], 'a number of bytes'],
+  ['CUFFI_POOL_SHARE_LIMIT', ['abc', '-1', '6GiB', ' '], 'a number of at least 0'],
 ];
 const before = { ...process.env };
 

@@ -157,7 +157,7 @@ describe('exportIpc', () => {
     process.env[LIMIT] = '6G';
     assert.throws(() => exportIpc(large), {
       name: 'RangeError',
-      message: `${LIMIT} must be a number of bytes of at least 0, not "6G"`,
+      message: `${LIMIT} must be a number of at least 0, not "6G"`,
     });
   });
 });
