@@ -358,8 +358,9 @@ describe('a channel between processes', () => {
     );
     channel.allowAccess(1);
     assert.throws(() => channel.allowAccess(0), /^RangeError: the memory is on Device 0 .* itself/);
-    slot.array.fill(0, { stream });
-    slot.publish({ stream });
+    using near = Stream.create({ device: 0, nonBlocking: true });
+    slot.array.fill(0, { stream: near });
+    slot.publish({ stream: near });
     for (const each of slots.slice(1)) {
       narrow.launch({ grid: 1, block: each.message, stream }, each.array);
       each.publish({ stream });
