@@ -23,10 +23,10 @@ import { onHardware } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { comesBackTo, processState } from '../support/process-state.ts';
-import { startProgram } from '../support/program.ts';
+import { killed, startProgram } from '../support/program.ts';
 import { noPython, PythonWorker, workerProgram } from '../support/python.ts';
 
-const options = { skip: noPython, timeout: 120_000 };
+const options = { skip: noPython, timeout: 20_000 };
 
 /** Whether nothing is lent on either side, once all work is done. */
 async function nothingIsLent(worker: PythonWorker): Promise<void> {
@@ -142,6 +142,29 @@ describe('the companion for Python', options, () => {
     assert.equal(await worker.ask('event_done', { thing: event }), true);
     await nothingIsLent(worker);
   });
+
+  test(
+    'lets no more streams wait for what it receives than the device has room for',
+    options,
+    async () => {
+      await using worker = new PythonWorker();
+      using stream = Stream.create({ nonBlocking: true });
+      using array = await toDevice(new Uint8Array(10));
+      const sent: Promise<void>[] = [];
+      {
+        using latch = new Latch();
+        latch.hold(stream);
+        array.fill(7, { stream });
+        for (let n = 0; n < 8; n++) sent.push(worker.peer.send(array, { stream }));
+        // Two fewer than the device has queues. The host waits for the next one.
+        assert.deepEqual(await worker.ask('receive_ahead', { count: 8 }), [6, 6]);
+      }
+      await Promise.all(sent);
+      assert.deepEqual(await worker.ask('receive_ahead', { count: 2 }), [2, 0]);
+      await worker.ask('evaluate', { source: 'kept.clear()' });
+      await nothingIsLent(worker);
+    },
+  );
 
   test('shares what it allocates, and what other libraries do', options, async () => {
     await using worker = new PythonWorker();
@@ -450,7 +473,10 @@ describe('the end of a connection with Python', options, () => {
   const endOf = async (peer: AsyncIterable<unknown>): Promise<Partial<PeerGoneError>> => {
     const values: unknown[] = [];
     try {
-      for await (const value of peer) values.push(value);
+      for await (const value of peer) {
+        if (typeof value === 'string') values.push(value);
+        else (value as DeviceArray).close();
+      }
       return { name: 'the loop ends' };
     } catch (error) {
       return error as PeerGoneError;
@@ -461,14 +487,15 @@ describe('the end of a connection with Python', options, () => {
 
   for (const [how, end, exitCode, stderr] of [
     ['raises', 'PeerGoneError', 1, /ValueError: no model/],
+    ['raises beside work that never ends', 'PeerGoneError', 1, /ValueError: no model/],
     ['is interrupted', 'PeerGoneError', undefined, /KeyboardInterrupt/],
     ['exits with 3', 'PeerGoneError', 3, /^$/],
     ['returns', 'the loop ends'],
     ['closes and raises', 'the loop ends'],
   ] as const)
     test(`a child that ${how}: ${end}`, options, async () => {
-      await using child = spawnPython(leaves, { args: [how] });
-      const error = await endOf(child);
+      const child = spawnPython(leaves, { args: [how] });
+      const error = await endOf(child).finally(() => killed(child.process));
       assert.equal(error.name, end);
       if (end !== 'PeerGoneError') return;
       assert.equal(error.exitCode, exitCode);
@@ -479,6 +506,7 @@ describe('the end of a connection with Python', options, () => {
   // Only its parent learns with which code a process exits.
   for (const [how, end] of [
     ['raises', 'PeerGoneError'],
+    ['raises beside work that never ends', 'PeerGoneError'],
     ['is interrupted', 'PeerGoneError'],
     ['exits with 3', 'the loop ends'],
     ['returns', 'the loop ends'],
@@ -486,9 +514,13 @@ describe('the end of a connection with Python', options, () => {
     test(`a connected process that ${how}: ${end}`, options, async () => {
       const name = `leaves-${process.pid}`;
       using listener = listen(name);
-      await using _ = spawnPython(leaves, { args: [how, name] });
-      using peer = await listener.accept({ timeoutMs: 20_000 });
-      assert.equal((await endOf(peer)).name, end);
+      using child = spawnPython(leaves, { args: [how, name] });
+      try {
+        using peer = await listener.accept({ timeoutMs: 20_000 });
+        assert.equal((await endOf(peer)).name, end);
+      } finally {
+        await killed(child.process);
+      }
     });
 
   test('a missing interpreter, script or parent is named', options, async () => {

@@ -2607,7 +2607,7 @@ class _Connection:
         self._page: Optional[_Page] = None
         self._page_fd = -1
         self._counters: Dict[Tuple[int, int], List[int]] = {}
-        self._peer_page: Optional[_Page] = None
+        self._peer_page: Optional[_Words] = None
         self._is_peer_page_fixed = True
         self._awaited: Dict[int, int] = {}
         self._held: _Points = []
@@ -3357,7 +3357,7 @@ class _Connection:
         if self._peer_page or not _is_sealed(fd, PAGE_BYTE_LENGTH):
             raise IpcError('received a second page of counters, or one that is not sealed memory of its size')
         try:
-            self._peer_page = _Page(fd)
+            self._peer_page = _Words(fd, _PAGE)
         except OSError as error:
             raise IpcError(f'received a page of counters that cannot be written: {error.strerror}') from None
         self._is_peer_page_fixed = _seal_against_holes(fd)
@@ -3367,17 +3367,17 @@ class _Connection:
         return not points or self._peer_page is None or self._peer_page.is_reached(points)
 
     def _let_wait(self, device: _Device, stream: int, points: _Points) -> bool:
-        """Makes a stream wait for points. Returns False if the host must wait."""
+        """Makes a stream wait for points. Returns False if the host must wait, also as too many streams wait."""
         page = self._peer_page
         if page is None or not self._is_peer_page_fixed or self._is_gone:
             return False
-        with device:
-            for index, count in points:
-                if page.is_reached([(index, count)]):
-                    continue
-                self._awaited[index] = max(count, self._awaited.get(index, 0))
-                address = page.address(device, index)
-                _call('cuStreamWaitValue64_v2', stream, address, count, _WAIT_GEQ)
+        found = _stream_of(device, stream)
+        for index, count in points:
+            if page.is_reached([(index, count)]):
+                continue
+            self._awaited[index] = max(count, self._awaited.get(index, 0))
+            if not _enqueue_wait(page, index, count, found):
+                return False
         return True
 
     def _abandon_waits(self) -> int:
@@ -3759,6 +3759,9 @@ class _Connection:
 
     def drain_at_exit(self) -> None:
         """Before this process ends: the other one may wait for work that is still running."""
+        if _has_failed():
+            # As a killed one: its work may itself wait for what never comes.
+            return
         page = self._page
         if page and not page.is_reached([(index, count) for index, count in self._counters.values()]):
             for device in {ordinal for ordinal, _ in self._counters}:
@@ -3766,9 +3769,9 @@ class _Connection:
                     _all_devices()[device].synchronize()
                 except CuffiError:
                     pass  # The context is lost.
-        # A closing message would make an orderly end of a failure. The system reports the end of this process,
-        # until which its socket stays open.
-        if not (self._is_of_parent or _has_failed()):
+        # A closing message would make an orderly end of an exit with any code. A parent sees the end of this
+        # process, until which its socket stays open.
+        if not self._is_of_parent:
             self.close()
 
 
@@ -4646,7 +4649,7 @@ os.register_at_fork(after_in_child=_close_lifelines)
 
 @atexit.register
 def _drain_at_exit() -> None:
-    if _the_background and _the_background.pid == os.getpid():
+    if _the_background and _the_background.pid == os.getpid() and not _has_failed():
         _the_background.drain()
 
 
