@@ -349,9 +349,10 @@ export class Seat {
     this.words.write(SeatWord.asleep, isAsleep ? 1 : 0);
   }
 
-  /** How many grants the consumer can take, from the beginning. */
+  /** How many grants the consumer can take, from the beginning; 0 for what is no number. */
   get wanted(): number {
-    return this.words.read(SeatWord.wanted);
+    const value = this.words.read(SeatWord.wanted);
+    return Number.isFinite(value) ? Math.max(value, 0) : 0;
   }
 
   setWanted(count: number): void {
