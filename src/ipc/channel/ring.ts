@@ -250,7 +250,7 @@ export class Ring {
   get producerPid(): number {
     const isHere = this.words.read(RingWord.producerNamespace) === localProcess().pidNamespace;
     const pid = isHere ? this.words.read(RingWord.producerPid) : 0;
-    return Number.isInteger(pid) && pid > 0 ? pid : 0;
+    return pid > 0 && pid < 2 ** 32 ? pid : 0;
   }
 
   /** The point that is reached when the work before a message is done. */

@@ -58,7 +58,7 @@ from typing import Any, AsyncIterator, Callable, Deque, Dict, Generator, Iterato
 from . import _descriptors
 from ._bytes import _SAFE, _Reader, _pack_double, _pack_int, _unpack_int, _write_length
 from ._descriptors import Fields as _Fields
-from ._dtypes import _BY_DLPACK, _DTYPES, _Dtype, _check_shape, _contiguous, _dtype, _extents, _raw_dtype
+from ._dtypes import _BY_DLPACK, _DTYPES, _Dtype, _check_shape, _contiguous, _dtype, _extents, _raw_dtype, _received_dtype
 from ._errors import ClosedError, CuffiError, DriverNotFoundError, IpcError, NotSupportedError, PeerGoneError, RemoteError
 from ._protocol import (
     BEGUN_IGNORING_VALUES,
@@ -5305,7 +5305,7 @@ class _Ring(_Words):
                 if ndim > MAX_AXES:
                     raise ValueError(f'{ndim} axes are more than {MAX_AXES}')
                 name = data[RECORD_AT_DTYPE:RECORD_AT_SHAPE].rstrip(b'\0').decode('latin-1')
-                layout = _check_received_layout(struct.unpack_from(f'<{ndim}q', data, RECORD_AT_SHAPE), name, byte_length)
+                layout = _check_layout(struct.unpack_from(f'<{ndim}q', data, RECORD_AT_SHAPE), _received_dtype(name), byte_length)
             if length > MAX_META_BYTE_LENGTH:
                 raise ValueError(f'meta of {length} bytes is longer than {MAX_META_BYTE_LENGTH}')
             return False, layout, _decode_meta(data[RECORD_AT_META : RECORD_AT_META + length]) if length else None
@@ -5319,14 +5319,6 @@ def _check_layout(shape: Any, dtype: Any, byte_length: Optional[int]) -> _Layout
     if byte_length is not None and needed > byte_length:
         raise ValueError(f'an array of {needed} bytes does not fit into a slot of {byte_length}')
     return kind, lengths
-
-
-def _check_received_layout(shape: Sequence[int], name: str, byte_length: int) -> _Layout:
-    """As `_check_layout`, of another process, which writes a dtype by its only name."""
-    layout = _check_layout(shape, name, byte_length)
-    if layout[0].name != name:
-        raise ValueError(f'the dtype is called {layout[0].name}, not {name}')
-    return layout
 
 
 def _encode_meta(meta: Any) -> bytes:
@@ -6128,7 +6120,7 @@ class _ChannelFields:
         if self.slots > MAX_SLOTS:
             raise IpcError(f'received a channel of {self.slots} slots, of at most {MAX_SLOTS}')
         try:
-            self.layout = _check_received_layout(fields.layout.shape, fields.layout.dtype, self.byte_length)
+            self.layout = _check_layout(fields.layout.shape, _received_dtype(fields.layout.dtype), self.byte_length)
         except (TypeError, ValueError) as error:
             raise IpcError(f'received a channel whose layout does not fit into its slots: {error}') from None
         if self.slots * self.stride > self.memory.byte_length or self.byte_length > self.stride or self.memory.byte_offset:

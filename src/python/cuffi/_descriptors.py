@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._bytes import _Reader
-from ._dtypes import _check_layout, _dtype
+from ._dtypes import _checked_extents, _received_dtype
 from ._errors import IpcError
 from ._protocol import (
     ACCESS,
@@ -416,10 +416,7 @@ def _check_consistency(fields: Fields) -> None:
 
 
 def _check_items(layout: Layout, byte_length: int) -> None:
-    dtype = _dtype(layout.dtype)
-    if dtype.name != layout.dtype:
-        raise TypeError(f'the dtype is called {dtype.name}, not {layout.dtype}')
-    low, high = _check_layout(layout.shape, layout.strides, dtype.itemsize)
+    low, high = _checked_extents(layout.shape, layout.strides, _received_dtype(layout.dtype).itemsize)
     if 0 in layout.shape:
         raise ValueError('it has no items')
     if high - low > byte_length:

@@ -47,6 +47,14 @@ def _dtype(of: Any) -> _Dtype:
     return found
 
 
+def _received_dtype(name: str) -> _Dtype:
+    """The dtype that another process names, by its only name. Raises TypeError."""
+    found = _dtype(name)
+    if found.name != name:
+        raise TypeError(f'the dtype is called {found.name}, not {name}')
+    return found
+
+
 def _raw_dtype(itemsize: int) -> _Dtype:
     if itemsize > 2**31 - 1:
         raise TypeError(f'an item has at most {2**31 - 1} bytes, not {itemsize}')
@@ -84,7 +92,7 @@ def _check_shape(shape: Any) -> Tuple[int, ...]:
     return lengths
 
 
-def _check_layout(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:
+def _checked_extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:
     """Returns the extents of a layout of another process. Raises ValueError for bytes beyond the safe integers."""
     items = math.prod(length for length in _check_shape(shape) if length)
     _check_safe(items * itemsize, f'an array of shape {list(shape)}')
