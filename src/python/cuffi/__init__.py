@@ -849,8 +849,9 @@ class GpuArray(_Context):
         event = _event_behind(_stream_of(self._device, own))
         with self._device:
             _call('cuStreamWaitEvent', stream, event.value, 0)
-        if _waiting and _stream_of(self._device, own).is_behind_wait():
-            _stream_of(self._device, stream).add_event(event)
+        if _is_behind_wait(self._device, own):
+            with _waits_lock:
+                _stream_of(self._device, stream).add_event(event)
 
     def copy_to_host(self) -> bytes:
         """Returns the bytes of all items, of a contiguous array. Waits for the work of the device."""
@@ -1006,7 +1007,7 @@ class Event(_Context):
         event, handle = self._held(), _stream_handle(stream)
         with event.device:
             _call('cuEventRecord', event.value, handle)
-        event.is_behind_wait = bool(_waiting) and _stream_of(event.device, handle).is_behind_wait()
+        event.is_behind_wait = _is_behind_wait(event.device, handle)
 
     def wait(self, stream: Any = _LEGACY_STREAM) -> None:
         """Makes later work of a stream wait for the last record."""
@@ -1014,7 +1015,8 @@ class Event(_Context):
         with event.device:
             _call('cuStreamWaitEvent', handle, event.value, 0)
         if event.is_behind_wait:
-            _stream_of(event.device, handle).add_event(event)
+            with _waits_lock:
+                _stream_of(event.device, handle).add_event(event)
 
     def synchronize(self, timeout: Optional[float] = None) -> None:
         """Waits on the host for the last record. Raises TimeoutError."""
@@ -4498,13 +4500,15 @@ _NO_FLAGS = _u32(_WAIT_GEQ)
 class _Stream:
     """A stream, and what it has queued behind waits. It counts too much rather than too little."""
 
-    __slots__ = ('device', 'handle', 'argument', 'driver', 'waits', '_is_blocking', '_events', '_queued', '_since_mark',
+    __slots__ = ('device', 'handle', 'argument', 'driver', 'waits', '_awaited', '_is_blocking', '_events', '_queued', '_since_mark',
                  '_mark', '_unchecked', '__weakref__')  # fmt: skip
 
     def __init__(self, device: _Device, handle: int) -> None:
         self.device, self.handle, self.argument, self.driver = device, handle, _u64(handle), _cuda()
         # Words and the counts that they must reach, in order. Reached ones are removed.
         self.waits: Deque[Tuple[_Page, int, int]] = collections.deque()
+        # For each word of them the highest count.
+        self._awaited: Dict[Tuple[_Page, int], int] = {}
         self._is_blocking: Optional[bool] = None
         # Events that stand behind a wait, for which it waits.
         self._events: List[_EventHandle] = []
@@ -4520,11 +4524,13 @@ class _Stream:
             if not words.reached(index, count):
                 return True
             waits.popleft()
+            if self._awaited.get((words, index)) == count:
+                del self._awaited[words, index]
         return False
 
     def awaits(self, words: _Page, index: int, count: int) -> bool:
         """Whether it waits already for what a word reaches later, or at the same time."""
-        return any(known[0] is words and known[1] == index and known[2] >= count for known in self.waits)
+        return self._awaited.get((words, index), 0) >= count
 
     @property
     def wait_count(self) -> int:
@@ -4535,7 +4541,9 @@ class _Stream:
         waits, work = self._queued
         return waits + count <= _MAX_WAITS_OF_STREAM and waits + work + count <= _MAX_WORK_OF_STREAM
 
-    def add_wait(self) -> None:
+    def add_wait(self, words: _Page, index: int, count: int) -> None:
+        self.waits.append((words, index, count))
+        self._awaited[words, index] = count
         self._queued[0] += 1
         self._since_mark[0] += 1
         self._keep()
@@ -4547,15 +4555,16 @@ class _Stream:
                 del _counted[next(iter(_counted))]
             _counted[self] = None
 
-    def remove_wait(self) -> None:
+    def remove_wait(self, words: _Page, index: int, count: int) -> None:
         """The driver did not take it."""
+        self.waits.remove((words, index, count))
+        self._awaited.pop((words, index), None)
         self._queued[0] -= 1
         self._since_mark[0] = max(0, self._since_mark[0] - 1)
 
-    def mark_waits(self) -> None:
-        """Finds out how many have run, if many were queued."""
-        if self._since_mark[0] >= _WAITS_PER_EVENT:
-            self.check()
+    @property
+    def has_many_new_waits(self) -> bool:
+        return self._since_mark[0] >= _WAITS_PER_EVENT
 
     def has_room(self, most: int = _MAX_WORK_OF_STREAM, adds: bool = True) -> bool:
         """Whether one more operation fits behind a wait; it is counted then, unless `adds` is False."""
@@ -4575,8 +4584,14 @@ class _Stream:
 
     def is_behind_wait(self) -> bool:
         """Whether what is queued now may stand behind a wait for another process."""
-        if self.is_waiting() or (self._events and self._waits_for_event()):
+        if self.waits:
+            if self.is_waiting():
+                return True
+            _waiting.discard(self)
+        if self._events and self._waits_for_event():
             return True
+        if not _waiting:
+            return False
         blocking = [other for other in tuple(_waiting) if other.device is self.device and other.is_blocking]
         if not blocking or not self.is_blocking or not any(other.is_waiting() for other in blocking):
             return False
@@ -4669,6 +4684,20 @@ def _is_awaited(words: _Words) -> bool:
         return any(wait[0] is words for stream in _waiting if stream.is_waiting() for wait in stream.waits)
 
 
+def _is_behind_wait(device: _Device, handle: int) -> bool:
+    """Whether what is queued now in a stream may stand behind a wait for another process."""
+    if not _waiting:
+        return False
+    with _waits_lock:
+        return _stream_of(device, handle).is_behind_wait()
+
+
+def _has_room(stream: _Stream, most: int = _MAX_WORK_OF_STREAM, adds: bool = True) -> bool:
+    """As its method, from any thread."""
+    with _waits_lock:
+        return stream.has_room(most, adds)
+
+
 def _have_room_for_waits(stream: _Stream, count: int) -> bool:
     """Whether so many more waits fit into a stream, and into all that wait on its device."""
     with _waits_lock:
@@ -4682,6 +4711,8 @@ def _fit_waits(stream: _Stream, count: int) -> bool:
             return False
     if not stream.is_waiting() and sum(other.is_waiting() for other in _waiting) >= _max_waiting_streams():
         return False
+    if len(_waiting) <= (stream in _waiting):
+        return True
     others = [other for other in _waiting if other is not stream and other.device is stream.device]
     if stream.wait_count + count + sum(other.wait_count for other in others) <= _MAX_WAITS_OF_DEVICE:
         return True
@@ -4694,7 +4725,7 @@ def _fit_waits(stream: _Stream, count: int) -> bool:
 
 def _enqueue_wait(words: _Page, index: int, count: int, stream: _Stream) -> bool:
     """Makes later work of a stream wait for a word. Returns False if no more waits may be queued now."""
-    address, waits, wait = words.arguments[stream.device][index], stream.waits, (words, index, count)
+    address = words.arguments[stream.device][index]
     with _waits_lock:
         if stream.is_waiting() and stream.awaits(words, index, count):
             return True
@@ -4702,8 +4733,7 @@ def _enqueue_wait(words: _Page, index: int, count: int, stream: _Stream) -> bool
             return False
         _waiting.add(stream)
         # Added first: a wait that nobody knows could block for ever.
-        waits.append(wait)
-        stream.add_wait()
+        stream.add_wait(words, index, count)
     status = -1
     try:
         # Only default streams need their context.
@@ -4715,22 +4745,20 @@ def _enqueue_wait(words: _Page, index: int, count: int, stream: _Stream) -> bool
     finally:
         if status:
             with _waits_lock:
-                waits.remove(wait)
-                stream.remove_wait()
+                stream.remove_wait(words, index, count)
     if status:
         raise CudaError('cuStreamWaitValue64_v2', status, 'waiting for a stream of another process')
-    with _waits_lock:
-        stream.mark_waits()
+    if stream.has_many_new_waits:
+        with _waits_lock:
+            stream.check()
     return True
 
 
 def _enqueue_store(words: _Page, index: int, count: int, stream: _Stream) -> None:
     """Stores a count when the work that is queued in a stream so far is done: by the host, if that stream has no room."""
     address = words.arguments[stream.device][index]
-    with _waits_lock:
-        # Behind an earlier store of the host only the host stores, so that no word goes back.
-        is_by_host = index in words.host_stores or not stream.has_room()
-    if is_by_host:
+    # Behind an earlier store of the host only the host stores, so that no word goes back.
+    if index in words.host_stores or ((_waiting or _counted) and not _has_room(stream)):
         _store_by_host(words, index, count, stream)
         return
     if stream.handle > 2:
@@ -5890,7 +5918,7 @@ class _Consumer(_ChannelState):
                 raise self._gone()
             if message - ring.slots in self._held:
                 raise CuffiError(f'message {message} needs the slot of message {message - ring.slots}: release that first')
-            if not stream.has_room(_MAX_WORK_AHEAD, False):
+            if not _has_room(stream, _MAX_WORK_AHEAD, False):
                 return None
             if not is_filled:
                 while self._filled_up_to < message and ring.is_filled(self._filled_up_to):
@@ -6297,7 +6325,7 @@ class _Producer(_ChannelState):
         with self.lock:
             if self.is_closed or self._failure:
                 self.assert_open()
-            if stream and not stream.has_room(_MAX_WORK_AHEAD, False):
+            if stream and not _has_room(stream, _MAX_WORK_AHEAD, False):
                 return None
             message = self._acquired
             previous = message - self.ring.slots
@@ -6846,7 +6874,7 @@ class PinnedBuffer(_Closable):
         if not byte_length:
             return
         handle = _stream_handle(stream)
-        if _waiting and not _stream_of(self._device, handle).has_room():
+        if _waiting and not _has_room(_stream_of(self._device, handle)):
             raise _too_much_work()
         with self._device as device:
             _call('cuMemcpyAsync', target, source, byte_length, handle)
