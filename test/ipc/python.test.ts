@@ -338,10 +338,7 @@ describe('errors of the companion', options, () => {
       "cuffi.empty((2,), 'float33')",
       /^TypeError : unknown dtype 'float33': it must be one of bool/,
     ],
-    [
-      'cuffi.empty((2, -1))',
-      /^ValueError : shape must have at most 64 lengths from 0 to 9007199254740991, not/,
-    ],
+    ['cuffi.empty((2, -1))', /^ValueError : shape must have at most 64 lengths of at least 0/],
     [
       'cuffi.empty(1 << 52)',
       /^CudaError CUDA_ERROR_OUT_OF_MEMORY: cuMemCreate failed while allocating/,

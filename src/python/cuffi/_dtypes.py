@@ -85,8 +85,8 @@ def _extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tup
 
 def _check_shape(shape: Any) -> Tuple[int, ...]:
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not all(isinstance(length, int) and 0 <= length <= _SAFE for length in lengths) or len(lengths) > MAX_AXES:
-        raise ValueError(f'shape must have at most {MAX_AXES} lengths from 0 to {_SAFE}, not {shape!r}')
+    if not all(isinstance(length, int) and length >= 0 for length in lengths) or len(lengths) > MAX_AXES:
+        raise ValueError(f'shape must have at most {MAX_AXES} lengths of at least 0, not {shape!r}')
     # Without empty axes, so that the strides of an empty array are safe, too.
     _check_safe(math.prod(length for length in lengths if length), "shape's size")
     return lengths
