@@ -145,6 +145,7 @@ const size = 'must be an integer from 0 to 9007199254740991, not';
 /** What is refused, and what says so. */
 const refused: readonly (readonly [name: string, bytes: Uint8Array, message: string])[] = [
   ['no bytes', Buffer.alloc(0), 'the bytes end in the middle of a value'],
+  ['an unknown kind', Buffer.from([8]), 'kind: 8 is not below 8'],
   ['too many bytes', Buffer.alloc(4097), '4097 bytes are more than 4096'],
   ['bytes behind it', Buffer.concat([encodeFields(event), Buffer.alloc(2)]), '2 bytes follow its'],
   ['a prefix of a UUID', withBytes(legacy, 1, [2]), 'device: 2 is not below 2'],
