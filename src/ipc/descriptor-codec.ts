@@ -201,8 +201,10 @@ export function decodeFields(bytes: Uint8Array): DescriptorFields {
 
 /** Like {@link decodeFields}, for anything that a connection can send. @throws IpcError */
 export function decodeAnyFields(bytes: Uint8Array): AnyFields {
-  const kind = objectKinds[bytes[0] ?? 0];
-  if (kind === undefined || !(kind in hostFields)) return decodeFields(bytes);
+  const number = bytes[0] ?? 0;
+  const kind = objectKinds[number];
+  if (kind === undefined) throw malformed(`kind: ${number} is not below ${objectKinds.length}`);
+  if (!(kind in hostFields)) return decodeFields(bytes);
   return readBytes(() => readHostFields(kind as HostKind, descriptorReader(bytes.subarray(1))));
 }
 

@@ -67,9 +67,27 @@ export function checkLayout(
   return { shape: checked, dtype: type };
 }
 
+/**
+ * As {@link checkLayout}, for a layout of another process, which writes a dtype by its only name.
+ *
+ * @throws TypeError, RangeError
+ */
+export function checkReceivedLayout(
+  layout: { shape: Shape; dtype: string },
+  byteLength: number,
+): MessageLayout {
+  const checked = checkLayout(layout, byteLength);
+  const { name } = checked.dtype;
+  if (name !== layout.dtype)
+    throw new TypeError(`the dtype is called ${name}, not ${layout.dtype}`);
+  return checked;
+}
+
 // ---- The record in the ring ----
 
 const NOTHING = new Uint8Array(0);
+/** Throws for bytes that are not UTF-8. */
+const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
 /** Writes a record. @param meta as {@link encodeMeta} returns it */
 export function writeRecord(
@@ -119,7 +137,7 @@ function readLayout(view: DataView, bytes: Uint8Array, byteLength: number): Mess
   const name = Buffer.from(bytes.subarray(RecordOffset.dtype, RecordOffset.shape)).toString(
     'latin1',
   );
-  return checkLayout({ shape, dtype: name.replace(/\0+$/, '') }, byteLength);
+  return checkReceivedLayout({ shape, dtype: name.replace(/\0+$/, '') }, byteLength);
 }
 
 function readMeta(view: DataView, bytes: Uint8Array): unknown {
@@ -127,7 +145,5 @@ function readMeta(view: DataView, bytes: Uint8Array): unknown {
   if (length === 0) return undefined;
   if (length > MAX_META_BYTE_LENGTH)
     throw new RangeError(`meta of ${length} bytes is longer than ${MAX_META_BYTE_LENGTH}`);
-  return JSON.parse(
-    Buffer.from(bytes.subarray(RecordOffset.meta, RecordOffset.meta + length)).toString(),
-  );
+  return JSON.parse(utf8.decode(bytes.subarray(RecordOffset.meta, RecordOffset.meta + length)));
 }

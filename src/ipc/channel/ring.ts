@@ -250,7 +250,7 @@ export class Ring {
   get producerPid(): number {
     const isHere = this.words.read(RingWord.producerNamespace) === localProcess().pidNamespace;
     const pid = isHere ? this.words.read(RingWord.producerPid) : 0;
-    return Number.isInteger(pid) && pid > 0 ? pid : 0;
+    return pid > 0 && pid < 2 ** 32 ? pid : 0;
   }
 
   /** The point that is reached when the work before a message is done. */
@@ -349,9 +349,10 @@ export class Seat {
     this.words.write(SeatWord.asleep, isAsleep ? 1 : 0);
   }
 
-  /** How many grants the consumer can take, from the beginning. */
+  /** How many grants the consumer can take, from the beginning; 0 for what is no number. */
   get wanted(): number {
-    return this.words.read(SeatWord.wanted);
+    const value = this.words.read(SeatWord.wanted);
+    return Number.isFinite(value) ? Math.max(value, 0) : 0;
   }
 
   setWanted(count: number): void {

@@ -4,7 +4,7 @@ import { IpcError } from '../../errors.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import type { Channel } from '../channel/channel.ts';
 import { ChannelConsumer } from '../channel/channel-consumer.ts';
-import { checkLayout, type MessageLayout } from '../channel/message.ts';
+import { checkReceivedLayout, type MessageLayout } from '../channel/message.ts';
 import { Ring, Seat } from '../channel/ring.ts';
 import { WakeSockets } from '../channel/wake-sockets.ts';
 import type { AnyExported, DescriptorFields, HostFields } from '../descriptor.ts';
@@ -127,7 +127,7 @@ function checkedLayout({ layout, byteLength, slots }: HostFields<'channel'>): Me
   if (slots > MAX_SLOTS)
     throw new IpcError(`received a channel of ${slots} slots, of at most ${MAX_SLOTS}`);
   try {
-    return checkLayout({ shape: layout.shape, dtype: layout.dtype }, byteLength);
+    return checkReceivedLayout(layout, byteLength);
   } catch (error) {
     throw new IpcError(
       'received a channel whose layout does not fit into its slots',

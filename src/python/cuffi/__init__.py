@@ -56,6 +56,11 @@ import traceback
 import weakref
 from typing import Any, AsyncIterator, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
+from . import _descriptors
+from ._bytes import _SAFE, _Reader, _pack_double, _pack_int, _unpack_int, _write_length
+from ._descriptors import Fields as _Fields
+from ._dtypes import _BY_DLPACK, _DTYPES, _Dtype, _check_shape, _contiguous, _dtype, _extents, _raw_dtype, _received_dtype
+from ._errors import ClosedError, CuffiError, DriverNotFoundError, IpcError, NotSupportedError, PeerGoneError, RemoteError
 from ._protocol import (
     BEGUN_IGNORING_VALUES,
     BEGUN_RECEIVING,
@@ -187,13 +192,7 @@ __all__ = [
 # Of the npm package that this file comes from.
 __version__ = '0.2.0'
 
-# ---- Errors -----------------------------------------------------------------------------------------------
-
-
-class CuffiError(Exception):
-    """The base of all errors of cuffi. `code` tells what kind it is, as in Node."""
-
-    code = 'invalid-state'
+# ---- The driver -------------------------------------------------------------------------------------------
 
 
 class CudaError(CuffiError):
@@ -213,56 +212,6 @@ class CudaError(CuffiError):
 
 _STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719))
 
-
-class DriverNotFoundError(CuffiError):
-    """No CUDA driver could be opened."""
-
-    code = 'driver-not-found'
-
-
-class NotSupportedError(CuffiError):
-    """The companion, the device or the driver does not support what was requested."""
-
-    code = 'not-supported'
-
-
-class ClosedError(CuffiError):
-    """An object was used after it was closed."""
-
-    code = 'closed'
-
-
-class IpcError(CuffiError):
-    """Something of another process cannot be used. `code` tells why, as in Node."""
-
-    def __init__(self, message: str, code: str = 'ipc-failed') -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class PeerGoneError(CuffiError):
-    """The process at the other end ended without closing the connection."""
-
-    code = 'peer-gone'
-
-    def __init__(self, message: str, pid: int = 0) -> None:
-        super().__init__(message)
-        self.pid = pid
-
-
-class RemoteError(CuffiError):
-    """An error of the other end: what its handler threw, or an error that was sent as a value."""
-
-    def __init__(self, message: str, name: str = 'Error', code: str = 'remote-error', stack: Optional[str] = None,
-                 errors: Sequence[Any] = ()) -> None:  # fmt: skip
-        super().__init__(message)
-        self.message, self.name, self.code, self.stack, self.errors = message, name, code, stack, list(errors)
-
-    def __str__(self) -> str:
-        return f'{self.name}: {self.message}'
-
-
-# ---- The driver -------------------------------------------------------------------------------------------
 
 # As ffi/driver.ts: the loader's own, then those of WSL, containers and distributions.
 _LIBRARIES = (
@@ -531,82 +480,6 @@ def _stream_handle(stream: Any) -> int:
     raise TypeError(f'stream must be an int, or have cuda_stream, ptr or handle, not {type(stream).__name__}')
 
 
-# ---- Dtypes -----------------------------------------------------------------------------------------------
-
-
-class _Dtype:
-    """A dtype by NumPy's name, with its typestr and DLPack's code."""
-
-    def __init__(self, name: str, typestr: str, code: int, itemsize: int) -> None:
-        self.name, self.typestr, self.code, self.itemsize = name, typestr, code, itemsize
-
-
-_DTYPES: Dict[str, _Dtype] = {
-    name: _Dtype(name, typestr, code, itemsize)
-    for name, typestr, code, itemsize in (
-        ('bool', '|b1', 6, 1),
-        ('int8', '|i1', 0, 1), ('int16', '<i2', 0, 2), ('int32', '<i4', 0, 4), ('int64', '<i8', 0, 8),
-        ('uint8', '|u1', 1, 1), ('uint16', '<u2', 1, 2), ('uint32', '<u4', 1, 4), ('uint64', '<u8', 1, 8),
-        ('float16', '<f2', 2, 2), ('bfloat16', '', 4, 2), ('float32', '<f4', 2, 4), ('float64', '<f8', 2, 8),
-        ('complex64', '<c8', 5, 8), ('complex128', '<c16', 5, 16),
-    )
-}
-_BY_TYPESTR = {dtype.typestr: dtype for dtype in _DTYPES.values() if dtype.typestr}
-_BY_DLPACK = {(dtype.code, dtype.itemsize * 8): dtype for dtype in _DTYPES.values()}
-
-
-def _dtype(of: Any) -> _Dtype:
-    """Finds a dtype by its name, its typestr, or what NumPy, cupy or torch call it."""
-    if isinstance(of, _Dtype):
-        return of
-    if isinstance(of, type):
-        name = {bool: 'bool', int: 'int64', float: 'float64', complex: 'complex128'}.get(of, of.__name__)
-    else:
-        name = of if isinstance(of, str) else str(getattr(of, 'name', of))
-    name = name.rpartition('.')[2]
-    found = _DTYPES.get(name) or _BY_TYPESTR.get(name)
-    if found is None and name[:1] == 'V' and name[1:].isascii() and name[1:].isdigit() and name[1] != '0':
-        found = _raw_dtype(int(name[1:]))
-    if found is None:
-        raise TypeError(f'unknown dtype {of!r}: it must be one of {", ".join(_DTYPES)}, V<itemsize>')
-    return found
-
-
-def _raw_dtype(itemsize: int) -> _Dtype:
-    if itemsize > 2**31 - 1:
-        raise TypeError(f'an item has at most {2**31 - 1} bytes, not {itemsize}')
-    return _Dtype(f'V{itemsize}', f'|V{itemsize}', 1, itemsize)
-
-
-def _contiguous(shape: Sequence[int], itemsize: int) -> Tuple[int, ...]:
-    strides, step = [], itemsize
-    for length in reversed(shape):
-        strides.append(step)
-        step *= length
-    return tuple(reversed(strides))
-
-
-def _extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:
-    """The first byte of the items, and the one behind the last, from item [0, 0, ...]."""
-    low, high = 0, itemsize
-    for length, stride in zip(shape, strides):
-        if length == 0:
-            return 0, 0
-        reach = (length - 1) * stride
-        if reach < 0:
-            low += reach
-        else:
-            high += reach
-    return low, high
-
-
-def _check_shape(shape: Any) -> Tuple[int, ...]:
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not all(isinstance(length, int) and length >= 0 for length in lengths) or len(lengths) > MAX_AXES:
-        raise ValueError(f'shape must have at most 64 lengths of at least 0, not {shape!r}')
-    return lengths
-
-
 # ---- DLPack -----------------------------------------------------------------------------------------------
 # https://dmlc.github.io/dlpack/latest/c_api.html
 
@@ -744,11 +617,22 @@ class _OwnMemory:
         with _lock:
             _own_memory[self.address] = self
 
-    def fields(self, offset: int, length: int, read_only: bool, array: Optional['_Described']) -> bytes:
+    def fields(self, offset: int, length: int, read_only: bool, array: Optional['_Described']) -> Dict[str, Any]:
         """The fields of a range of it, for other processes."""
-        what = self.id + struct.pack('<IBq', 0, 1, self.byte_length)
-        extent = (self.byte_length, offset, length, read_only, 0, self.generation)
-        return _write_memory(KIND_VIRTUAL, _self().exporter(self.device), what, extent, array)
+        return {
+            'kind': KIND_VIRTUAL,
+            'exporter': _self().exporter(self.device),
+            'memory': self.id,
+            'first_piece': 0,
+            'pieces': (self.byte_length,),
+            'base_byte_length': self.byte_length,
+            'byte_offset': offset,
+            'byte_length': length,
+            'access': _descriptors.READ_ONLY if read_only else _descriptors.READ_WRITE,
+            'buffer_id': 0,
+            'generation': self.generation,
+            'layout': _layout_of(array),
+        }
 
     def _free(self) -> None:
         self._close_fds()
@@ -815,7 +699,7 @@ class _Mapping:
 class _ReceivedMemory:
     """A range of memory of another process: one lease. It is given back when nothing refers to it."""
 
-    def __init__(self, connection: '_Connection', lease: int, fields: '_MemoryFields', mapping: _Mapping) -> None:
+    def __init__(self, connection: '_Connection', lease: int, fields: _Fields, mapping: _Mapping) -> None:
         self.connection, self.lease, self.fields, self.mapping = connection, lease, fields, mapping
         self.device = mapping.device
         self.address = mapping.base + fields.byte_offset
@@ -963,13 +847,12 @@ class GpuArray(_Context):
         own = self._stream
         if own is None or own == stream:
             return
+        event = _event_behind(_stream_of(self._device, own))
         with self._device:
-            event = _read('cuEventCreate', 2)
-            try:
-                _call('cuEventRecord', event, own)
-                _call('cuStreamWaitEvent', stream, event, 0)
-            finally:
-                _cuda().cuEventDestroy_v2(event)
+            _call('cuStreamWaitEvent', stream, event.value, 0)
+        if _is_behind_wait(self._device, own):
+            with _waits_lock:
+                _stream_of(self._device, stream).add_event(event)
 
     def copy_to_host(self) -> bytes:
         """Returns the bytes of all items, of a contiguous array. Waits for the work of the device."""
@@ -1060,6 +943,16 @@ class _EventHandle:
         self.device, self.value = device, value
         # The connection, the lease and the fields of an event of another process.
         self.received = received
+        # Whether it was recorded behind a wait for another process.
+        self.is_behind_wait = False
+
+    def has_run(self) -> bool:
+        """Whether the work is done that was queued before the last record. Raises CudaError."""
+        with self.device:
+            status = _cuda().cuEventQuery(self.value)
+        if status not in (0, _NOT_READY):
+            raise CudaError('cuEventQuery', status)
+        return status == 0
 
     def __del__(self) -> None:
         if _is_exiting is not False:
@@ -1108,24 +1001,23 @@ class Event(_Context):
     @property
     def done(self) -> bool:
         """Whether the work is done that was queued before the last record."""
-        event = self._held()
-        with event.device:
-            status = _cuda().cuEventQuery(event.value)
-        if status not in (0, _NOT_READY):
-            raise CudaError('cuEventQuery', status)
-        return status == 0
+        return self._held().has_run()
 
     def record(self, stream: Any = _LEGACY_STREAM) -> None:
         """Records the work that is queued in a stream, by default the legacy default stream."""
         event, handle = self._held(), _stream_handle(stream)
         with event.device:
             _call('cuEventRecord', event.value, handle)
+        event.is_behind_wait = _is_behind_wait(event.device, handle)
 
     def wait(self, stream: Any = _LEGACY_STREAM) -> None:
         """Makes later work of a stream wait for the last record."""
         event, handle = self._held(), _stream_handle(stream)
         with event.device:
             _call('cuStreamWaitEvent', handle, event.value, 0)
+        if event.is_behind_wait:
+            with _waits_lock:
+                _stream_of(event.device, handle).add_event(event)
 
     def synchronize(self, timeout: Optional[float] = None) -> None:
         """Waits on the host for the last record. Raises TimeoutError."""
@@ -1234,10 +1126,18 @@ class _Process:
             self.namespace = 0
         # A pointer's number would tell other processes about this one.
         self.secret = secrets.randbits(48)
-        self.identity = self.machine + struct.pack('<Iqq', self.pid, self.start_time, self.namespace)
+        self.identity = (self.machine, self.pid, self.start_time, self.namespace)
+        self._exporters: Dict[_Device, _descriptors.Exporter] = {}
 
-    def exporter(self, device: _Device) -> bytes:
-        return device.uuid + self.identity
+    def exporter(self, device: _Device) -> _descriptors.Exporter:
+        found = self._exporters.get(device)
+        if found is None:
+            found = self._exporters[device] = _descriptors.Exporter(device.uuid, *self.identity)
+        return found
+
+    def has_made(self, fields: _Fields) -> bool:
+        """Whether this process has made a descriptor."""
+        return fields.exporter[1:] == self.identity
 
 
 _process: Optional[_Process] = None
@@ -1263,102 +1163,6 @@ class BigInt(int):
 
 class Map(Dict[Any, Any]):
     """A dict that Node gets as a Map. Received Maps are of this type."""
-
-
-_SAFE = 2**53 - 1
-_pack_double, _pack_int = struct.Struct('<d').pack, struct.Struct('<i').pack
-_unpack_double, _unpack_int = struct.Struct('<d').unpack_from, struct.Struct('<i').unpack_from
-
-
-def _write_length(out: bytearray, value: int) -> None:
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-
-
-class _Reader:
-    """Reads what another process has sent. Raises IpcError for anything that is not what it should be."""
-
-    __slots__ = ('data', 'at', 'end')
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at, self.end = data, 0, len(data)
-
-    def skip(self, count: int) -> int:
-        """Returns where so many bytes begin, and goes behind them."""
-        at = self.at
-        if count > self.end - at:
-            raise IpcError('a message ends in the middle')
-        self.at = at + count
-        return at
-
-    def take(self, count: int) -> bytes:
-        at = self.skip(count)
-        return self.data[at : at + count]
-
-    def byte(self) -> int:
-        return self.data[self.skip(1)]
-
-    def flag(self) -> bool:
-        value = self.byte()
-        if value > 1:
-            raise IpcError(f'{value} is neither 0 nor 1')
-        return value == 1
-
-    def length(self, least_each: int = 1) -> int:
-        """Reads a length of things that take so many bytes each at least."""
-        value = shift = 0
-        while True:
-            byte = self.byte()
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift > 21:
-                raise IpcError('a length has more than 4 bytes')
-        if value * least_each > self.end - self.at:
-            raise IpcError(f'{value} things do not fit in the {self.end - self.at} bytes that follow')
-        return value
-
-    def double(self) -> float:
-        return _unpack_double(self.data, self.skip(8))[0]
-
-    def number(self, least: int = 0) -> int:
-        """Reads an integer that was sent as a number."""
-        value = self.double()
-        if not (value >= least and value <= _SAFE and value == math.floor(value)):
-            raise IpcError(f'{value} is not an integer of at least {least}')
-        return int(value)
-
-    def size(self, least: int = 0, most: int = _SAFE, form: str = '<q') -> int:
-        value = struct.unpack_from(form, self.data, self.skip(struct.calcsize(form)))[0]
-        if not least <= value <= most:
-            raise IpcError(f'{value} is not from {least} to {most}')
-        return value
-
-    def string(self) -> str:
-        tag = self.byte()
-        if tag == TAG_LATIN1:
-            return self.take(self.length()).decode('latin-1')
-        if tag != TAG_UTF16:
-            raise IpcError('a name is not a string')
-        data = self.take(self.length())
-        if len(data) % 2:
-            raise IpcError('a string ends in the middle of a character')
-        return data.decode('utf-16-le', 'surrogatepass')
-
-    def points(self) -> List[Tuple[int, int]]:
-        count = self.length(9)
-        if count > COUNTER_COUNT:
-            raise IpcError(f'a list of {count} points is too long')
-        points = []
-        for _ in range(count):
-            index = self.length(0)
-            if index >= COUNTER_COUNT:
-                raise IpcError(f'a page has no counter {index}')
-            points.append((index, self.number(1)))
-        return points
 
 
 # ---- Values -----------------------------------------------------------------------------------------------
@@ -1858,139 +1662,6 @@ def _put_item(container: Any, key: Any) -> Put:
     return put
 
 
-# ---- The fields of GPU objects ----------------------------------------------------------------------------
-
-
-
-class _EventFields:
-    """An event of another process."""
-
-    def __init__(self, reader: _Reader) -> None:
-        self.exporter = _read_exporter(reader)
-        self.handle = reader.take(64)
-
-
-class _MemoryFields:
-    """A range of memory of another process."""
-
-    def __init__(self, kind: int, reader: _Reader) -> None:
-        self.kind = kind
-        self.exporter = _read_exporter(reader)
-        self.name, self.first_piece, self.pieces = b'', 0, ()
-        if kind == KIND_LEGACY:
-            self.handle: Optional[bytes] = reader.take(64)
-        elif kind == KIND_POOL:
-            self.name = reader.take(16)
-            self.handle = reader.take(64) if reader.flag() else None
-        else:
-            self.handle, self.name, self.first_piece = None, reader.take(16), reader.size(0, 2**32 - 1, '<I')
-            self.pieces = tuple(reader.size(1) for _ in range(reader.byte()))
-            if not 1 <= len(self.pieces) <= PACKET_FDS:
-                raise IpcError(f'virtual memory has {len(self.pieces)} pieces')
-        is_pool = kind == KIND_POOL and self.handle is None
-        least = 0 if is_pool else 1
-        self.base_byte_length = reader.size(0 if kind == KIND_POOL else 1)
-        self.byte_offset = reader.size()
-        self.byte_length = reader.size(least)
-        self.read_only = reader.flag()
-        self.buffer_id, self.generation = reader.size(), reader.size()
-        self.layout = _read_layout(reader)
-        self.ready: Optional[_EventFields] = _EventFields(reader) if reader.flag() else None
-        if self.byte_offset + self.byte_length > self.base_byte_length:
-            raise IpcError(f'it names bytes {self.byte_offset} to {self.byte_offset + self.byte_length} of {self.base_byte_length}')
-        if is_pool and (self.base_byte_length or self.layout or self.ready):
-            raise IpcError('a pool itself has no size')
-        if kind == KIND_VIRTUAL and sum(self.pieces) != self.base_byte_length:
-            raise IpcError('the pieces do not add up to the memory')
-        if self.layout:
-            dtype, shape, strides = self.layout
-            low, high = _extents(shape, strides, dtype.itemsize)
-            if 0 in shape or high - low > self.byte_length:
-                raise IpcError(f'the items take {high - low} bytes of a range that has {self.byte_length}')
-
-
-_EXPORTER_LENGTH = 53
-
-
-def _read_exporter(reader: _Reader) -> bytes:
-    exporter = reader.take(_EXPORTER_LENGTH)
-    pid, start_time, namespace = struct.unpack_from('<Iqq', exporter, 33)
-    if exporter[0] > 1 or pid < 1 or not 0 <= start_time <= _SAFE or not 0 <= namespace <= _SAFE:
-        raise IpcError('a descriptor names no process')
-    return exporter
-
-
-def _read_layout(reader: _Reader) -> Optional[Tuple[_Dtype, Tuple[int, ...], Tuple[int, ...]]]:
-    length = reader.byte()
-    if length == 0:
-        return None
-    name = reader.take(length).decode('latin-1')
-    try:
-        dtype = _dtype(name)
-    except TypeError:
-        raise IpcError(f'an array has the unknown dtype {name[:20]!r}') from None
-    if dtype.name != name:
-        raise IpcError(f'a dtype is called {dtype.name}, not {name[:20]!r}')
-    ndim = reader.byte()
-    if ndim > MAX_AXES:
-        raise IpcError(f'an array has {ndim} axes')
-    shape = tuple(reader.size() for _ in range(ndim))
-    strides = tuple(reader.size(-_SAFE) for _ in range(ndim))
-    return dtype, shape, strides
-
-
-_AnyFields = Any  # _MemoryFields, _EventFields, or what `_HOST_FIELDS` names.
-# The same memory is sent again and again.
-_known_fields: Dict[bytes, _AnyFields] = {}
-
-
-def _read_fields(data: bytes) -> _AnyFields:
-    known = _known_fields.get(data)
-    if known is None:
-        if len(_known_fields) >= 1024:
-            _known_fields.clear()
-        known = _known_fields[data] = _decode_fields(data)
-    return known
-
-
-def _decode_fields(data: bytes) -> _AnyFields:
-    """Raises IpcError for what is no descriptor."""
-    reader = _Reader(data)
-    try:
-        kind = reader.byte()
-        if kind > KIND_CHANNEL:
-            raise IpcError(f'{kind} is no kind of descriptor')
-        fields = _HOST_FIELDS[kind](kind, reader) if kind in _HOST_FIELDS else (
-            _EventFields(reader) if kind == KIND_EVENT else _MemoryFields(kind, reader))
-        if reader.at != reader.end:
-            raise IpcError('bytes follow its end')
-    except IpcError as error:
-        raise IpcError(f'received an invalid descriptor: {error}', 'invalid-descriptor') from None
-    return fields
-
-
-_Range = Tuple[int, int, int, bool, int, int]
-
-
-def _write_memory(kind: int, exporter: bytes, what: bytes, extent: _Range, array: Optional['_Described']) -> bytes:
-    """
-    :param what: the fields of the kind
-    :param extent: size of the allocation, offset, size, read-only, the two numbers that tell it apart
-    """
-    size, offset, length, read_only, buffer_id, generation = extent
-    out = bytearray((kind,))
-    out += exporter + what
-    out += struct.pack('<qqqBqq', size, offset, length, read_only, buffer_id, generation)
-    out += b'\0' if array is None or array.is_buffer else _layout_bytes(array.dtype, array.shape, array.strides)
-    out.append(0)
-    return bytes(out)
-
-
-def _layout_bytes(dtype: _Dtype, shape: Sequence[int], strides: Sequence[int]) -> bytes:
-    name = dtype.name.encode('latin-1')
-    return bytes((len(name),)) + name + struct.pack(f'<B{2 * len(shape)}q', len(shape), *shape, *strides)
-
-
 # ---- What is sent -----------------------------------------------------------------------------------------
 
 
@@ -2055,6 +1726,13 @@ class _Described:
         self.strides = tuple(interface.get('strides') or _contiguous(self.shape, self.dtype.itemsize))
 
 
+def _layout_of(array: Optional[_Described]) -> Optional[_descriptors.Layout]:
+    """The layout that others get; none for plain bytes."""
+    if array is None or array.is_buffer:
+        return None
+    return _descriptors.Layout(array.dtype.name, array.shape, array.strides)
+
+
 def _dtype_of_dlpack(tensor: _DLTensor) -> _Dtype:
     if tensor.lanes > 1 and tensor.bits == 8:
         return _raw_dtype(tensor.lanes)
@@ -2103,7 +1781,7 @@ def _export(value: Any, peer: '_Connection') -> _Exported:
         memory = _own_memory.get(base) or _received_at(base, begin, length)
     if isinstance(memory, _OwnMemory):
         fields = memory.fields(begin - memory.address, length, False, described)
-        return _Exported(fields, (memory.fd,), (described.owner, memory), memory.device, begin, root=memory)
+        return _Exported(_descriptors.encode_known(**fields), (memory.fd,), (described.owner, memory), memory.device, begin, root=memory)
     if isinstance(memory, _ReceivedMemory):
         return _send_back(memory, begin, length, described, peer)
     return _export_legacy(described, base, size, begin, length)
@@ -2156,8 +1834,10 @@ def _export_legacy(described: _Described, base: int, size: int, begin: int, leng
             )
         # Tells apart the allocations that had the same address one after the other.
         buffer_id = (_attribute(_ATTRIBUTE_BUFFER_ID, begin) * 0x9E3779B97F4A7C15 ^ _self().secret) & (2**48 - 1)
-    extent = (size, begin - base, length, False, buffer_id, 0)
-    fields = _write_memory(KIND_LEGACY, _self().exporter(device), bytes(handle.reserved), extent, described)
+    fields = _descriptors.encode_known(
+        KIND_LEGACY, exporter=_self().exporter(device), handle=bytes(handle.reserved), base_byte_length=size,
+        byte_offset=begin - base, byte_length=length, access=_descriptors.READ_WRITE, buffer_id=buffer_id, generation=0,
+        layout=_layout_of(described))  # fmt: skip
     return _Exported(fields, (), described.owner, device, begin, root=(KIND_LEGACY, base))
 
 
@@ -2171,18 +1851,13 @@ def _device_at(address: int) -> _Device:
 def _send_back(memory: _ReceivedMemory, begin: int, length: int, described: _Described, peer: '_Connection') -> _Exported:
     """Sends memory back to its owner, as part of what it has sent."""
     fields = memory.fields
-    if memory.connection.pid != peer.pid or fields.exporter[33:37] != struct.pack('<I', peer.pid):
+    if memory.connection.pid != peer.pid or fields.exporter.pid != peer.pid:
         raise NotSupportedError(
             'this memory is of another process, and the companion for Python does not pass it on: copy it into '
             'cuffi.empty(shape, dtype), or let its owner send it')
-    what = fields.handle or b''
-    if fields.kind == KIND_POOL:
-        what = fields.name + b'\x01' + what
-    elif fields.kind == KIND_VIRTUAL:
-        what = fields.name + struct.pack(f'<IB{len(fields.pieces)}q', fields.first_piece, len(fields.pieces), *fields.pieces)
-    read_only = described.read_only or fields.read_only
-    extent = (fields.base_byte_length, begin - memory.mapping.base, length, read_only, fields.buffer_id, fields.generation)
-    data = _write_memory(fields.kind, fields.exporter, what, extent, described)
+    access = _descriptors.READ_ONLY if described.read_only else fields.access
+    data = fields.encode_part(
+        byte_offset=begin - memory.mapping.base, byte_length=length, access=access, layout=_layout_of(described))
     return _Exported(data, (), (described.owner, memory), memory.device, root=memory)
 
 
@@ -2190,14 +1865,14 @@ def _export_event(event: Event, peer: '_Connection') -> _Exported:
     own = event._held()
     if own.received is not None:
         fields = own.received[2]
-        if fields[34:38] != struct.pack('<I', peer.pid):
+        if _descriptors.decode_known(fields).exporter.pid != peer.pid:
             raise NotSupportedError('this event is of another process: the companion for Python does not pass it on')
         return _Exported(fields, (), own, own.device, root=own)
     handle = _Handle64()
     with own.device:
         _call('cuIpcGetEventHandle', ctypes.byref(handle), own.value)
-    fields = bytes((KIND_EVENT,)) + _self().exporter(own.device) + bytes(handle.reserved)
-    return _Exported(fields, (), own, own.device, root=own)
+    made = _Fields(KIND_EVENT, exporter=_self().exporter(own.device), handle=bytes(handle.reserved))
+    return _Exported(_descriptors.encode(made), (), own, own.device, root=own)
 
 
 # ---- What arrives -----------------------------------------------------------------------------------------
@@ -2230,29 +1905,28 @@ def _map(key: Tuple[Any, ...], version: int, make: Callable[[], _Mapping], fds: 
 
 
 @contextlib.contextmanager
-def _opening(exporter: bytes) -> Iterator[None]:
+def _opening(exporter: _descriptors.Exporter) -> Iterator[None]:
     """Says whose memory could not be opened."""
     try:
         yield
     except CudaError as error:
-        raise IpcError(f'memory of process {struct.unpack_from("<I", exporter, 33)[0]} could not be opened: {error}') from None
+        raise IpcError(f'memory of process {exporter.pid} could not be opened: {error}') from None
 
 
-def _check_exporter(fields: Union[_MemoryFields, _EventFields], allow_other_users: bool) -> None:
+def _check_exporter(fields: _Fields, allow_other_users: bool) -> None:
     """Raises IpcError for what cannot be opened here, before the driver is asked."""
-    exporter, here = fields.exporter, _self()
-    pid, start_time, namespace = struct.unpack_from('<Iqq', exporter, 33)
-    if exporter[17:33] != here.machine:
+    here = _self()
+    _, machine, pid, start_time, namespace = fields.exporter
+    if machine != here.machine:
         raise IpcError('the descriptor was made on another machine, or before the last boot of this one: '
                        'device memory can only be shared within one machine', 'other-machine')  # fmt: skip
-    kind = fields.kind if isinstance(fields, _MemoryFields) else KIND_EVENT
     if namespace != here.namespace or namespace == 0:
-        if pid == here.pid and kind in (KIND_LEGACY, KIND_EVENT):
+        if pid == here.pid and fields.kind in (KIND_LEGACY, KIND_EVENT):
             raise IpcError(f"its exporter has this process's pid number, {pid}, in another pid namespace: the driver "
                            'mistakes it for this process', 'same-pid')  # fmt: skip
         return
     # The descriptors of virtual memory keep it alive themselves.
-    if kind != KIND_VIRTUAL and _start_time(pid) != start_time:
+    if fields.kind != KIND_VIRTUAL and _start_time(pid) != start_time:
         raise IpcError(f'process {pid}, which shared it, has exited', 'exporter-gone')
     if not allow_other_users:
         try:
@@ -2264,7 +1938,7 @@ def _check_exporter(fields: Union[_MemoryFields, _EventFields], allow_other_user
                            'other-user')  # fmt: skip
 
 
-def _map_legacy(fields: _MemoryFields, device: _Device) -> _Mapping:
+def _map_legacy(fields: _Fields, device: _Device) -> _Mapping:
     size, handle = _size(), _Handle64((ctypes.c_ubyte * 64)(*(fields.handle or b'')))
     with device, _opening(fields.exporter):
         base = _read('cuIpcOpenMemHandle_v2', handle, 1)
@@ -2276,7 +1950,7 @@ def _map_legacy(fields: _MemoryFields, device: _Device) -> _Mapping:
     return _Mapping(device, base, size.value, lambda: _call('cuIpcCloseMemHandle', base))
 
 
-def _map_virtual(fields: _MemoryFields, device: _Device, fds: Sequence[int], read_only: bool) -> _Mapping:
+def _map_virtual(fields: _Fields, device: _Device, fds: Sequence[int], read_only: bool) -> _Mapping:
     size, access = fields.base_byte_length, device.access(_READ if read_only else _READ_WRITE)
     with device:
         base = end = _reserve(size)
@@ -2305,7 +1979,7 @@ def _unmap_virtual(base: int, mapped: int, size: int) -> None:
 class _ImportedPool:
     """A pool of another process. It lives as long as its memory here, and the connection."""
 
-    def __init__(self, device: _Device, fd: int, exporter: bytes) -> None:
+    def __init__(self, device: _Device, fd: int, exporter: _descriptors.Exporter) -> None:
         self.device, self.users = device, 1
         with device, _opening(exporter):
             self.handle = _read('cuMemPoolImportFromShareableHandle', fd, _POSIX_FD, 0)
@@ -2323,7 +1997,7 @@ class _ImportedPool:
                     _cuda().cuMemPoolDestroy(self.handle)
 
 
-def _map_pool(fields: _MemoryFields, pool: _ImportedPool) -> _Mapping:
+def _map_pool(fields: _Fields, pool: _ImportedPool) -> _Mapping:
     with pool.device, _opening(fields.exporter):
         base = _read('cuMemPoolImportPointer', pool.handle, ctypes.create_string_buffer(fields.handle, 64))
         try:
@@ -2382,10 +2056,10 @@ def _is_same_file(a: int, b: int) -> bool:
     return _SYS_KCMP >= 0 and _libc.syscall(_SYS_KCMP, os.getpid(), os.getpid(), 0, a, b) == 0
 
 
-def _virtual_key(fields: _MemoryFields, device: _Device, fds: Sequence[int], read_only: bool) -> Tuple[Any, ...]:
+def _virtual_key(fields: _Fields, device: _Device, fds: Sequence[int], read_only: bool) -> Tuple[Any, ...]:
     """The name of a mapping. What the sender calls the memory proves nothing: the files are compared."""
     for at in range(1 << 20):
-        key = (KIND_VIRTUAL, device.ordinal, fields.name, fields.first_piece, fields.pieces, read_only, at)
+        key = (KIND_VIRTUAL, device.ordinal, fields.memory, fields.first_piece, fields.pieces, read_only, at)
         known = _mappings.get(key)
         if known is None or all(map(_is_same_file, known.fds, fds)):
             return key
@@ -2434,10 +2108,24 @@ class _Page:
         self.host = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.words: Any = memoryview(self._map).cast('Q')
         self._addresses: Dict[int, int] = {}
+        self.arguments = _Arguments(self)
+        # For each word what the host still has to store in it, in order.
+        self.host_stores: Dict[int, Deque[Tuple[int, _EventHandle, int]]] = {}
 
     def is_reached(self, points: _Points) -> bool:
-        words = self.words
-        return all((words[index] - count) & (2**64 - 1) < 2**63 for index, count in points)
+        return all(self.reached(index, count) for index, count in points)
+
+    def reached(self, index: int, count: int) -> bool:
+        return (self.words[index] - count) & (2**64 - 1) < 2**63
+
+    def _end_host_stores(self) -> None:
+        """Stores what the host still has to, when its work is done: others wait for that."""
+        for ordinal in self._addresses:
+            _all_devices()[ordinal].synchronize()
+        for index, pending in list(self.host_stores.items()):
+            for count, _, _ in list(pending):
+                if not self.reached(index, count):
+                    self.words[index] = count
 
     def address(self, device: _Device, index: int) -> int:
         """The address of a counter for the streams of a device, whose context is current."""
@@ -2456,7 +2144,10 @@ class _Page:
         return base + 8 * index
 
     def close(self) -> None:
+        if self.host_stores:
+            self._end_host_stores()
         self.words = _NO_WORDS
+        self.arguments.clear()
         addresses, self._addresses = self._addresses, {}
         for ordinal in addresses:
             # Streams may still write these words, or wait for them.
@@ -2468,6 +2159,19 @@ class _Page:
             self._map.close()
         except BufferError:
             pass  # Another thread reads it; it goes with the last reference.
+
+
+class _Arguments(Dict[_Device, List[ctypes.c_uint64]]):
+    """For each device the addresses of words, as the driver takes them: to convert them takes longer than a call."""
+
+    def __init__(self, words: _Page) -> None:
+        self._words = weakref.proxy(words)
+
+    def __missing__(self, device: _Device) -> List[ctypes.c_uint64]:
+        with device:
+            base = self._words.address(device, 0)
+        self[device] = [_u64(base + at) for at in range(0, self._words.word_count * 8, 8)]
+        return self[device]
 
 
 def _again(error: Any) -> Any:
@@ -2939,7 +2643,7 @@ class _Connection:
             if has_link:
                 self._links[lease] = fds.pop(0)
             if count == 1 and data[:1] == bytes((KIND_POOL,)):
-                self._keep_pool(data[1 + _EXPORTER_LENGTH :][:16], own)
+                self._keep_pool(_descriptors.pool_of(data), own)
         self._deliver(arrived)
 
     def _read_table(self, reader: _Reader, count: int) -> List[Tuple[bytes, int, bool, int]]:
@@ -3346,8 +3050,7 @@ class _Connection:
                 self._page = _Page(self._page_fd)
             counter = self._counters.setdefault(key, [len(self._counters), 0])
             counter[1] += 1
-            address = self._page.address(device, counter[0])
-            _call('cuStreamWriteValue64_v2', stream, address, counter[1], 0)
+            _enqueue_store(self._page, counter[0], counter[1], _stream_of(device, stream))
             return [(counter[0], counter[1])]
 
     # ---- Order ----
@@ -3372,9 +3075,11 @@ class _Connection:
         if page is None or not self._is_peer_page_fixed or self._is_gone:
             return False
         found = _stream_of(device, stream)
-        for index, count in points:
-            if page.is_reached([(index, count)]):
-                continue
+        unreached = [(index, count) for index, count in points if not page.reached(index, count)]
+        if not _have_room_for_waits(found, len(unreached)):
+            return False
+        for index, count in unreached:
+            # Noted before: a wait that nobody knows could block for ever.
             self._awaited[index] = max(count, self._awaited.get(index, 0))
             if not _enqueue_wait(page, index, count, found):
                 return False
@@ -3447,19 +3152,19 @@ class _Connection:
     def _open_object(self, arrived: _Arrived, data: bytes, fds: List[int], lease: int, stream: Optional[int]) -> Any:
         if lease in self._revoked:
             raise ClosedError(f'{self.name} has revoked what it had sent')
-        fields = _read_fields(data)
-        if data[0] in _HOST_FIELDS:
-            return fields.open(self, fds, lease)
-        if fields.exporter[17:] == _self().identity:
+        fields = _descriptors.decode_known(data)
+        if fields.kind in _HOST_KINDS:
+            return _HOST_KINDS[fields.kind](fields).open(self, fds, lease)
+        if _self().has_made(fields):
             return self._open_own(fields, lease)
-        device = _device_of(fields.exporter[:17])
-        if isinstance(fields, _EventFields):
+        device = _device_of(fields.exporter.device)
+        if fields.kind == KIND_EVENT:
             _check_exporter(fields, self._allow_other_users)
             return self._open_event(fields, device, (self, lease, data))
         if fields.read_only and fields.kind != KIND_VIRTUAL:
             raise IpcError('memory that the driver always maps for writing was sent as read-only', 'not-supported')
-        if fields.ready:
-            event = self._open_event(fields.ready, device)
+        if fields.ready_event:
+            event = self._open_event(fields.ready_event, device)
             if stream is None:
                 arrived.events.append(event)
             else:
@@ -3468,7 +3173,7 @@ class _Connection:
         if mapping is None:
             self._imports.pop(lease, None)
             self._release(lease)
-            return GpuPool(fields.exporter[:17])
+            return GpuPool(fields.exporter.device)
         if fields.byte_offset + fields.byte_length > mapping.byte_length:
             mapping.release()
             raise IpcError(f'a range ends at byte {fields.byte_offset + fields.byte_length} of memory that has '
@@ -3480,7 +3185,7 @@ class _Connection:
         read_only = fields.read_only or mapping.is_read_only
         return _array_of(memory, memory.address, fields.layout, fields.byte_length, read_only, stream)
 
-    def _map(self, fields: _MemoryFields, device: _Device, fds: List[int]) -> Optional[_Mapping]:
+    def _map(self, fields: _Fields, device: _Device, fds: List[int]) -> Optional[_Mapping]:
         if fields.kind == KIND_LEGACY:
             key: Tuple[Any, ...] = (KIND_LEGACY, device.ordinal, fields.handle)
             return _map(key, fields.buffer_id, lambda: _map_legacy(self._checked(fields), device))
@@ -3496,13 +3201,13 @@ class _Connection:
                 key = _virtual_key(fields, device, fds, read_only)
                 return _map(key, 0, lambda: _map_virtual(self._checked(fields), device, fds, read_only), fds)
         with _lock:
-            pool = self._pools.get(fields.name)
+            pool = self._pools.get(fields.pool)
             if pool is None:
-                exporter, fd = self._checked(fields).exporter, self._pool_fds.pop(fields.name, -1)
+                exporter, fd = self._checked(fields).exporter, self._pool_fds.pop(fields.pool, -1)
                 try:
                     if fd < 0 or not _is_driver_fd(fd):
                         raise IpcError('memory of a pool came without the descriptor of the pool', 'no-file-descriptor')
-                    pool = self._pools[fields.name] = _ImportedPool(device, fd, exporter)
+                    pool = self._pools[fields.pool] = _ImportedPool(device, fd, exporter)
                 finally:
                     _close_fds([fd] if fd >= 0 else [])
             if fields.handle is None:
@@ -3511,26 +3216,24 @@ class _Connection:
             found = pool
             return _map((KIND_POOL, found.handle, fields.handle), fields.generation, lambda: _map_pool(self._checked(fields), found))
 
-    def _checked(self, fields: _MemoryFields) -> _MemoryFields:
+    def _checked(self, fields: _Fields) -> _Fields:
         _check_exporter(fields, self._allow_other_users)
         return fields
 
-    def _open_own(self, fields: Union[_MemoryFields, _EventFields], lease: int) -> Any:
+    def _open_own(self, fields: _Fields, lease: int) -> Any:
         """Returns what was sent to the other end and came back."""
         for exported in list(self._exports.values()):
-            known = _read_fields(exported.fields)
-            if exported.fields[0] in _HOST_FIELDS:
+            known = _descriptors.decode_known(exported.fields)
+            if known.kind in _HOST_KINDS:
                 continue
-            if isinstance(fields, _EventFields) or isinstance(known, _EventFields):
-                if type(known) is type(fields) and known.handle == fields.handle:
+            if KIND_EVENT in (known.kind, fields.kind):
+                if known.kind == fields.kind and known.handle == fields.handle:
                     self._release(lease)
                     return Event._of(exported.keep)
                 continue
-            is_same = (known.kind, known.exporter, known.handle, known.name, known.buffer_id, known.generation) == (
-                fields.kind, fields.exporter, fields.handle, fields.name, fields.buffer_id, fields.generation)  # fmt: skip
             inside = known.byte_offset <= fields.byte_offset and (
                 fields.byte_offset + fields.byte_length <= known.byte_offset + known.byte_length)
-            if not is_same or not inside:
+            if known.allocation != fields.allocation or not inside:
                 continue
             address = exported.begin + fields.byte_offset - known.byte_offset
             memory = _BorrowedMemory(exported.device, address, fields.byte_length, exported.keep)
@@ -3538,7 +3241,7 @@ class _Connection:
             return _array_of(memory, address, fields.layout, fields.byte_length, fields.read_only, None)
         raise IpcError(f'{self.name} sent a descriptor of memory of this very process that it does not hold', 'same-process')
 
-    def _open_event(self, fields: _EventFields, device: _Device,
+    def _open_event(self, fields: _Fields, device: _Device,
                     received: Optional[Tuple['_Connection', int, bytes]] = None) -> Event:  # fmt: skip
         handle = _Handle64((ctypes.c_ubyte * 64)(*fields.handle))
         with device, _opening(fields.exporter):
@@ -3812,13 +3515,13 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _array_of(memory: _Memory, begin: int, layout: Optional[Tuple[_Dtype, Tuple[int, ...], Tuple[int, ...]]],
+def _array_of(memory: _Memory, begin: int, layout: Optional[_descriptors.Layout],
               byte_length: int, read_only: bool, stream: Optional[int]) -> GpuArray:  # fmt: skip
     if layout is None:
         return GpuBuffer(memory, begin, (byte_length,), _DTYPES['uint8'], (1,), read_only, stream)
-    dtype, shape, strides = layout
-    low, _ = _extents(shape, strides, dtype.itemsize)
-    return GpuArray(memory, begin - low, shape, dtype, strides, read_only, stream)
+    dtype = _dtype(layout.dtype)
+    low, _ = _extents(layout.shape, layout.strides, dtype.itemsize)
+    return GpuArray(memory, begin - low, layout.shape, dtype, layout.strides, read_only, stream)
 
 
 # Versions before it begin with a value.
@@ -4721,7 +4424,6 @@ class _Words(_Page):
         self.is_over = False
         # Whether nobody can replace the memory. Otherwise only hosts may wait for its words.
         self.is_fixed = False
-        self.arguments = _Arguments(self)
 
     @classmethod
     def accept(cls, fd: int, byte_length: int, what: str) -> '_Words':
@@ -4741,11 +4443,9 @@ class _Words(_Page):
         self.words[index] = value
 
     def reached(self, index: int, count: int) -> bool:
-        return count <= self.words[index] <= END_OF_WAITS or self.is_over
-
-    def close(self) -> None:
-        self.arguments.clear()
-        super().close()
+        value = self.words[index]
+        # As `read`: what is no value has not reached anything.
+        return count <= value and (value <= _SAFE or value == END_OF_WAITS) or self.is_over
 
     def writer(self, pid_index: int) -> int:
         """The pid that is stored in a word, behind which its pid namespace is; 0 if it is of another one, or none."""
@@ -4760,19 +4460,6 @@ class _Words(_Page):
         self.is_over = True
         for index in range(begin, end):
             self.write(index, END_OF_WAITS)
-
-
-class _Arguments(Dict[_Device, List[ctypes.c_uint64]]):
-    """For each device the addresses of words, as the driver takes them: to convert them takes longer than a call."""
-
-    def __init__(self, words: _Words) -> None:
-        self._words = weakref.proxy(words)
-
-    def __missing__(self, device: _Device) -> List[ctypes.c_uint64]:
-        with device:
-            base = self._words.address(device, 0)
-        self[device] = [_u64(base + at) for at in range(0, self._words.word_count * 8, 8)]
-        return self[device]
 
 
 def _is_sealed(fd: int, byte_length: int) -> bool:
@@ -4828,34 +4515,170 @@ def _whole_pages(byte_length: int) -> int:
 
 # Behind a wait a stream takes 1,020 operations; the next one blocks its caller. Most are left for other work.
 _MAX_WAITS_OF_STREAM = 320
+# The most waits for all streams of a device, as some of them may share a hardware queue.
+_MAX_WAITS_OF_DEVICE = 512
+# The most operations that are queued behind a wait, waits included. The rest is for what cuffi does not see.
+_MAX_WORK_OF_STREAM = 960
+# Above this, what can wait on the host does.
+_MAX_WORK_AHEAD = _MAX_WORK_OF_STREAM // 2
+# The most streams whose counts are kept.
+_MAX_COUNTED = 256
+# After so many waits or operations, an event tells how many have run.
+_WAITS_PER_EVENT, _WORK_PER_EVENT = _MAX_WAITS_OF_STREAM // 2, 128
 _MAX_AHEAD = 64
 _NO_FLAGS = _u32(_WAIT_GEQ)
 
 
 class _Stream:
-    """A stream, and the waits that it has queued."""
+    """A stream, and what it has queued behind waits. It counts too much rather than too little."""
 
-    __slots__ = ('device', 'handle', 'argument', 'driver', 'waits', '__weakref__')
+    __slots__ = ('device', 'handle', 'argument', 'driver', 'waits', '_awaited', '_is_blocking', '_events', '_queued', '_since_mark',
+                 '_mark', '_unchecked', '__weakref__')  # fmt: skip
 
     def __init__(self, device: _Device, handle: int) -> None:
         self.device, self.handle, self.argument, self.driver = device, handle, _u64(handle), _cuda()
         # Words and the counts that they must reach, in order. Reached ones are removed.
-        self.waits: Deque[Tuple[_Words, int, int]] = collections.deque()
+        self.waits: Deque[Tuple[_Page, int, int]] = collections.deque()
+        # For each word of them the highest count.
+        self._awaited: Dict[Tuple[_Page, int], int] = {}
+        self._is_blocking: Optional[bool] = None
+        # Events that stand behind a wait, for which it waits.
+        self._events: List[_EventHandle] = []
+        # How many waits and other operations may not have run yet, and how many of them came after the mark.
+        self._queued, self._since_mark = [0, 0], [0, 0]
+        self._mark: Optional[_EventHandle] = None
+        self._unchecked = 0
 
     def is_waiting(self) -> bool:
         waits = self.waits
         while waits:
             words, index, count = waits[0]
-            # As `words.reached`.
-            if not count <= words.words[index] <= END_OF_WAITS and not words.is_over:
+            if not words.reached(index, count):
                 return True
             waits.popleft()
+            if self._awaited.get((words, index)) == count:
+                del self._awaited[words, index]
         return False
+
+    def awaits(self, words: _Page, index: int, count: int) -> bool:
+        """Whether it waits already for what a word reaches later, or at the same time."""
+        return self._awaited.get((words, index), 0) >= count
+
+    @property
+    def wait_count(self) -> int:
+        """How many waits may not have run yet."""
+        return self._queued[0]
+
+    def fits_waits(self, count: int) -> bool:
+        waits, work = self._queued
+        return waits + count <= _MAX_WAITS_OF_STREAM and waits + work + count <= _MAX_WORK_OF_STREAM
+
+    def add_wait(self, words: _Page, index: int, count: int) -> None:
+        self.waits.append((words, index, count))
+        self._awaited[words, index] = count
+        self._queued[0] += 1
+        self._since_mark[0] += 1
+        self._keep()
+
+    def _keep(self) -> None:
+        """Keeps the counts, until those of many others are newer. Nobody tells when a stream is destroyed."""
+        if self not in _counted:
+            while len(_counted) >= _MAX_COUNTED:
+                del _counted[next(iter(_counted))]
+            _counted[self] = None
+
+    def remove_wait(self, words: _Page, index: int, count: int) -> None:
+        """The driver did not take it."""
+        self.waits.remove((words, index, count))
+        self._awaited.pop((words, index), None)
+        self._queued[0] -= 1
+        self._since_mark[0] = max(0, self._since_mark[0] - 1)
+
+    @property
+    def has_many_new_waits(self) -> bool:
+        return self._since_mark[0] >= _WAITS_PER_EVENT
+
+    def has_room(self, most: int = _MAX_WORK_OF_STREAM, adds: bool = True) -> bool:
+        """Whether one more operation fits behind a wait; it is counted then, unless `adds` is False."""
+        if not self.is_behind_wait():
+            self._queued[1] = self._since_mark[1] = self._unchecked = 0
+            return True
+        if sum(self._queued) >= most or self._unchecked >= _WORK_PER_EVENT:
+            self.check()
+            if sum(self._queued) >= most:
+                return False
+        if adds:
+            self._queued[1] += 1
+            self._since_mark[1] += 1
+            self._unchecked += 1
+            self._keep()
+        return True
+
+    def is_behind_wait(self) -> bool:
+        """Whether what is queued now may stand behind a wait for another process."""
+        if self.waits:
+            if self.is_waiting():
+                return True
+            _waiting.discard(self)
+        if self._events and self._waits_for_event():
+            return True
+        if not _waiting:
+            return False
+        blocking = [other for other in tuple(_waiting) if other.device is self.device and other.is_blocking]
+        if not blocking or not self.is_blocking or not any(other.is_waiting() for other in blocking):
+            return False
+        # Other blocking streams stand only behind what the legacy default stream has queued.
+        if self.handle == _LEGACY_STREAM:
+            return True
+        legacy = _streams.get((self.device.ordinal, _LEGACY_STREAM))
+        return legacy is not None and (legacy.is_waiting() or sum(legacy._queued) > 0)
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether it synchronizes with the legacy default stream, or is that one."""
+        if self._is_blocking is None:
+            flags = ctypes.c_uint32()
+            status = self.driver.cuStreamGetFlags(self.handle, ctypes.byref(flags)) if self.handle > 2 else 0
+            self._is_blocking = status == 0 and not flags.value & 1
+        return self._is_blocking
+
+    def add_event(self, event: '_EventHandle') -> None:
+        """Notes that it waits for an event that stands behind a wait."""
+        self._waits_for_event()
+        self._events.append(event)
+        self._keep()
+
+    def _waits_for_event(self) -> bool:
+        self._events = [event for event in self._events if not event.has_run()]
+        return bool(self._events)
+
+    def refresh(self) -> None:
+        """Finds out whether all has run up to the mark: a value that is reached does not prove that a wait for it has."""
+        if self._mark and self._mark.has_run():
+            self._queued, self._mark = self._since_mark[:], None
+
+    def check(self) -> None:
+        """Finds out how much has run, now or at the next call. The stream must exist."""
+        self.refresh()
+        self._unchecked = 0
+        if self._mark is None and any(self._queued):
+            self._mark, self._since_mark = _event_behind(self), [0, 0]
+            self.refresh()
+
+
+def _event_behind(stream: _Stream) -> '_EventHandle':
+    """An event that is done when all has run that is queued in a stream so far. Raises CudaError."""
+    with stream.device:
+        event = _EventHandle(stream.device, _read('cuEventCreate', 2))
+        _call('cuEventRecord', event.value, stream.handle)
+    return event
 
 
 _streams: 'weakref.WeakValueDictionary[Tuple[int, int], _Stream]' = weakref.WeakValueDictionary()
 # Those that have waits, and some that had.
 _waiting: Set[_Stream] = set()
+# Those that had something queued behind a wait, the oldest first.
+_counted: Dict[_Stream, None] = {}
 _waits_lock = threading.Lock()
 
 
@@ -4893,19 +4716,56 @@ def _is_awaited(words: _Words) -> bool:
         return any(wait[0] is words for stream in _waiting if stream.is_waiting() for wait in stream.waits)
 
 
-def _enqueue_wait(words: _Words, index: int, count: int, stream: _Stream) -> bool:
-    """Makes later work of a stream wait for a word. Returns False if no more waits may be queued now."""
-    address, waits, wait = words.arguments[stream.device][index], stream.waits, (words, index, count)
+def _is_behind_wait(device: _Device, handle: int) -> bool:
+    """Whether what is queued now in a stream may stand behind a wait for another process."""
+    if not _waiting:
+        return False
     with _waits_lock:
-        if waits and stream.is_waiting():
-            if len(waits) >= _MAX_WAITS_OF_STREAM:
-                return False
-        elif sum(other.is_waiting() for other in _waiting) >= _max_waiting_streams():
+        return _stream_of(device, handle).is_behind_wait()
+
+
+def _has_room(stream: _Stream, most: int = _MAX_WORK_OF_STREAM, adds: bool = True) -> bool:
+    """As its method, from any thread."""
+    with _waits_lock:
+        return stream.has_room(most, adds)
+
+
+def _have_room_for_waits(stream: _Stream, count: int) -> bool:
+    """Whether so many more waits fit into a stream, and into all that wait on its device."""
+    with _waits_lock:
+        return _fit_waits(stream, count)
+
+
+def _fit_waits(stream: _Stream, count: int) -> bool:
+    if not stream.fits_waits(count):
+        stream.check()
+        if not stream.fits_waits(count):
             return False
-        else:
-            _waiting.add(stream)
+    if not stream.is_waiting() and sum(other.is_waiting() for other in _waiting) >= _max_waiting_streams():
+        return False
+    if len(_waiting) <= (stream in _waiting):
+        return True
+    others = [other for other in _waiting if other is not stream and other.device is stream.device]
+    if stream.wait_count + count + sum(other.wait_count for other in others) <= _MAX_WAITS_OF_DEVICE:
+        return True
+    stream.check()
+    others = [other for other in others if other.is_waiting()]
+    for other in others:
+        other.refresh()
+    return stream.wait_count + count + sum(other.wait_count for other in others) <= _MAX_WAITS_OF_DEVICE
+
+
+def _enqueue_wait(words: _Page, index: int, count: int, stream: _Stream) -> bool:
+    """Makes later work of a stream wait for a word. Returns False if no more waits may be queued now."""
+    address = words.arguments[stream.device][index]
+    with _waits_lock:
+        if stream.is_waiting() and stream.awaits(words, index, count):
+            return True
+        if not _fit_waits(stream, 1):
+            return False
+        _waiting.add(stream)
         # Added first: a wait that nobody knows could block for ever.
-        waits.append(wait)
+        stream.add_wait(words, index, count)
     status = -1
     try:
         # Only default streams need their context.
@@ -4917,15 +4777,22 @@ def _enqueue_wait(words: _Words, index: int, count: int, stream: _Stream) -> boo
     finally:
         if status:
             with _waits_lock:
-                waits.remove(wait)
+                stream.remove_wait(words, index, count)
     if status:
         raise CudaError('cuStreamWaitValue64_v2', status, 'waiting for a stream of another process')
+    if stream.has_many_new_waits:
+        with _waits_lock:
+            stream.check()
     return True
 
 
-def _enqueue_store(words: _Words, index: int, count: int, stream: _Stream) -> None:
-    """Stores a count when the work that is queued in a stream so far is done."""
+def _enqueue_store(words: _Page, index: int, count: int, stream: _Stream) -> None:
+    """Stores a count when the work that is queued in a stream so far is done: by the host, if that stream has no room."""
     address = words.arguments[stream.device][index]
+    # Behind an earlier store of the host only the host stores, so that no word goes back.
+    if index in words.host_stores or ((_waiting or _counted) and not _has_room(stream)):
+        _store_by_host(words, index, count, stream)
+        return
     if stream.handle > 2:
         status = stream.driver.cuStreamWriteValue64_v2(stream.argument, address, count, _NO_FLAGS)
     else:
@@ -4933,6 +4800,41 @@ def _enqueue_store(words: _Words, index: int, count: int, stream: _Stream) -> No
             status = stream.driver.cuStreamWriteValue64_v2(stream.argument, address, count, _NO_FLAGS)
     if status:
         raise CudaError('cuStreamWriteValue64_v2', status, 'signaling to another process how far a stream is')
+
+
+def _store_by_host(words: _Page, index: int, count: int, stream: _Stream, after: int = 0) -> None:
+    """Stores a count when the work of a stream is done and an earlier count is stored. This process stays until then."""
+    event = _event_behind(stream)
+    with _waits_lock:
+        pending = words.host_stores.get(index)
+        if pending is not None:
+            pending.append((count, event, after))
+            return
+        pending = words.host_stores[index] = collections.deque([(count, event, after)])
+
+    def is_over() -> bool:
+        with _waits_lock:
+            while pending:
+                count, event, after = pending[0]
+                try:
+                    if not (event.has_run() and words.reached(index, after)):
+                        return False
+                except CudaError:
+                    # The context is lost: nobody stores them.
+                    break
+                if not words.reached(index, count):
+                    words.words[index] = count
+                pending.popleft()
+            del words.host_stores[index]
+            return True
+
+    _background().poll(is_over, keeps=True)
+
+
+def _too_much_work() -> CuffiError:
+    return CuffiError(
+        f'{_MAX_WORK_OF_STREAM} operations are queued in this stream behind a wait for another process: the driver would '
+        'block this process at the next ones. Synchronize the stream or call timeline.reached() before queueing more')
 
 
 def _check_count(value: Any, least: int, name: str) -> None:
@@ -5115,10 +5017,11 @@ class _TimelineState:
             if value <= self.last:
                 raise ValueError(f'value must be above {self.last}, the last value that was signaled, not {value}')
             # Values are reached in the order of the calls, whatever their streams.
-            if self.last_stream is not stream and not self.words.reached(TIMELINE_VALUE, self.last):
-                if not _enqueue_wait(self.words, TIMELINE_VALUE, self.last, stream):
-                    raise _too_many_waits(value)
-            _enqueue_store(self.words, TIMELINE_VALUE, value, stream)
+            is_behind_other = self.last_stream is not stream and not self.words.reached(TIMELINE_VALUE, self.last)
+            if is_behind_other and not _enqueue_wait(self.words, TIMELINE_VALUE, self.last, stream):
+                _store_by_host(self.words, TIMELINE_VALUE, value, stream, self.last)
+            else:
+                _enqueue_store(self.words, TIMELINE_VALUE, value, stream)
             self.last, self.last_stream = value, stream
 
     def hand_over(self) -> '_Signaling':
@@ -5356,7 +5259,7 @@ class Timeline(_Closable):
         return TimelineSignaler(state.hand_over(), state.last)
 
     def _export(self) -> '_Exported':
-        return _Exported(bytes((KIND_TIMELINE,)), (), None, None, owned=[os.dup(fd) for fd in self._held().fds], root=self._held())
+        return _Exported(_descriptors.encode(_Fields(KIND_TIMELINE)), (), None, None, owned=[os.dup(fd) for fd in self._held().fds], root=self._held())
 
 
 class TimelineSignaler(_Closable):
@@ -5369,15 +5272,14 @@ class TimelineSignaler(_Closable):
     def _export(self) -> '_Exported':
         fds = self._held().take()
         self._state = None
-        return _Exported(bytes((KIND_SIGNALER,)) + struct.pack('<q', self._last), (), None, None, owned=fds)
+        return _Exported(_descriptors.encode(_Fields(KIND_SIGNALER, last=self._last)), (), None, None, owned=fds)
 
 
 class _TimelineFields:
     """A timeline of another process, to wait for it or to signal it."""
 
-    def __init__(self, kind: int, reader: _Reader) -> None:
-        self.count = 3 if kind == KIND_SIGNALER else 2
-        self.last = reader.size() if kind == KIND_SIGNALER else 0
+    def __init__(self, fields: _Fields) -> None:
+        self.count, self.last = (3, fields.last) if fields.kind == KIND_SIGNALER else (2, 0)
 
     def open(self, connection: _Connection, fds: List[int], lease: int) -> Timeline:
         memory, lifeline, *write_ends = _taken(fds, self.count, 'a timeline')
@@ -5463,12 +5365,10 @@ class _Ring(_Words):
                 if ndim > MAX_AXES:
                     raise ValueError(f'{ndim} axes are more than {MAX_AXES}')
                 name = data[RECORD_AT_DTYPE:RECORD_AT_SHAPE].rstrip(b'\0').decode('latin-1')
-                layout = _check_layout(struct.unpack_from(f'<{ndim}q', data, RECORD_AT_SHAPE), name, byte_length)
-                if layout[0].name != name:
-                    raise ValueError(f'a dtype is called {layout[0].name}, not {name!r}')
+                layout = _check_layout(struct.unpack_from(f'<{ndim}q', data, RECORD_AT_SHAPE), _received_dtype(name), byte_length)
             if length > MAX_META_BYTE_LENGTH:
                 raise ValueError(f'meta of {length} bytes is longer than {MAX_META_BYTE_LENGTH}')
-            return False, layout, json.loads(data[RECORD_AT_META : RECORD_AT_META + length]) if length else None
+            return False, layout, _decode_meta(data[RECORD_AT_META : RECORD_AT_META + length]) if length else None
         except (TypeError, ValueError, RecursionError) as error:
             raise IpcError(f'received a message whose record is invalid: {error}') from None
 
@@ -5486,12 +5386,22 @@ def _encode_meta(meta: Any) -> bytes:
         return b''
     try:
         text = json.dumps(meta, ensure_ascii=False, allow_nan=False, separators=(',', ':'))
-        data = text.encode()
+        # A lone surrogate becomes an escape of JSON, as in Node.
+        data = text.encode('utf-8', 'backslashreplace')
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f'meta cannot be written as JSON: {error}') from None
     if len(data) > MAX_META_BYTE_LENGTH:
         raise ValueError(f'meta has {len(data)} bytes as JSON, of at most {MAX_META_BYTE_LENGTH}')
     return data
+
+
+def _decode_meta(data: bytes) -> Any:
+    """Raises ValueError for what is no JSON, which Python's own reader takes: NaN, infinities and other encodings."""
+    return json.loads(data.decode('utf-8'), parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f'{name} is no value of JSON')
 
 
 def _seat_length(slots: int) -> int:
@@ -5994,7 +5904,7 @@ class _Consumer(_ChannelState):
             return self._hold(int(message), layout, meta, redelivered)
         if seat.read(SEAT_IS_FINISHED) == 1:
             return _END
-        if seat.read(SEAT_WANTED) <= at:
+        if not at < seat.read(SEAT_WANTED) <= _SAFE:
             seat.write(SEAT_WANTED, at + 1)
             self._wake_producer()
         return None
@@ -6040,6 +5950,8 @@ class _Consumer(_ChannelState):
                 raise self._gone()
             if message - ring.slots in self._held:
                 raise CuffiError(f'message {message} needs the slot of message {message - ring.slots}: release that first')
+            if not _has_room(stream, _MAX_WORK_AHEAD, False):
+                return None
             if not is_filled:
                 while self._filled_up_to < message and ring.is_filled(self._filled_up_to):
                     self._filled_up_to += 1
@@ -6260,27 +6172,24 @@ class ChannelConsumer(_ChannelEnd):
 class _ChannelFields:
     """A channel of another process."""
 
-    def __init__(self, _: int, reader: _Reader) -> None:
-        self.slots = reader.size(1, 2**32 - 1, '<I')
-        self.stride, self.byte_length = reader.size(1), reader.size(1)
-        layout = _read_layout(reader)
-        self.bits = reader.size(0, 2**32 - 1, '<I')
-        self.memory = memory = _MemoryFields(KIND_VIRTUAL, reader)
-        if layout is None:
-            raise IpcError('a channel has no layout')
+    def __init__(self, fields: _Fields) -> None:
+        self.slots, self.stride, self.byte_length, self.bits = fields.slots, fields.stride, fields.byte_length, fields.flags
+        self.memory: _Fields = fields.memory
+        if fields.layout is None:
+            raise IpcError('received a channel without a layout')
         if self.slots > MAX_SLOTS:
-            raise IpcError(f'a channel has {self.slots} slots, of at most {MAX_SLOTS}')
-        if self.slots * self.stride > memory.byte_length or self.byte_length > self.stride or memory.byte_offset:
-            raise IpcError('the slots of a channel lie outside of its memory')
+            raise IpcError(f'received a channel of {self.slots} slots, of at most {MAX_SLOTS}')
         try:
-            self.layout = _check_layout(layout[1], layout[0], self.byte_length)
-        except ValueError as error:
-            raise IpcError(f'the layout of a channel does not fit: {error}') from None
+            self.layout = _check_layout(fields.layout.shape, _received_dtype(fields.layout.dtype), self.byte_length)
+        except (TypeError, ValueError) as error:
+            raise IpcError(f'received a channel whose layout does not fit into its slots: {error}') from None
+        if self.slots * self.stride > self.memory.byte_length or self.byte_length > self.stride or self.memory.byte_offset:
+            raise IpcError('received a channel whose slots lie outside of its memory')
 
     def open(self, connection: _Connection, fds: List[int], lease: int) -> ChannelConsumer:
         if len(fds) <= 4:
             raise IpcError(f'a channel needs more than 4 descriptors, but {len(fds)} came with it', 'no-file-descriptor')
-        memory, device, is_ahead = self.memory, _device_of(self.memory.exporter[:17]), bool(self.bits & CHANNEL_FLAG_AHEAD)
+        memory, device, is_ahead = self.memory, _device_of(self.memory.exporter.device), bool(self.bits & CHANNEL_FLAG_AHEAD)
         for fd, length in ((fds[0], _Ring.length(self.slots, not is_ahead)), (fds[1], _seat_length(self.slots))):
             if not _is_sealed(fd, length):
                 raise IpcError('received a channel whose memory is not sealed memory of its size')
@@ -6448,6 +6357,8 @@ class _Producer(_ChannelState):
         with self.lock:
             if self.is_closed or self._failure:
                 self.assert_open()
+            if stream and not _has_room(stream, _MAX_WORK_AHEAD, False):
+                return None
             message = self._acquired
             previous = message - self.ring.slots
             if previous >= 0:
@@ -6471,8 +6382,8 @@ class _Producer(_ChannelState):
         for seat in self.seats:
             if seat.start <= message:
                 is_released_by_others, words = True, seat.words
-                # First as `words.reached`, which most are.
-                if not count <= words.words[SEAT_RELEASED + slot] <= END_OF_WAITS and not words.is_over:
+                # Most have reached that.
+                if not words.reached(SEAT_RELEASED + slot, count):
                     if not _enqueue_wait(words, SEAT_RELEASED + slot, count, stream):
                         return False
         # A consumer that has released it has waited until it was filled.
@@ -6886,12 +6797,13 @@ class Channel(_ChannelEnd):
     def _export(self) -> '_Exported':
         state: _Producer = self._held()
         memory, (dtype, shape), read_only = state.memory, state.slots.layout, state.memory.read_only_fd >= 0
-        virtual = memory.fields(0, state.total, read_only, None)
         bits = (CHANNEL_FLAG_TO_ONE if state.deliver == 'one' else 0) | (CHANNEL_FLAG_AHEAD if state.is_ahead else 0)
-        fields = struct.pack('<BIqq', KIND_CHANNEL, state.ring.slots, state.slots._stride, state.slots.byte_length)
-        fields += _layout_bytes(dtype, shape, _contiguous(shape, dtype.itemsize)) + struct.pack('<I', bits) + virtual[1:]
+        fields = _Fields(
+            KIND_CHANNEL, slots=state.ring.slots, stride=state.slots._stride, byte_length=state.slots.byte_length,
+            layout=_descriptors.Layout(dtype.name, shape, _contiguous(shape, dtype.itemsize)), flags=bits,
+            memory=_Fields(**memory.fields(0, state.total, read_only, None)))  # fmt: skip
         fds = (memory.read_only_fd if read_only else memory.fd,)
-        return _Exported(fields, fds, state.kept, None, owned=state.add_seat(), root=state)
+        return _Exported(_descriptors.encode(fields), fds, state.kept, None, owned=state.add_seat(), root=state)
 
 
 # ---- Page-locked memory -----------------------------------------------------------------------------------
@@ -6994,6 +6906,8 @@ class PinnedBuffer(_Closable):
         if not byte_length:
             return
         handle = _stream_handle(stream)
+        if _waiting and not _has_room(_stream_of(self._device, handle)):
+            raise _too_much_work()
         with self._device as device:
             _call('cuMemcpyAsync', target, source, byte_length, handle)
             if stream is None:
@@ -7002,8 +6916,8 @@ class PinnedBuffer(_Closable):
 
     def _export(self) -> '_Exported':
         state: _PinnedState = self._held()
-        fields = struct.pack('<Bq', KIND_PINNED, state.byte_length)
-        return _Exported(fields, (), None, state.device, owned=[os.dup(state.fd)], root=state)
+        fields = _Fields(KIND_PINNED, byte_length=state.byte_length)
+        return _Exported(_descriptors.encode(fields), (), None, state.device, owned=[os.dup(state.fd)], root=state)
 
 
 def pinned(byte_length: int, device: Optional[int] = None) -> PinnedBuffer:
@@ -7038,8 +6952,8 @@ def _available_memory() -> float:
 class _PinnedFields:
     """Page-locked memory of another process."""
 
-    def __init__(self, _: int, reader: _Reader) -> None:
-        self.byte_length = reader.size(1)
+    def __init__(self, fields: _Fields) -> None:
+        self.byte_length = fields.byte_length
 
     def open(self, connection: _Connection, fds: List[int], lease: int) -> PinnedBuffer:
         device = _current_device()
@@ -7102,6 +7016,6 @@ def _is_lent(root: Any) -> bool:
 
 
 # How what no device owns is opened.
-_HOST_FIELDS: Dict[int, Callable[[int, _Reader], Any]] = {
+_HOST_KINDS: Dict[int, Callable[[_Fields], Any]] = {
     KIND_TIMELINE: _TimelineFields, KIND_SIGNALER: _TimelineFields, KIND_PINNED: _PinnedFields, KIND_CHANNEL: _ChannelFields,
 }  # fmt: skip

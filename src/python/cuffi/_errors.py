@@ -1,0 +1,73 @@
+"""The errors of cuffi, but for those of the driver."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+
+class CuffiError(Exception):
+    """The base of all errors of cuffi. `code` tells what kind it is, as in Node."""
+
+    __module__ = 'cuffi'
+
+    code = 'invalid-state'
+
+
+class DriverNotFoundError(CuffiError):
+    """No CUDA driver could be opened."""
+
+    __module__ = 'cuffi'
+
+    code = 'driver-not-found'
+
+
+class NotSupportedError(CuffiError):
+    """The companion, the device or the driver does not support what was requested."""
+
+    __module__ = 'cuffi'
+
+    code = 'not-supported'
+
+
+class ClosedError(CuffiError):
+    """An object was used after it was closed."""
+
+    __module__ = 'cuffi'
+
+    code = 'closed'
+
+
+class IpcError(CuffiError):
+    """Something of another process cannot be used. `code` tells why, as in Node."""
+
+    __module__ = 'cuffi'
+
+    def __init__(self, message: str, code: str = 'ipc-failed') -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class PeerGoneError(CuffiError):
+    """The process at the other end ended without closing the connection."""
+
+    __module__ = 'cuffi'
+
+    code = 'peer-gone'
+
+    def __init__(self, message: str, pid: int = 0) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+class RemoteError(CuffiError):
+    """An error of the other end: what its handler threw, or an error that was sent as a value."""
+
+    __module__ = 'cuffi'
+
+    def __init__(self, message: str, name: str = 'Error', code: str = 'remote-error', stack: Optional[str] = None,
+                 errors: Sequence[Any] = ()) -> None:  # fmt: skip
+        super().__init__(message)
+        self.message, self.name, self.code, self.stack, self.errors = message, name, code, stack, list(errors)
+
+    def __str__(self) -> str:
+        return f'{self.name}: {self.message}'
