@@ -22,6 +22,7 @@ import {
   fromPointer,
   int16,
   int32,
+  MemoryPool,
   managedArray,
   mappedArray,
   Stream,
@@ -257,6 +258,7 @@ describe('interchange of arrays', () => {
     const again = fromDLPack(tensor);
     assert.equal(again.context.device.ordinal, 1);
     assert.deepEqual(again.copyToHostSync(), Int32Array.of(1, 2));
+    assert.deepEqual(dlpack(again).device, { type: 2, id: 1 });
   });
 
   test('DLPack says which kind of memory it is, and takes each', (t) => {
@@ -275,6 +277,39 @@ describe('interchange of arrays', () => {
       const view = fromDLPack(dlpack(array));
       view.fill(2.5);
       assert.deepEqual(view.copyToHostSync(), new Float32Array(4).fill(2.5));
+    }
+  });
+
+  test('borrowed memory keeps its kind in a tensor, however it was borrowed', (t) => {
+    using plain = deviceArray(4, float32);
+    const { ordinal } = plain.context.device;
+    keepsKind(plain, { type: 2, id: ordinal });
+    using pool = MemoryPool.create({ maxSize: 2 << 20 });
+    using pooled = deviceArray(4, float32, { memory: pool });
+    keepsKind(pooled, { type: 2, id: ordinal });
+    using mapped = mappedArray(4, float32);
+    keepsKind(mapped, { type: 3, id: 0 });
+    if (mapped.context.device.attribute('managedMemory') === 0) {
+      t.diagnostic('no managed memory here');
+      return;
+    }
+    using managed = managedArray(4, float32);
+    keepsKind(managed, { type: 13, id: 0 });
+
+    function keepsKind(array: DeviceArray, device: DlpackTensor['device']): void {
+      const { address, dtype } = array;
+      const borrowed = [
+        fromDLPack(JSON.parse(JSON.stringify(dlpack(array)))),
+        fromCudaArrayInterface(JSON.parse(JSON.stringify(cudaArrayInterface(array)))),
+        fromPointer(address, { shape: 4, dtype }),
+        fromBuffer(DeviceBuffer.fromPointer(address, 16), 4, dtype),
+      ];
+      for (const each of borrowed) {
+        assert.deepEqual(dlpack(each).device, device);
+        assert.deepEqual(dlpack(each.slice({ start: 1 })).device, device);
+        assert.deepEqual(dlpack(each.slice({ stop: 0 })).device, device, 'without items');
+        assert.deepEqual(dlpack(fromDLPack(dlpack(each))).device, device, 'borrowed twice');
+      }
     }
   });
 
