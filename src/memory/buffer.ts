@@ -35,7 +35,7 @@ import { roundUp, splitOffsetsWithin } from './chunks.ts';
 import type { HostAllocation, HostMemoryKind } from './host-allocation.ts';
 import { copyHost, copyHostSync } from './host-copy.ts';
 import { freeNonBlocking } from './internal-stream.ts';
-import type { LockFlags } from './page-lock.ts';
+import type { LockFlags, PageLock } from './page-lock.ts';
 import { callUseOrders, type MemoryUses, noteAddressRead, type UseOrder } from './use-order.ts';
 
 /** Options of awaited copies. */
@@ -599,8 +599,8 @@ export function checkMemoryResource(value: unknown): MemoryResource {
  */
 export interface ManagerResource extends ContextMemory, MemoryResource {
   allocateHost(byteLength: number, kind: HostMemoryKind): HostAllocation;
-  /** Page-locks `memory`. Returns a function that unlocks it. */
-  lockHost(memory: HostMemory, flags: LockFlags): () => void;
+  /** Page-locks `memory`, or takes over its lock if that is being released. */
+  lockHost(memory: Uint8Array, flags: LockFlags): PageLock;
 }
 
 /** @internal The memory manager of a context, if one was set. */
