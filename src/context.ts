@@ -1,4 +1,4 @@
-import { inspect } from 'node:util';
+import { inspect, types } from 'node:util';
 import { OUT0, OUT1, OUT3, readHandle, readInt32, readSize } from '../ffi/arena.ts';
 import { CU_STREAM_LEGACY, type LimitName, limits } from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
@@ -165,7 +165,7 @@ export class Context {
     }
     // OUT3, because the results of `use` are in the other slots, and not read yet.
     check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
-    if (result instanceof Promise)
+    if (types.isPromise(result))
       throw new TypeError(
         'run() takes a synchronous function: the context is current only until it returns',
       );

@@ -5,7 +5,7 @@ import {
   type TypedArrayConstructor,
   typedArrayKind,
 } from './typed-array.ts';
-import { assertInternal, checkInteger, formatValue } from './validate.ts';
+import { checkInteger, formatValue } from './validate.ts';
 
 /** DLPack's DLDataType. */
 export interface DlpackType {
@@ -60,7 +60,9 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray<
     array: TypedArrayConstructor<A>,
     elementsPerItem: number,
   ) {
-    assertInternal(array, Function, 'Dtype', 'dtype');
+    // The constructor of another realm's typed arrays is an instance of that realm's Function.
+    if (typeof array !== 'function')
+      throw new TypeError('a Dtype cannot be created with new: use dtype');
     this.name = name;
     this.itemsize = array.BYTES_PER_ELEMENT * elementsPerItem;
     this.typestr = typestr;

@@ -1,7 +1,9 @@
 /** Reads and writes single items of typed arrays as JavaScript values. */
+
 import type { Dtype } from '../dtype.ts';
 import { fromBfloat16, fromFloat16, toBfloat16, toFloat16 } from '../float16.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
+import { bytesOfView, typedArrayKind, typedArrayLength } from '../typed-array.ts';
 
 /** A complex number. */
 export interface Complex {
@@ -125,11 +127,12 @@ const complexWriter =
 const rawWriter =
   (dtype: Dtype): ItemWriter =>
   (into, at, value, nameOf) => {
-    if (!(value instanceof Uint8Array) || value.length !== dtype.itemsize)
+    const isRaw = typedArrayKind(value) === 'Uint8Array';
+    if (!isRaw || typedArrayLength(value as Uint8Array) !== dtype.itemsize)
       throw new TypeError(
         `${nameOf()} must be a Uint8Array of ${dtype.itemsize} bytes for ${dtype}`,
       );
-    into.set(value as never, at * dtype.itemsize);
+    into.set(bytesOfView(value as Uint8Array) as never, at * dtype.itemsize);
   };
 
 /** Returns the function that writes items of a dtype. */

@@ -3,10 +3,12 @@
  * checksum.
  */
 
+import { types } from 'node:util';
 import { crc32 } from 'node:zlib';
 import { CU_IPC_HANDLE_SIZE } from '../../ffi/constants.ts';
 import { MAX_NDIM } from '../array/shape.ts';
 import { IpcError } from '../errors.ts';
+import { typedArrayKind } from '../typed-array.ts';
 import { formatValue } from '../validate.ts';
 import { ByteWriter } from './bytes.ts';
 import {
@@ -66,7 +68,7 @@ export function encodeDescriptor(descriptor: IpcDescriptor): Uint8Array<ArrayBuf
  * @throws IpcError for any other bytes
  */
 export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
-  if (!(bytes instanceof Uint8Array))
+  if (typedArrayKind(bytes) !== 'Uint8Array')
     throw new TypeError(
       `bytes must be the Uint8Array of encodeDescriptor, not ${formatValue(bytes)}`,
     );
@@ -187,7 +189,7 @@ function versionOf(message: unknown): number | undefined {
 /** Returns what the caller probably did wrong, for common mistakes. */
 function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefined {
   if (typeof message === 'string') return 'it is text: JSON.parse it first';
-  if (message instanceof Promise) return 'it is a Promise: await it first';
+  if (types.isPromise(message)) return 'it is a Promise: await it first';
   if (typeof message !== 'object' || message === null) return undefined;
   if ('descriptor' in message)
     return 'it contains one: pass its descriptor, and its fds as { fds }';

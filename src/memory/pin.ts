@@ -1,3 +1,4 @@
+import { types } from 'node:util';
 import { withAddress } from '../../ffi/native.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { counted, type Details, placeName } from '../inspect.ts';
@@ -114,8 +115,7 @@ const isOptions = (value: unknown): value is PinOptions =>
   value !== null &&
   !Array.isArray(value) &&
   !ArrayBuffer.isView(value) &&
-  !(value instanceof ArrayBuffer) &&
-  !(value instanceof SharedArrayBuffer);
+  !types.isAnyArrayBuffer(value);
 
 /**
  * @internal Checks that host memory can be page-locked, and returns its bytes. @throws TypeError,

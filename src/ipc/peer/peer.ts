@@ -5,7 +5,13 @@ import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { isTurnDue, nextLoopIteration } from '../../poller.ts';
 import { type Stream, streamOf } from '../../stream.ts';
-import { assertInternal, checkInteger, checkOptions, formatValue } from '../../validate.ts';
+import {
+  assertInternal,
+  checkInteger,
+  checkOptions,
+  formatValue,
+  isError,
+} from '../../validate.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
 import { noteFirstUse } from '../first-use.ts';
 import { processName } from '../identity.ts';
@@ -372,7 +378,7 @@ function errorForCall(reason: unknown): unknown {
 
 /** Returns what a handler threw. An error gets the stack of the awaiting caller behind its own. */
 function failureForCall({ thrown }: HandlerFailure, peerName: string): unknown {
-  if (!(thrown instanceof Error)) return thrown;
+  if (!isError(thrown)) return thrown;
   const here = { stack: '' };
   Error.captureStackTrace(here, failureForCall);
   const frames = here.stack.split('\n').slice(1).join('\n');
