@@ -5,6 +5,7 @@ import { cu, selectionCount } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUstream } from '../ffi/types.ts';
 import { check, isReady } from './check.ts';
+import { UNCLONEABLE } from './conversions.ts';
 import { beginWait, type WaitOptions } from './deadline.ts';
 import { Device } from './device.ts';
 import { initialize } from './driver.ts';
@@ -41,6 +42,8 @@ export interface PlaceOptions {
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__CTX.html
  */
 export class Context {
+  /** @internal Objects that have a context cannot be cloned, as their context cannot. */
+  readonly uncloneable = UNCLONEABLE;
   readonly device: Device;
   /** Whether another library owns it: cuffi never releases or resets it. */
   readonly borrowed: boolean;
@@ -355,6 +358,11 @@ export class Context {
       // Even if the driver failed: everything was discarded above.
       for (const tell of [...this.onReset]) tell();
     }
+  }
+
+  /** Returns a short description. */
+  toJSON(): string {
+    return this.toString();
   }
 
   toString(): string {

@@ -188,7 +188,11 @@ function versionOf(message: unknown): number | undefined {
 
 /** Returns what the caller probably did wrong, for common mistakes. */
 function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefined {
-  if (typeof message === 'string') return 'it is text: JSON.parse it first';
+  if (typeof message === 'string')
+    return /^[A-Z]\w*\(/.test(message)
+      ? 'it is the description of an object, not the object: send what getIpcHandle() returns, or the ' +
+          'object with peer.send()'
+      : 'it is text: JSON.parse it first';
   if (types.isPromise(message)) return 'it is a Promise: await it first';
   if (typeof message !== 'object' || message === null) return undefined;
   if ('descriptor' in message)

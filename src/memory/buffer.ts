@@ -5,19 +5,13 @@ import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
+import { refuseItemAccess } from '../conversions.ts';
 import type { WaitOptions } from '../deadline.ts';
 import { CuffiError } from '../errors.ts';
 import { addCapturedMemory, isCapturing } from '../graph-capture.ts';
 import type { Details } from '../inspect.ts';
 import { describeObject, placeName } from '../inspect.ts';
-import {
-  isClosed,
-  Resource,
-  runAll,
-  type Scope,
-  ShareableResource,
-  stateKey,
-} from '../lifetime.ts';
+import { isClosed, Resource, runAll, type Scope, stateKey } from '../lifetime.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
   assertInternal,
@@ -156,7 +150,7 @@ export interface DeviceMemoryOptions extends PlaceOptions {
  * await buffer.copyFrom(new Uint8Array(1024).fill(7));
  * const bytes = await buffer.copyToHost();
  */
-export class DeviceBuffer extends ShareableResource {
+export class DeviceBuffer extends Resource {
   readonly context: Context;
   readonly byteLength: number;
   /** Whether cuffi, another library or another process allocated it. */
@@ -490,7 +484,20 @@ export class DeviceBuffer extends ShareableResource {
   protected override describe(): Details {
     return [`${this.byteLength} bytes`, this.origin];
   }
+
+  /** @internal */
+  protected override operandAdvice(): string {
+    return 'its address is `buffer.address`, and a part of it `buffer.subarray(begin, end)`';
+  }
 }
+
+refuseItemAccess(DeviceBuffer.prototype, {
+  name: 'DeviceBuffer',
+  place: 'its bytes are in memory of the device',
+  read: () => 'them with `await buffer.copyToHost()`',
+  write: () => 'them with `await buffer.copyFrom(bytes)`, or `buffer.fill(value)`',
+  iterate: '`await buffer.copyToHost()`',
+});
 
 /**
  * Plain device memory (cuMemAlloc), the kind that legacy IPC can share. `DeviceBuffer.allocate`

@@ -1,4 +1,5 @@
 import { closeSocket } from '../../../ffi/linux/socket.ts';
+import { UNCLONEABLE } from '../../conversions.ts';
 import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
 import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
@@ -84,6 +85,8 @@ export class Peer<Receives = unknown, Sends = Anything>
   extends Resource
   implements AsyncIterable<Receives>
 {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   /** The other process; 0 if it is of another pid namespace. */
   readonly pid: number;
   /** The user of the other process. */
