@@ -426,6 +426,7 @@ _DTYPES: Dict[str, _Dtype] = {
         ('int8', '|i1', 0, 1), ('int16', '<i2', 0, 2), ('int32', '<i4', 0, 4), ('int64', '<i8', 0, 8),
         ('uint8', '|u1', 1, 1), ('uint16', '<u2', 1, 2), ('uint32', '<u4', 1, 4), ('uint64', '<u8', 1, 8),
         ('float16', '<f2', 2, 2), ('bfloat16', '', 4, 2), ('float32', '<f4', 2, 4), ('float64', '<f8', 2, 8),
+        ('float8_e4m3fn', '', 10, 1), ('float8_e5m2', '', 12, 1),
         ('complex64', '<c8', 5, 8), ('complex128', '<c16', 5, 16),
     )
 }
@@ -754,7 +755,7 @@ class GpuArray(_Context):
 
     @property
     def dtype(self) -> str:
-        """NumPy's name, such as float32. bfloat16 is `bfloat16`, raw bytes are `V12`."""
+        """NumPy's name, such as float32; `bfloat16`, `float8_e4m3fn` and `float8_e5m2`; raw bytes are `V12`."""
         return self._dtype.name
 
     @property
@@ -807,7 +808,7 @@ class GpuArray(_Context):
     def __cuda_array_interface__(self) -> Dict[str, Any]:
         """Version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html"""
         if not self._dtype.typestr:
-            raise AttributeError('bfloat16 has no typestr: use DLPack, such as torch.from_dlpack(array)')
+            raise AttributeError(f'{self.dtype} has no typestr: use DLPack, such as torch.from_dlpack(array)')
         self._exposed = self._held()
         is_contiguous = self._strides == _contiguous(self._shape, self.itemsize)
         return {
