@@ -220,7 +220,7 @@ export const ACCESS = ['read-write', 'read'] as const;
 /** Prefixes of the UUID of a GPU and of a MIG slice. */
 export const DEVICE_PREFIXES = ['GPU-', 'MIG-'] as const;
 /** The name of a dtype. */
-export const DTYPE_NAME: RegExp = /^(V[0-9]{1,10}|[a-z0-9]{1,16})$/;
+export const DTYPE_NAME: RegExp = /^(V[0-9]{1,10}|[a-z0-9_]{1,16})$/;
 /** Each piece of virtual memory has a file descriptor. */
 export const MAX_PIECES: number = MAX_MESSAGE_FDS;
 

@@ -14,6 +14,8 @@ import {
   deviceArray,
   devices,
   dlpack,
+  float8_e4m3fn,
+  float8_e5m2,
   float16,
   float32,
   fromBuffer,
@@ -243,6 +245,36 @@ describe('interchange of arrays', () => {
       }),
       runs,
     );
+  });
+
+  test('8-bit floats are bytes with a name, which DLPack keeps and the interface does not', async () => {
+    const bytes = Uint8Array.of(0x38, 0xb8, 0x7f, 0);
+    for (const [dtype, code] of [
+      [float8_e4m3fn, 10],
+      [float8_e5m2, 12],
+    ] as const) {
+      using array = toDeviceSync(bytes, { dtype, shape: [2, 2] });
+      assert.deepEqual(dlpack(array).dtype, { code, bits: 8, lanes: 1 });
+      const again = fromDLPack(JSON.parse(JSON.stringify(dlpack(array.T))));
+      assert.equal(again.dtype, dtype);
+      assert.deepEqual(await again.copyToHost(), Uint8Array.of(0x38, 0x7f, 0xb8, 0));
+      const described = cudaArrayInterface(array);
+      assert.equal(described.typestr, '|V1');
+      assert.equal(fromCudaArrayInterface(described).dtype.name, 'V1');
+      assert.equal(fromCudaArrayInterface(described).view(dtype).dtype, dtype);
+      // cuffi does not convert numbers: an item is its byte.
+      array.fill(Uint8Array.of(7));
+      array.setSync([0, 0], Uint8Array.of(9));
+      assert.deepEqual(
+        [array.getSync(0, 0), array.getSync(1, 1)],
+        [Uint8Array.of(9), Uint8Array.of(7)],
+      );
+      assert.throws(() => array.fill(1.5 as never), {
+        name: 'TypeError',
+        message: `value must be a Uint8Array of 1 byte for ${dtype}: its bits, which cuffi does not convert`,
+      });
+      assert.deepEqual(array.view('uint8').copyToHostSync(), Uint8Array.of(9, 7, 7, 7));
+    }
   });
 
   test('an array of another device is found there', (t) => {
