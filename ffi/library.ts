@@ -1,4 +1,5 @@
 /** Opens shared libraries, and declares their functions to koffi. */
+import { types } from 'node:util';
 import type { KoffiFunc, LibraryHandle, TypeObject } from 'koffi';
 import { koffi } from './koffi.ts';
 import type { CType, FfiType } from './types.ts';
@@ -47,7 +48,7 @@ const koffiType = (ffi: FfiType): string | TypeObject => {
 };
 
 const isMissingSymbol = (error: unknown): boolean =>
-  error instanceof Error && error.message.startsWith('Cannot find function');
+  types.isNativeError(error) && error.message.startsWith('Cannot find function');
 
 const DEEP_STACK = 8 << 20;
 let isConfigured = false;
@@ -82,7 +83,7 @@ export function openLibrary(candidates: readonly string[], purpose?: LibraryPurp
     try {
       return describe(path, koffi().load(path));
     } catch (error) {
-      const reason = error instanceof Error ? error.message : String(error);
+      const reason = types.isNativeError(error) ? error.message : String(error);
       attempts.push({ path, reason: reason.replace(/^Failed to load shared library: /, '') });
     }
   }

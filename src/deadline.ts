@@ -1,7 +1,7 @@
 /** Waits that end early: by a signal, or after a time. */
 
 import { setMaxListeners } from 'node:events';
-import { checkInstance, checkInteger, checkOptions } from './validate.ts';
+import { checkInteger, checkOptions, formatValue } from './validate.ts';
 
 /** How long a call waits. */
 export interface WaitOptions {
@@ -38,9 +38,32 @@ export function checkDeadline(
   // Most calls pass no options.
   if (options === undefined) return {};
   const { signal, timeoutMs } = checkOptions(options, ['signal', 'timeoutMs'], call);
-  if (signal !== undefined) checkInstance(signal, AbortSignal, 'signal');
+  if (signal !== undefined) checkSignal(signal);
   if (timeoutMs !== undefined) checkInteger(timeoutMs, 'timeoutMs', 0, MAX_TIMEOUT_MS);
   return { ...(signal && { signal }), ...(timeoutMs !== undefined && { timeoutMs }) };
+}
+
+/**
+ * An implementation in JavaScript, such as jsdom's, counts as well.
+ *
+ * @throws TypeError for anything but an AbortSignal
+ */
+function checkSignal(signal: unknown): void {
+  if (signal instanceof AbortSignal) return;
+  const isSignal = Object.prototype.toString.call(signal) === '[object AbortSignal]';
+  const { aborted, addEventListener, removeEventListener, throwIfAborted } = Object(signal);
+  const methods: unknown[] = [addEventListener, removeEventListener, throwIfAborted];
+  if (!isSignal || typeof aborted !== 'boolean' || methods.some((m) => typeof m !== 'function'))
+    throw new TypeError(`signal must be an AbortSignal, not ${formatValue(signal)}`);
+}
+
+/** Node warns of a leak after ten listeners. */
+function allowManyListeners(signal: AbortSignal): void {
+  try {
+    setMaxListeners(0, signal);
+  } catch {
+    // It is not Node's own class, so Node does not warn.
+  }
 }
 
 /**
@@ -113,7 +136,7 @@ export function withDeadline<T>(
     }
     if (signal) {
       // A signal may end many calls: as of `fetch`, no warning then.
-      setMaxListeners(0, signal);
+      allowManyListeners(signal);
       signal.addEventListener('abort', abort);
     }
     if (timeoutMs !== undefined)

@@ -3,8 +3,9 @@
 import { inspect } from 'node:util';
 import { isTracing } from '../ffi/settings.ts';
 import { ClosedError, CuffiError } from './errors.ts';
-import { type Details, describeObject } from './inspect.ts';
+import { closedWord, type Details, describeObject } from './inspect.ts';
 import { beginRelease, endRelease, shouldReport } from './lost-context.ts';
+import { classNameOf, withArticle } from './validate.ts';
 
 /** The keys of a resource's state and token in its object: copies and JSON leave symbols out. */
 export const stateKey = Symbol('state');
@@ -124,12 +125,12 @@ export abstract class Resource implements Disposable {
   }
 
   toString(): string {
-    return describeObject(this.displayName(), () => [...this.describe(), this.closed && 'closed']);
+    return describeObject(this.displayName(), () => [...this.describe(), closedWord(this)]);
   }
 
   /** @internal The name of its class. */
   protected displayName(): string {
-    return this.#kind;
+    return this[stateKey].kind;
   }
 
   /** @internal What it is, for printing, besides whether it is closed. May throw. */
@@ -139,6 +140,37 @@ export abstract class Resource implements Disposable {
 
   [inspect.custom](): string {
     return this.toString();
+  }
+
+  /**
+   * Returns a short description, so that logs and the reports of test runners can have the object. To send
+   * it to another process, use `peer.send()` of cuffi/ipc, or send what `getIpcHandle()` returns.
+   */
+  toJSON(): string | object {
+    try {
+      return this.toString();
+    } catch {
+      return `${classNameOf(this)}(cannot be read)`;
+    }
+  }
+
+  /**
+   * Describes the object in template literals and for `String()`.
+   *
+   * @throws TypeError where JavaScript needs a number, and for `+`: the description is no operand
+   */
+  [Symbol.toPrimitive](hint: string): string {
+    if (hint === 'string') return this.toString();
+    const name = this.displayName();
+    throw new TypeError(
+      `${withArticle(name)} is neither a number nor text, so operators cannot use it: ` +
+        `${this.operandAdvice()}. \`\${…}\` and String() describe it`,
+    );
+  }
+
+  /** @internal What to do instead of using the object with an operator. */
+  protected operandAdvice(): string {
+    return 'use its properties and methods';
   }
 
   #recycleToken(): void {
@@ -156,23 +188,6 @@ export abstract class Resource implements Disposable {
     const reason = era.isOver ? era.reason : ownReason;
     return new ClosedError(
       `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${openedAt ? `\nopened at\n${openedAt}` : ''}`,
-    );
-  }
-}
-
-/** A resource that other processes can use, when it is shared in one of the ways that exist for it. */
-export abstract class ShareableResource extends Resource {
-  /**
-   * Always throws, so that `process.send(buffer)` and `JSON.stringify(buffer)` fail where they are
-   * called. The result would be text that no process can open.
-   *
-   * @throws TypeError
-   */
-  toJSON(): never {
-    throw new TypeError(
-      `a ${this[stateKey].kind} cannot be sent as JSON, which process.send() and JSON.stringify() ` +
-        'make: send it with peer.send() of cuffi/ipc, or send what getIpcHandle() returns for an ' +
-        'array, a buffer or an event',
     );
   }
 }

@@ -150,7 +150,7 @@ function collectLeaves(
       throw new RangeError(
         `${path} is an array where others are items: shape ${formatShape(shape)}`,
       );
-    if (ArrayBuffer.isView(source) && !(source instanceof Uint8Array))
+    if (ArrayBuffer.isView(source) && typedArrayKind(source) !== 'Uint8Array')
       throw new TypeError(`${path} is a typed array: pass one for all items, and the shape`);
     leaves.push(source);
     return;

@@ -106,7 +106,17 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
   'fill with a string': ({ buffer }) => buffer.fill(any('x')),
   'a range that ends before it begins': ({ buffer }) => buffer.subarray(10, 5),
   'a range beyond the end': ({ buffer }) => buffer.subarray(0, 1000),
-  'JSON of a buffer': ({ buffer }) => JSON.stringify({ buffer }),
+  'JSON of a buffer in place of its handle': ({ buffer }) =>
+    openIpcBuffer(JSON.parse(JSON.stringify(buffer))),
+  'a clone of a buffer': ({ buffer }) => structuredClone(buffer),
+  'a clone of an array': ({ array }) => structuredClone({ array }),
+  'an index of an array': ({ array }) => any(array)[0],
+  'an assignment to an index of an array': ({ array }) => {
+    any(array)[1] = 7;
+  },
+  'an array that is iterated': ({ array }) => [...any(array)],
+  'a number added to an array': ({ array }) => any(array) + 1,
+  'a number added to a buffer': ({ buffer }) => any(buffer) + 64,
   'a buffer after close': () => {
     const buffer = DeviceBuffer.allocate(16);
     buffer.close();

@@ -166,6 +166,26 @@ describe('the companion for Python', options, () => {
     },
   );
 
+  test(
+    'sends 8-bit floats by their name, also those that another library describes by DLPack',
+    options,
+    async () => {
+      await using worker = new PythonWorker();
+      for (const name of ['float8_e4m3fn', 'float8_e5m2']) {
+        const data = Uint8Array.of(0x38, 0xb8, 0x7f, 0);
+        const made = await worker.ask<DeviceArray>('empty', { shape: [2, 2], dtype: name, data });
+        assert.equal(made.dtype.name, name);
+        assert.deepEqual(await made.copyToHost(), data);
+        const other = await worker.ask<DeviceArray>('dlpack_only', { dtype: name, data });
+        assert.deepEqual([other.dtype.name, other.shape], [name, [4]]);
+        assert.deepEqual(await other.copyToHost(), data);
+        made.close();
+        other.close();
+      }
+      await nothingIsLent(worker);
+    },
+  );
+
   test('shares what it allocates, and what other libraries do', options, async () => {
     await using worker = new PythonWorker();
     const given = { shape: [2, 3], dtype: 'float32', data: new Float32Array([1, 2, 3, 4, 5, 6]) };
@@ -376,6 +396,10 @@ describe('errors of the companion', options, () => {
     [
       "cuffi.empty(2, 'bfloat16').__cuda_array_interface__",
       /^AttributeError : bfloat16 has no typestr: use DLPack/,
+    ],
+    [
+      "cuffi.empty(2, 'float8_e4m3fn').__cuda_array_interface__",
+      /^AttributeError : float8_e4m3fn has no typestr: use DLPack/,
     ],
     ['cuffi.empty(2).__dlpack__(stream=0)', /^ValueError : stream 0 is ambiguous/],
     ['cuffi.empty(2).__dlpack__(copy=True)', /^BufferError : cuffi does not copy/],

@@ -28,6 +28,7 @@ import {
   cjs,
   esm,
   exportedNames,
+  inAnotherRealm,
   loadedScripts,
   types,
   withoutConnections,
@@ -339,6 +340,12 @@ console.log(readInt32(writeInt32(7)));`;
   test('runs in Node what runs in other runtimes', () => {
     const printed = node('runtime.mjs', withoutConnections, [], { CUFFI_DRIVER: 'emulated' });
     assert.match(printed, /^ok \{(?!.*(not-supported|ENOSYS))/);
+  });
+
+  test('runs in a realm of its own, as Jest gives one to each file of tests', () => {
+    const flags = ['--experimental-vm-modules', '--no-warnings'];
+    const emulated = { CUFFI_DRIVER: 'emulated' };
+    assert.equal(node('realm.mjs', inAnotherRealm, flags, emulated), 'ok\n');
   });
 
   for (const runtime of runtimes) {

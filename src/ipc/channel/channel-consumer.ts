@@ -1,6 +1,7 @@
 import { inspect } from 'node:util';
 import type { DeviceArray } from '../../array/device-array.ts';
 import type { Shape } from '../../array/shape.ts';
+import { UNCLONEABLE } from '../../conversions.ts';
 import { beginWait, type Wait, type WaitOptions } from '../../deadline.ts';
 import type { Device } from '../../device.ts';
 import type { Dtype } from '../../dtype.ts';
@@ -30,6 +31,8 @@ import { checkAheadStream, describeChannel } from './slots.ts';
  * }
  */
 export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   readonly #state: Consumer;
 
   /** @internal */
@@ -154,6 +157,8 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
 
 /** A message. Release it when the work that uses it is queued. */
 export class ConsumerSlot<out D extends Dtype = Dtype> {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   /** A slot keeps its channel from being garbage collected. */
   readonly #channel: ChannelConsumer<D>;
   readonly #consumer: Consumer;

@@ -1,3 +1,4 @@
+import { types } from 'node:util';
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, isShortage, SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
@@ -7,6 +8,7 @@ import { assertNotCapturing } from '../../graph-capture.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
+import { messageOf } from '../../validate.ts';
 import { ByteWriter } from '../bytes.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { FrameKind, HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH } from '../protocol.ts';
@@ -624,7 +626,7 @@ export class Connection implements FramedSocketHandler {
   onFailure(error: unknown): void {
     // Catches everything: a message of another process must not crash this one.
     const isMismatch = error instanceof IpcError && error.code === 'version-mismatch';
-    const reason = error instanceof Error ? error.message : String(error);
+    const reason = messageOf(error);
     const failure = new IpcError(
       `the connection to ${this.peerName} was closed: ${reason}`,
       undefined,
@@ -804,7 +806,7 @@ const queuedByteLength = (byteLength: number, objects: number): number =>
 const sendable: TransferableObjects<Shareable> = {
   includes: isShareable,
   alternativeTo(object) {
-    if (object instanceof Promise) return 'await it first';
+    if (types.isPromise(object)) return 'await it first';
     if (object instanceof IpcMemoryHandle)
       return (
         `send the ${object instanceof IpcArrayHandle ? 'array' : 'buffer'} itself, or toJSON() of ` +

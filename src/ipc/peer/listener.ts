@@ -9,6 +9,7 @@ import {
   closeSocket,
   peerCredentials,
 } from '../../../ffi/linux/socket.ts';
+import { UNCLONEABLE } from '../../conversions.ts';
 import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
 import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
@@ -99,6 +100,8 @@ export class Listener<Receives = unknown, Sends = Anything>
   extends Resource
   implements AsyncIterable<Peer<Receives, Sends>>
 {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   /** The absolute path or the abstract name of the socket. */
   readonly name: string;
   readonly #fd: number;

@@ -1,11 +1,18 @@
 import { closeSocket } from '../../../ffi/linux/socket.ts';
+import { UNCLONEABLE } from '../../conversions.ts';
 import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
 import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { isTurnDue, nextLoopIteration } from '../../poller.ts';
 import { type Stream, streamOf } from '../../stream.ts';
-import { assertInternal, checkInteger, checkOptions, formatValue } from '../../validate.ts';
+import {
+  assertInternal,
+  checkInteger,
+  checkOptions,
+  formatValue,
+  isError,
+} from '../../validate.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
 import { noteFirstUse } from '../first-use.ts';
 import { processName } from '../identity.ts';
@@ -78,6 +85,8 @@ export class Peer<Receives = unknown, Sends = Anything>
   extends Resource
   implements AsyncIterable<Receives>
 {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   /** The other process; 0 if it is of another pid namespace. */
   readonly pid: number;
   /** The user of the other process. */
@@ -372,7 +381,7 @@ function errorForCall(reason: unknown): unknown {
 
 /** Returns what a handler threw. An error gets the stack of the awaiting caller behind its own. */
 function failureForCall({ thrown }: HandlerFailure, peerName: string): unknown {
-  if (!(thrown instanceof Error)) return thrown;
+  if (!isError(thrown)) return thrown;
   const here = { stack: '' };
   Error.captureStackTrace(here, failureForCall);
   const frames = here.stack.split('\n').slice(1).join('\n');

@@ -5,7 +5,7 @@ import { CuffiError, IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
-import { formatBytes, formatValue } from '../../validate.ts';
+import { formatBytes, formatValue, isError } from '../../validate.ts';
 import {
   FrameKind,
   MAX_PENDING_REQUEST_BYTE_LENGTH,
@@ -617,7 +617,7 @@ function assertNull({ objects, value }: ValueMessage, what: string): void {
 
 /** An error that says what another value says, and can be sent whatever that is. */
 function sendableError(thrown: unknown): Error {
-  if (!(thrown instanceof Error)) return new Error(`the handler threw ${formatValue(thrown)}`);
+  if (!isError(thrown)) return new Error(`the handler threw ${formatValue(thrown)}`);
   const { name, message, stack } = thrown;
   const error = new Error(String(message));
   error.name = String(name);

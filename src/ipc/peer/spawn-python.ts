@@ -8,7 +8,7 @@ import { companionPath } from '../../python/companion.ts';
 import { checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 import type { Anything } from './sendable.ts';
-import { ChildPeer, scriptPath, startChild } from './spawn.ts';
+import { ChildPeer, isUrl, scriptPath, startChild } from './spawn.ts';
 
 /** Options of {@link spawnPython}: how the child is started. */
 export interface SpawnPythonOptions extends BusyPollOptions {
@@ -57,7 +57,7 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
   if (python !== undefined && (typeof python !== 'string' || python === ''))
     throw new TypeError(`python must be the path of an interpreter, not ${formatValue(python)}`);
   const path = scriptPath(script);
-  const file = resolve(cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.'), path);
+  const file = resolve(isUrl(cwd) ? fileURLToPath(cwd) : (cwd ?? '.'), path);
   const companion = companionPath();
   const command = {
     file: python ?? interpreterIn(env),

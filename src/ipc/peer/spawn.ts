@@ -66,11 +66,17 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
   return startChild(
     { file: process.execPath, args: [...ownArgs, path, ...given], env, stdio: streams, cwd },
     (socket, child) => {
-      const file = resolve(cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.'), path);
+      const file = resolve(isUrl(cwd) ? fileURLToPath(cwd) : (cwd ?? '.'), path);
       return new ChildPeer(socket, child, { findFault: () => missingScript(file) }, init);
     },
   );
 }
+
+/** Whether it is a URL of Node, or of a DOM in JavaScript, such as jsdom's. */
+export const isUrl = (value: unknown): value is URL =>
+  value instanceof URL ||
+  (Object.prototype.toString.call(value) === '[object URL]' &&
+    typeof (value as URL).href === 'string');
 
 /**
  * Returns the path of a script as an argument that no interpreter takes for an option or a command.
@@ -78,7 +84,7 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
  * @throws TypeError for anything but a path or a file URL
  */
 export function scriptPath(script: unknown): string {
-  const path = script instanceof URL ? fileURLToPath(script) : script;
+  const path = isUrl(script) ? fileURLToPath(script) : script;
   if (typeof path === 'string' && path.startsWith('file:'))
     throw new TypeError(`the script is a file URL as a string: pass new URL(${formatValue(path)})`);
   if (typeof path !== 'string' || path === '')

@@ -1,6 +1,6 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { type ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
-import { formatBytes } from '../../validate.ts';
+import { formatBytes, messageOf } from '../../validate.ts';
 import {
   type AnyFields,
   type DescriptorFields,
@@ -242,6 +242,6 @@ function verifyExport(message: unknown): Shareable | string {
       ? 'what it names is another one now'
       : object;
   } catch (error) {
-    return error instanceof Error ? error.message : String(error);
+    return messageOf(error);
   }
 }

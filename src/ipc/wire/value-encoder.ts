@@ -7,6 +7,8 @@ import {
   classNameOf,
   formatBytes,
   formatValue,
+  isError,
+  isPlainObject,
   withArticle,
 } from '../../validate.ts';
 import type { ByteWriter } from '../bytes.ts';
@@ -157,14 +159,16 @@ class ValueEncoder<T extends object> {
     if (Array.isArray(object)) this.#writeContainer(object, this.#writeArray);
     else if (prototype === Object.prototype || prototype === null)
       this.#writeContainer(object as Readonly<Record<string, unknown>>, this.#writeRecord);
-    else if (ArrayBuffer.isView(object) || object instanceof ArrayBuffer) this.#writeBinary(object);
+    else if (ArrayBuffer.isView(object) || types.isArrayBuffer(object)) this.#writeBinary(object);
     else if (this.#objects.includes(object)) this.#placeObject(object);
     // The engine's own checks are independent of subclasses, as those of binary data.
     else if (types.isMap(object)) this.#writeContainer(object, this.#writeMap);
     else if (types.isSet(object)) this.#writeContainer(object, this.#writeSet);
     else if (types.isDate(object)) this.#writeDate(object);
-    else if (types.isNativeError(object) || object instanceof Error)
-      this.#writeContainer(object, this.#writeError);
+    // Only here, as it costs more: most plain objects are of this realm.
+    else if (isPlainObject(object))
+      this.#writeContainer(object as Readonly<Record<string, unknown>>, this.#writeRecord);
+    else if (isError(object)) this.#writeContainer(object, this.#writeError);
     else
       throw new TypeError(
         `${this.#currentPath} is ${withArticle(classNameOf(object))}, which cannot be sent: ` +

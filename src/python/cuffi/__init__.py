@@ -760,7 +760,7 @@ class GpuArray(_Context):
 
     @property
     def dtype(self) -> str:
-        """NumPy's name, such as float32. bfloat16 is `bfloat16`, raw bytes are `V12`."""
+        """NumPy's name, such as float32; `bfloat16`, `float8_e4m3fn` and `float8_e5m2`; raw bytes are `V12`."""
         return self._dtype.name
 
     @property
@@ -813,7 +813,7 @@ class GpuArray(_Context):
     def __cuda_array_interface__(self) -> Dict[str, Any]:
         """Version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html"""
         if not self._dtype.typestr:
-            raise AttributeError('bfloat16 has no typestr: use DLPack, such as torch.from_dlpack(array)')
+            raise AttributeError(f'{self.dtype} has no typestr: use DLPack, such as torch.from_dlpack(array)')
         self._exposed = self._held()
         is_contiguous = self._strides == _contiguous(self._shape, self.itemsize)
         return {

@@ -12,6 +12,8 @@ import {
   dtypeFromDlpack,
   dtypeOf,
   dtypes,
+  float8_e4m3fn,
+  float8_e5m2,
   float16,
   float32,
   float64,
@@ -40,6 +42,8 @@ describe('Dtype', () => {
     [uint64, 'uint64', 8, '<u8', [1, 64], BigUint64Array],
     [float16, 'float16', 2, '<f2', [2, 16], Uint16Array],
     [bfloat16, 'bfloat16', 2, '<V2', [4, 16], Uint16Array],
+    [float8_e4m3fn, 'float8_e4m3fn', 1, '|V1', [10, 8], Uint8Array],
+    [float8_e5m2, 'float8_e5m2', 1, '|V1', [12, 8], Uint8Array],
     [float32, 'float32', 4, '<f4', [2, 32], Float32Array],
     [float64, 'float64', 8, '<f8', [2, 64], Float64Array],
     [complex64, 'complex64', 8, '<c8', [5, 64], Float32Array],
@@ -55,7 +59,7 @@ describe('Dtype', () => {
       assert.equal(dtype.TypedArray, array, name);
       assert.equal(dtype.elementsPerItem * array.BYTES_PER_ELEMENT, itemsize, name);
       assert.equal(new dtype.TypedArray(dtype.elementsPerItem).byteLength, itemsize, name);
-      assert.equal(dtype.isRaw, false);
+      assert.equal(dtype.isRaw, name.startsWith('float8'));
       assert.equal(String(dtype), name);
     }
     assert.equal(inspect(float32), 'Dtype float32');
@@ -122,11 +126,13 @@ describe('Dtype', () => {
 
 describe('dtype', () => {
   test('dtype() finds every dtype by its name, its typestr, its DLPack type and as itself', () => {
-    assert.equal(dtypes.length, 15);
+    assert.equal(dtypes.length, 17);
     for (const each of [...dtypes, Dtype.bytes(12), Dtype.bytes(65_535)]) {
       assert.equal(dtype(each), each);
       assert.equal(dtype(each.name).name, each.name);
-      assert.equal(dtype(each.typestr).name, each.name);
+      // The interface has no 8-bit floats.
+      const isFloat8 = each.name.startsWith('float8');
+      assert.equal(dtype(each.typestr).name, isFloat8 ? 'V1' : each.name);
       assert.equal(dtypeFromDlpack(each.dlpack).name, each.name);
     }
   });
@@ -142,6 +148,13 @@ describe('dtype', () => {
   test('<V2 is bfloat16, and any other V2 is two raw bytes', () => {
     assert.equal(dtype('<V2'), bfloat16);
     for (const typestr of ['|V2', '=V2', '>V2', 'V2']) assert.equal(dtype(typestr).name, 'V2');
+  });
+
+  test('one raw byte is no 8-bit float, which only its name tells', () => {
+    for (const typestr of ['|V1', '<V1', 'V1']) assert.equal(dtype(typestr).name, 'V1');
+    assert.equal(dtype('float8_e4m3fn'), float8_e4m3fn);
+    assert.equal(dtypeFromDlpack({ code: 12, bits: 8, lanes: 1 }), float8_e5m2);
+    assert.equal(dtypeFromDlpack({ code: 10, bits: 8, lanes: 4 }).name, 'V4');
   });
 
   test('big-endian items are rejected with a hint', () => {
@@ -226,7 +239,7 @@ describe('dtype', () => {
     assert.equal(dtypeFromDlpack({ code: 2, bits: 32, lanes: 4 }).name, 'V16');
     for (const [code, bits] of [
       [3, 64],
-      [10, 8],
+      [8, 8],
       [17, 4],
       [2, 8],
       [6, 1],

@@ -36,7 +36,7 @@ describe('Resource and Scope', () => {
   test('copies and JSON of a resource contain neither its state nor its token', () => {
     const owner = new Scope();
     const [, thing] = [new Thing(() => {}, owner), new Thing(() => {}, owner)];
-    assert.equal(JSON.stringify(thing), '{}');
+    assert.equal(JSON.stringify(thing), '"Thing"');
     assert.deepEqual(structuredClone(thing), {});
   });
 
