@@ -10,7 +10,6 @@ import { parseDescriptor } from '../descriptor-codec.ts';
 import { noteFirstUse } from '../first-use.ts';
 import { processName } from '../identity.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
-import { discardImported } from '../sharing/kinds.ts';
 import type { Opened } from '../sharing/open.ts';
 import { Connection, type ConnectionEnd } from './connection.ts';
 import type { PeerCredentials } from './credentials.ts';
@@ -273,20 +272,10 @@ export class Peer<Receives = unknown, Sends = Anything>
     const { peerName } = this.#connection;
     if (this.pid > 0 && sound.pid !== this.pid)
       throw new IpcError(`the descriptor is of process ${sound.pid}, which ${peerName} is not`);
-    let isGivenUp = false;
     try {
-      return await withDeadline<Opened>(deadline, `asking ${peerName}`, (resolve, reject) => {
-        this.#connection.verify({
-          descriptor: sound,
-          stream,
-          resolve: (opened) =>
-            isGivenUp ? discardImported(opened as object) : resolve(opened as Opened),
-          reject,
-        });
-        return () => {
-          isGivenUp = true;
-        };
-      });
+      return (await withDeadline<unknown>(deadline, `asking ${peerName}`, (resolve, reject) =>
+        this.#connection.verify(sound, { resolve, reject, stream }),
+      )) as Opened;
     } catch (error) {
       throw errorForCall(error);
     }

@@ -29,9 +29,7 @@ export interface FrameHeader {
   readonly byteLength: number;
   /** Where in the message this frame's part begins. */
   readonly offset: number;
-  /**
-   * Which verification or request this message is, answers or gives up, from 1; 0 for other messages.
-   */
+  /** Which request this message is, answers or gives up, from 1; 0 for other messages. */
   readonly request: number;
 }
 
@@ -200,5 +198,6 @@ export function refusalFrame(): Buffer {
 
 const MAGIC = Buffer.from(FRAME_MAGIC, 'latin1').readUInt16LE();
 
-const isKind = (kind: number): kind is FrameKind =>
-  kind > FrameKind.refusal && kind <= FrameKind.unserved;
+const kinds: ReadonlySet<number> = new Set(Object.values(FrameKind));
+
+const isKind = (kind: number): kind is FrameKind => kind !== FrameKind.refusal && kinds.has(kind);

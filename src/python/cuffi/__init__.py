@@ -80,7 +80,6 @@ from ._protocol import (
     ERROR_STACK,
     ERROR_TYPES,
     FRAME_CANCELLATION,
-    FRAME_CONFIRMATION,
     FRAME_CONTROL,
     FRAME_FAILURE,
     FRAME_MAGIC,
@@ -124,6 +123,7 @@ from ._protocol import (
     MAX_VALUE_DEPTH,
     MAX_VALUE_OBJECTS,
     MAX_VALUE_PARTS,
+    MAX_VERIFICATION_BYTE_LENGTH,
     MAX_VERSION,
     OUTCOME_ABANDONED,
     OUTCOME_CLOSED,
@@ -2394,6 +2394,8 @@ def _virtual_key(fields: _MemoryFields, device: _Device, fds: Sequence[int], rea
 # ---- Connections ------------------------------------------------------------------------------------------
 
 _HEADER, _MAGIC = struct.Struct('<2sBBIIII'), FRAME_MAGIC.encode()
+_FRAMES = frozenset((FRAME_VALUE, FRAME_CONTROL, FRAME_VERIFICATION, FRAME_REQUEST, FRAME_RESPONSE, FRAME_FAILURE, FRAME_CANCELLATION,
+                     FRAME_UNSERVED))  # fmt: skip
 # The value null: what a message without content has.
 _NULL = bytes((TAG_NULL,))
 # Control fields that do not come with a value, and what an end may say that it has begun.
@@ -2859,7 +2861,7 @@ class _Connection:
         header = (kind, number, length, request)
         if number != self._received or offset != had or (had and header != self._part_header):
             raise IpcError(f'received byte {offset} of message {number} instead of byte {had} of message {self._received}')
-        if not 1 <= kind <= FRAME_UNSERVED or (request > 0) != (kind > FRAME_CONTROL):
+        if kind not in _FRAMES or (request > 0) != (kind > FRAME_CONTROL):
             raise IpcError(f'a frame of kind {kind} has the request number {request}')
         if length > _MAX_MESSAGE or len(part) != min(_PART, length - offset) or (kind == FRAME_CONTROL and len(part) != length):
             raise IpcError(f'a frame has {len(part)} bytes of a message of {length}: too few or too many')
@@ -2916,7 +2918,7 @@ class _Connection:
         decoder = _Decoder(reader)
         arrived.value = decoder.read(None)
         arrived.places, arrived.refusal, arrived.is_cut = decoder.places, decoder.refusal, is_cut
-        if reader.at > MAX_VALUE_BYTE_LENGTH:
+        if reader.at > (MAX_VERIFICATION_BYTE_LENGTH if kind == FRAME_VERIFICATION else MAX_VALUE_BYTE_LENGTH):
             raise IpcError(f'a value of {reader.at} bytes is too large', 'limit-exceeded')
         entries = self._read_table(reader, len(arrived.places)) if arrived.places else []
         if reader.end - reader.at > MAX_CONTROL_BYTE_LENGTH:
@@ -2985,16 +2987,28 @@ class _Connection:
             # What is being answered goes on; what waits is not begun.
             if request in self._unanswered:
                 self._canceled.add(request)
-        elif arrived.objects or arrived.size > 1 << 15 or kind in (FRAME_CANCELLATION, FRAME_UNSERVED):
-            raise IpcError(f'received a message of kind {kind} that is none')
-        elif kind == FRAME_VERIFICATION:
-            self._post(FRAME_CONFIRMATION, _encoded('the companion for Python confirms no descriptors'), request=request)
+        elif kind == FRAME_VERIFICATION and not arrived.objects:
+            self._on_verification(request)
         else:
-            raise IpcError(f'received the confirmation {request} of nothing that was asked')
+            raise IpcError(f'received a message of kind {kind} that is none')
+
+    def _on_verification(self, request: int) -> None:
+        """Answers at once, as nothing waits for a handler."""
+        self._check_number(request)
+        # Its answers count as pending until they are sent, for an end that asks and does not read.
+        if len(self._outgoing) >= MAX_PENDING_REQUESTS:
+            headers = (_HEADER.unpack_from(frame) for frame, _, _, _ in self._outgoing)
+            if sum(kind == FRAME_FAILURE and offset == 0 for _, _, kind, _, _, offset, _ in headers) >= MAX_PENDING_REQUESTS:
+                raise IpcError(f'{MAX_PENDING_REQUESTS} answers wait to be sent, and the other end does not read them', 'limit-exceeded')
+        error = IpcError('the companion for Python confirms no descriptors', 'not-supported')
+        self._post(FRAME_FAILURE, _encoded(error), request=request)
+
+    def _check_number(self, request: int) -> None:
+        if request in self._unanswered:
+            raise IpcError(f'received request {request} a second time')
 
     def _on_request(self, arrived: _Arrived) -> None:
-        if arrived.request in self._unanswered:
-            raise IpcError(f'received request {arrived.request} a second time')
+        self._check_number(arrived.request)
         self._request_bytes += arrived.size
         if len(self._requests) >= MAX_PENDING_REQUESTS or self._request_bytes > MAX_PENDING_REQUEST_BYTE_LENGTH:
             raise IpcError('too many requests wait to be served', 'limit-exceeded')
