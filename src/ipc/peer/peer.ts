@@ -259,9 +259,12 @@ export class Peer<Receives = unknown, Sends = Anything>
    * A descriptor alone cannot tell: the driver may reuse the handle of freed memory for the next
    * allocation.
    *
-   * @throws IpcError, whose `code` is `exporter-gone` if the object no longer exists. Also if the
-   * other end returns another object, which is not opened; ClosedError and PeerGoneError as
-   * {@link receive}
+   * Aborting, or the time-out, drops the answer, and closes the object if it still comes.
+   *
+   * @throws IpcError, whose `code` is `exporter-gone` if the object no longer exists, and `not-supported`
+   * if the other end is of Python, which confirms no descriptors. Also if the other end returns another
+   * object, which is not opened; with `limit-exceeded` as {@link request}, among whose requests it counts;
+   * ClosedError and PeerGoneError as {@link receive}
    * @example
    * const buffer = await peer.open(descriptor);
    */

@@ -70,12 +70,12 @@ export function refusalOf(
   peerName: string,
 ): IpcError | undefined {
   const { value, objects } = answer;
-  const [entry, ...others] = objects.entries;
+  const [entry] = objects.entries;
   checkLength(value, 'an answer');
   const built = value.buildAll(objects.entries);
   if (hasFailed && !entry && built instanceof Error) return refusalError(built, peerName);
-  // The place of the object holds its entry.
-  if (hasFailed || !entry || others.length > 0 || built !== entry)
+  // The place of the object holds its entry. A value that is a place has no other.
+  if (hasFailed || !entry || built !== entry)
     throw new IpcError('the other end sent an answer that is not one');
   let named: AnyFields;
   try {

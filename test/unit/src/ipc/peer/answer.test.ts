@@ -304,7 +304,10 @@ describe('Peer.open', () => {
     answerer.refuse(failure('gone'));
     await answerer.returns(1);
     answerer.answerWith(1, place, [entry(asked)]);
-    assert.match(String(await answerer.peer.ended), /an answer came that nobody asked for/);
+    await assert.rejects(
+      answerer.peer.receive({ timeoutMs: 10_000 }),
+      /an answer came that nobody asked for/,
+    );
   });
 
   test('has a number of its own among requests, and each answer is for its number', async () => {
@@ -533,7 +536,7 @@ describe('a question about a descriptor', () => {
     asker.ask(verification, 2, question);
     assert.deepEqual(await asker.answer(), [response, 2, 'an object']);
     asker.ask(verification, 1, question);
-    assert.match(String(await asker.peer.ended), /request 1 came twice/);
+    await assert.rejects(asker.peer.receive({ timeoutMs: 10_000 }), /request 1 came twice/);
 
     using full = new Asker();
     for (let n = 1; n <= 1024; n++) {
@@ -541,7 +544,10 @@ describe('a question about a descriptor', () => {
       if (n % 64 === 0) for (let turn = 0; turn < 4; turn++) await nextLoopIteration();
     }
     full.ask(verification, 1025, question);
-    assert.match(String(await full.peer.ended), /more came than the 1024 requests of/);
+    await assert.rejects(
+      full.peer.receive({ timeoutMs: 10_000 }),
+      /more came than the 1024 requests of/,
+    );
   });
 
   test('whose object cannot be sent now is answered with that error, and the connection goes on', async (t) => {
