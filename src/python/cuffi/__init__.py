@@ -2394,8 +2394,6 @@ def _virtual_key(fields: _MemoryFields, device: _Device, fds: Sequence[int], rea
 # ---- Connections ------------------------------------------------------------------------------------------
 
 _HEADER, _MAGIC = struct.Struct('<2sBBIIII'), FRAME_MAGIC.encode()
-_FRAMES = frozenset((FRAME_VALUE, FRAME_CONTROL, FRAME_VERIFICATION, FRAME_REQUEST, FRAME_RESPONSE, FRAME_FAILURE, FRAME_CANCELLATION,
-                     FRAME_UNSERVED))  # fmt: skip
 # The value null: what a message without content has.
 _NULL = bytes((TAG_NULL,))
 # Control fields that do not come with a value, and what an end may say that it has begun.
@@ -2861,7 +2859,7 @@ class _Connection:
         header = (kind, number, length, request)
         if number != self._received or offset != had or (had and header != self._part_header):
             raise IpcError(f'received byte {offset} of message {number} instead of byte {had} of message {self._received}')
-        if kind not in _FRAMES or (request > 0) != (kind > FRAME_CONTROL):
+        if not 1 <= kind <= FRAME_UNSERVED or (request > 0) != (kind > FRAME_CONTROL):
             raise IpcError(f'a frame of kind {kind} has the request number {request}')
         if length > _MAX_MESSAGE or len(part) != min(_PART, length - offset) or (kind == FRAME_CONTROL and len(part) != length):
             raise IpcError(f'a frame has {len(part)} bytes of a message of {length}: too few or too many')
@@ -2999,7 +2997,7 @@ class _Connection:
         if len(self._outgoing) >= MAX_PENDING_REQUESTS:
             headers = (_HEADER.unpack_from(frame) for frame, _, _, _ in self._outgoing)
             if sum(kind == FRAME_FAILURE and offset == 0 for _, _, kind, _, _, offset, _ in headers) >= MAX_PENDING_REQUESTS:
-                raise IpcError(f'{MAX_PENDING_REQUESTS} answers wait to be sent, and the other end does not read them', 'limit-exceeded')
+                raise IpcError(f'{MAX_PENDING_REQUESTS} answers wait to be sent, and nobody there reads them', 'limit-exceeded')
         error = IpcError('the companion for Python confirms no descriptors', 'not-supported')
         self._post(FRAME_FAILURE, _encoded(error), request=request)
 
