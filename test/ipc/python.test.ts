@@ -17,7 +17,8 @@ import {
   toDevice,
   VirtualMemory,
 } from '../../src/index.ts';
-import { connect, leases, listen, spawnPython } from '../../src/ipc/index.ts';
+import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
+import { connect, getIpcHandle, leases, listen, spawnPython } from '../../src/ipc/index.ts';
 import { companionPath } from '../../src/python/companion.ts';
 import { onHardware } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';
@@ -37,6 +38,20 @@ async function nothingIsLent(worker: PythonWorker): Promise<void> {
 }
 
 describe('the companion for Python', options, () => {
+  test('says that it confirms no descriptors', options, async () => {
+    await using worker = new PythonWorker('iterate');
+    const { peer } = worker;
+    using buffer = DeviceBuffer.allocate(64);
+    const descriptor = withChecksum({ ...getIpcHandle(buffer), pid: peer.pid });
+    await assert.rejects(peer.open(descriptor, { timeoutMs: 60_000 }), {
+      name: 'IpcError',
+      code: 'not-supported',
+      message: `process ${peer.pid} does not confirm this descriptor: the companion for Python confirms no descriptors`,
+    });
+    await peer.send('goes on');
+    assert.equal(await peer.receive(), 'goes on');
+  });
+
   test('returns every kind of value as it was sent', options, async () => {
     await using worker = new PythonWorker('iterate');
     const values: readonly unknown[] = [

@@ -10,6 +10,7 @@ import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { messageOf } from '../../validate.ts';
 import { ByteWriter } from '../bytes.ts';
+import type { IpcDescriptor } from '../descriptor.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { FrameKind, HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH } from '../protocol.ts';
 import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
@@ -38,7 +39,6 @@ import { Readiness } from './readiness.ts';
 import { type MessageSize, ReceiveQueue, type Recipient } from './receive-queue.ts';
 import { Requests, type ServeSettings, type Serving } from './requests.ts';
 import { type LeasedObjects, Session } from './session.ts';
-import { DescriptorVerifier, type VerificationRequest } from './verification.ts';
 
 /** Why a connection has ended. */
 export type ConnectionEnd = ClosedError | PeerGoneError | IpcError;
@@ -102,7 +102,6 @@ export class Connection implements FramedSocketHandler {
   readonly #session: Session;
   readonly #socket: FramedSocket;
   readonly #receiveQueue: ReceiveQueue;
-  readonly #verifier: DescriptorVerifier;
   readonly #requests: Requests;
   readonly #readiness: Readiness;
   #state: State = 'open';
@@ -140,10 +139,6 @@ export class Connection implements FramedSocketHandler {
       this.#session.end();
       throw error;
     }
-    this.#verifier = new DescriptorVerifier(peerName, this.#session, (...message) => {
-      const [value, kind, request] = message;
-      this.#send(value, { kind, request })?.catch(() => {});
-    });
     this.#requests = new Requests(
       peerName,
       this.#session,
@@ -174,8 +169,7 @@ export class Connection implements FramedSocketHandler {
       rejectUnsentValues: (error) => this.#socket.sendQueue.rejectUnstarted(error, FrameKind.value),
     });
     this.#poller = new BusyPoller(this.#socket, {
-      isAwaited: () =>
-        this.#receiveQueue.isAwaited || this.#verifier.isAwaited || this.#requests.isAwaited,
+      isAwaited: () => this.#receiveQueue.isAwaited || this.#requests.isAwaited,
       sendControl: () => this.#controlImmediate && this.#sendControl(),
     });
     this.#session.onControlPending = () => {
@@ -249,10 +243,11 @@ export class Connection implements FramedSocketHandler {
     return this.#readiness.confirm(sending);
   }
 
-  /** As {@link DescriptorVerifier.request}. */
-  verify(asker: VerificationRequest): void {
-    this.#verifier.request(asker);
+  /** As {@link Requests.verify}. */
+  verify(descriptor: IpcDescriptor, recipient: Recipient): () => void {
+    const giveUp = this.#requests.verify(descriptor, recipient);
     this.#beginPolling();
+    return giveUp;
   }
 
   /** As {@link Requests.request}. */
@@ -537,11 +532,7 @@ export class Connection implements FramedSocketHandler {
       this.#session.imports.releaseAll(firstLease, entries.length);
       return false;
     }
-    if (kind === FrameKind.verification) this.#verifier.respond(request, message, fds);
-    else if (kind === FrameKind.confirmation)
-      this.#verifier.receiveResponse(request, message, fds, refusal);
-    else if (kind === FrameKind.cancellation)
-      this.#requests.receiveCancellation(request, message, fds);
+    if (kind === FrameKind.cancellation) this.#requests.receiveCancellation(request, message, fds);
     else if (kind === FrameKind.unserved) this.#requests.receiveRefusal(request, message, fds);
     else {
       const byteLength = queuedByteLength(bytes.byteLength, entries.length);
@@ -552,7 +543,7 @@ export class Connection implements FramedSocketHandler {
       if (!isServed) this.#readiness.check();
       return isServed;
     }
-    return kind === FrameKind.confirmation || kind === FrameKind.unserved;
+    return kind === FrameKind.unserved;
   }
 
   /** Queues a value, a request or an answer. Returns whether a caller waited for it. */
@@ -566,6 +557,10 @@ export class Connection implements FramedSocketHandler {
   ): boolean {
     if (kind === FrameKind.request)
       return this.#requests.receiveRequest(request, message, fds, size, refusal);
+    if (kind === FrameKind.verification) {
+      this.#requests.receiveVerification(request, message, fds, size);
+      return false;
+    }
     if (kind !== FrameKind.value) {
       const hasFailed = kind === FrameKind.failure;
       return this.#requests.receiveAnswer(request, hasFailed, message, fds, size, refusal);
@@ -663,7 +658,6 @@ export class Connection implements FramedSocketHandler {
     }
     if (!isFirst) return;
     this.onEnd?.(reason);
-    this.#verifier.end(reason);
     this.#requests.end(reason);
     this.#readiness.end(reason);
     this.#receiveQueue.end(reason);

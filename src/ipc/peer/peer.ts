@@ -17,7 +17,6 @@ import { parseDescriptor } from '../descriptor-codec.ts';
 import { noteFirstUse } from '../first-use.ts';
 import { processName } from '../identity.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
-import { discardImported } from '../sharing/kinds.ts';
 import type { Opened } from '../sharing/open.ts';
 import { Connection, type ConnectionEnd } from './connection.ts';
 import type { PeerCredentials } from './credentials.ts';
@@ -269,9 +268,12 @@ export class Peer<Receives = unknown, Sends = Anything>
    * A descriptor alone cannot tell: the driver may reuse the handle of freed memory for the next
    * allocation.
    *
-   * @throws IpcError, whose `code` is `exporter-gone` if the object no longer exists. Also if the
-   * other end returns another object, which is not opened; ClosedError and PeerGoneError as
-   * {@link receive}
+   * Aborting, or the time-out, drops the answer, and closes the object if it still comes.
+   *
+   * @throws IpcError, whose `code` is `exporter-gone` if the object no longer exists, and `not-supported`
+   * if the other end is of Python, which confirms no descriptors. Also if the other end returns another
+   * object, which is not opened; with `limit-exceeded` as {@link request}, among whose requests it counts;
+   * ClosedError and PeerGoneError as {@link receive}
    * @example
    * const buffer = await peer.open(descriptor);
    */
@@ -282,20 +284,10 @@ export class Peer<Receives = unknown, Sends = Anything>
     const { peerName } = this.#connection;
     if (this.pid > 0 && sound.pid !== this.pid)
       throw new IpcError(`the descriptor is of process ${sound.pid}, which ${peerName} is not`);
-    let isGivenUp = false;
     try {
-      return await withDeadline<Opened>(deadline, `asking ${peerName}`, (resolve, reject) => {
-        this.#connection.verify({
-          descriptor: sound,
-          stream,
-          resolve: (opened) =>
-            isGivenUp ? discardImported(opened as object) : resolve(opened as Opened),
-          reject,
-        });
-        return () => {
-          isGivenUp = true;
-        };
-      });
+      return (await withDeadline<unknown>(deadline, `asking ${peerName}`, (resolve, reject) =>
+        this.#connection.verify(sound, { resolve, reject, stream }),
+      )) as Opened;
     } catch (error) {
       throw errorForCall(error);
     }

@@ -86,7 +86,6 @@ from ._protocol import (
     ERROR_STACK,
     ERROR_TYPES,
     FRAME_CANCELLATION,
-    FRAME_CONFIRMATION,
     FRAME_CONTROL,
     FRAME_FAILURE,
     FRAME_MAGIC,
@@ -130,6 +129,7 @@ from ._protocol import (
     MAX_VALUE_DEPTH,
     MAX_VALUE_OBJECTS,
     MAX_VALUE_PARTS,
+    MAX_VERIFICATION_BYTE_LENGTH,
     MAX_VERSION,
     MIN_VERSION,
     OUTCOME_ABANDONED,
@@ -2622,7 +2622,7 @@ class _Connection:
         decoder = _Decoder(reader)
         arrived.value = decoder.read(None)
         arrived.places, arrived.refusal, arrived.is_cut = decoder.places, decoder.refusal, is_cut
-        if reader.at > MAX_VALUE_BYTE_LENGTH:
+        if reader.at > (MAX_VERIFICATION_BYTE_LENGTH if kind == FRAME_VERIFICATION else MAX_VALUE_BYTE_LENGTH):
             raise IpcError(f'a value of {reader.at} bytes is too large', 'limit-exceeded')
         entries = self._read_table(reader, len(arrived.places)) if arrived.places else []
         if reader.end - reader.at > MAX_CONTROL_BYTE_LENGTH:
@@ -2691,16 +2691,28 @@ class _Connection:
             # What is being answered goes on; what waits is not begun.
             if request in self._unanswered:
                 self._canceled.add(request)
-        elif arrived.objects or arrived.size > 1 << 15 or kind in (FRAME_CANCELLATION, FRAME_UNSERVED):
-            raise IpcError(f'received a message of kind {kind} that is none')
-        elif kind == FRAME_VERIFICATION:
-            self._post(FRAME_CONFIRMATION, _encoded('the companion for Python confirms no descriptors'), request=request)
+        elif kind == FRAME_VERIFICATION and not arrived.objects:
+            self._on_verification(request)
         else:
-            raise IpcError(f'received the confirmation {request} of nothing that was asked')
+            raise IpcError(f'received a message of kind {kind} that is none')
+
+    def _on_verification(self, request: int) -> None:
+        """Answers at once, as nothing waits for a handler."""
+        self._check_number(request)
+        # Its answers count as pending until they are sent, for an end that asks and does not read.
+        if len(self._outgoing) >= MAX_PENDING_REQUESTS:
+            headers = (_HEADER.unpack_from(frame) for frame, _, _, _ in self._outgoing)
+            if sum(kind == FRAME_FAILURE and offset == 0 for _, _, kind, _, _, offset, _ in headers) >= MAX_PENDING_REQUESTS:
+                raise IpcError(f'{MAX_PENDING_REQUESTS} answers wait to be sent, and nobody there reads them', 'limit-exceeded')
+        error = IpcError('the companion for Python confirms no descriptors', 'not-supported')
+        self._post(FRAME_FAILURE, _encoded(error), request=request)
+
+    def _check_number(self, request: int) -> None:
+        if request in self._unanswered:
+            raise IpcError(f'received request {request} a second time')
 
     def _on_request(self, arrived: _Arrived) -> None:
-        if arrived.request in self._unanswered:
-            raise IpcError(f'received request {arrived.request} a second time')
+        self._check_number(arrived.request)
         self._request_bytes += arrived.size
         if len(self._requests) >= MAX_PENDING_REQUESTS or self._request_bytes > MAX_PENDING_REQUEST_BYTE_LENGTH:
             raise IpcError('too many requests wait to be served', 'limit-exceeded')
