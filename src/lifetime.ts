@@ -1,4 +1,4 @@
-/** What is opened is closed: one `close()`, `closed`, `using` and finalizer for every resource. */
+/** How resources are opened and closed: one `close()`, `closed`, `using` and finalizer for every resource. */
 
 import { inspect } from 'node:util';
 import { ClosedError, CuffiError } from './errors.ts';
@@ -22,9 +22,9 @@ export interface ResourceInit {
 
 /**
  * Releases what a resource had, and never refers to its object. A hot path passes an object that
- * knows what to release: a closure would cost one more allocation.
+ * knows what to release: a closure would cost one more allocation. The state says why it was closed.
  */
-export type Release = (() => void) | { release(): void };
+export type Release = ((state: ResourceState) => void) | { release(state: ResourceState): void };
 
 /** Something that is opened once and closed once. */
 export abstract class Resource implements Disposable {
@@ -36,10 +36,8 @@ export abstract class Resource implements Disposable {
 
   protected constructor(kind: string, { owner, release }: ResourceInit) {
     this.#kind = kind;
-    const openedAt = tracing
-      ? new Error('opened').stack?.split('\n').slice(3).join('\n')
-      : undefined;
-    const state = newResourceState(kind, owner, release, openedAt);
+    const trace = tracing ? `opened at\n${callers(3)}` : undefined;
+    const state = newResourceState(kind, owner, release, trace);
     this[stateKey] = state;
     // A resource without a release owns nothing: its owner need not close it.
     if (release) owner?.add(state);
@@ -118,8 +116,16 @@ export abstract class Resource implements Disposable {
     closeOpen(state, reason);
   }
 
+  /** Closes it at the end of a `using` scope. */
   [Symbol.dispose](): void {
-    this.close();
+    const state = this[stateKey];
+    // Before, because the release may tell others why.
+    if (!state.closed) state.reason = BY_SCOPE;
+    try {
+      this.close();
+    } finally {
+      if (!state.closed) state.reason = undefined;
+    }
   }
 
   toString(): string {
@@ -151,11 +157,26 @@ export abstract class Resource implements Disposable {
   }
 
   protected closedError(): ClosedError {
-    const { era, openedAt, reason: ownReason } = this[stateKey];
-    const reason = era.isOver ? era.reason : ownReason;
-    return new ClosedError(
-      `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${openedAt ? `\nopened at\n${openedAt}` : ''}`,
-    );
+    const { reason, state } = this.#whyClosed();
+    return new ClosedError(closedMessage(this.#kind, state, reason));
+  }
+
+  /** @internal A resource whose end closes this one as well: that of its memory, for example. */
+  protected get closedWith(): Resource | undefined {
+    return undefined;
+  }
+
+  #whyClosed(): { readonly reason: string; readonly state: ResourceState } {
+    const state = this[stateKey];
+    const { closedWith } = this;
+    if (isClosed(state) || !closedWith) return { reason: reasonOf(state), state };
+    const why = closedWith.#whyClosed();
+    return { ...why, reason: `its ${closedWith.#kind} is closed: ${why.reason}` };
+  }
+
+  /** @internal Makes a leak warning name what the user has made, of which this is a part. */
+  nameAsPartOf(kind: string): void {
+    this[stateKey].kind = kind;
   }
 }
 
@@ -169,7 +190,7 @@ export abstract class ShareableResource extends Resource {
    */
   toJSON(): never {
     throw new TypeError(
-      `a ${this[stateKey].kind} cannot be sent as JSON, which process.send() and JSON.stringify() ` +
+      `a ${this.displayName()} cannot be sent as JSON, which process.send() and JSON.stringify() ` +
         'make: send it with peer.send() of cuffi/ipc, or send what getIpcHandle() returns for an ' +
         'array, a buffer or an event',
     );
@@ -355,14 +376,15 @@ export let closeCount = 0;
 
 /** What outlives a resource's object: it knows how to release, and never refers to the object. */
 export interface ResourceState {
-  readonly kind: string;
+  /** What its user has made: its class, or that of the object that it is a part of. */
+  kind: string;
   /** Undefined for what is borrowed, or was discarded. */
   release: Release | undefined;
   readonly owner: Scope | undefined;
   /** The owner's era in which the resource was opened: it is gone when that is over. */
   readonly era: Era;
-  /** Where the resource was opened, with CUFFI_TRACE=1. */
-  readonly openedAt: string | undefined;
+  /** Where the resource was opened, and then where it was closed, with CUFFI_TRACE=1. */
+  trace: string | undefined;
   closed: boolean;
   /** Who postpones the release; the first keepalive makes the set. */
   keepalives: Set<Keepalive> | undefined;
@@ -400,13 +422,13 @@ const newResourceState = (
   kind: string,
   owner: Scope | undefined,
   release: Release | undefined,
-  openedAt: string | undefined,
+  trace: string | undefined,
 ): ResourceState => ({
   kind,
   release,
   owner,
   era: owner?.era ?? endlessEra,
-  openedAt,
+  trace,
   closed: false,
   keepalives: undefined,
   reason: undefined,
@@ -416,6 +438,32 @@ const newResourceState = (
 
 /** Whether the resource was closed, or is gone with its owner. */
 export const isClosed = (state: ResourceState): boolean => state.closed || state.era.isOver;
+
+/** Why a resource is closed, if a `using` scope has closed it. */
+const BY_SCOPE = 'its using scope ended';
+
+/** Why a closed resource is closed, in words. */
+const reasonOf = ({ era, reason }: ResourceState): string =>
+  (era.isOver ? era.reason : reason) ?? 'close() was called';
+
+/**
+ * The message of a ClosedError: what closed the resource, and where.
+ *
+ * @param kind the class of the resource
+ */
+export const closedMessage = (
+  kind: string,
+  state: ResourceState,
+  reason: string = reasonOf(state),
+): string =>
+  `this ${kind} is closed: ${reason}\n${state.trace ?? 'CUFFI_TRACE=1 shows where it was opened and closed.'}`;
+
+/** The callers of a function of this file as lines of a stack, without so many innermost ones. */
+const callers = (skipped: number): string =>
+  new Error('here').stack
+    ?.split('\n')
+    .slice(1 + skipped)
+    .join('\n') ?? '';
 
 /** Marks a state as closed, with nothing left to release. */
 function discard(state: ResourceState, reason: string): void {
@@ -432,11 +480,12 @@ function closeIfOpen(state: ResourceState, reason: string): void {
 function closeOpen(state: ResourceState, reason?: string): void {
   closeCount += 1;
   state.closed = true;
-  state.reason = reason;
+  if (reason !== undefined) state.reason = reason;
+  if (tracing) state.trace += `\nclosed at\n${callers(2)}`;
   if (state.release === undefined) return;
   state.owner?.delete(state);
   if (hasKeepalives(state)) for (const { onClosed } of [...(state.keepalives ?? [])]) onClosed?.();
-  else runRelease(state.release, state.owner);
+  else runRelease(state.release, state);
 }
 
 const hasKeepalives = ({ keepalives }: ResourceState): boolean =>
@@ -445,17 +494,17 @@ const hasKeepalives = ({ keepalives }: ResourceState): boolean =>
 /** Removes a keepalive; the last one of a closed resource releases it. */
 function removeKeepalive(state: ResourceState, keepalive: Keepalive): void {
   if (!state.keepalives?.delete(keepalive) || hasKeepalives(state)) return;
-  if (state.closed && state.release && !state.era.isOver) runRelease(state.release, state.owner);
+  if (state.closed && state.release && !state.era.isOver) runRelease(state.release, state);
 }
 
 /** Runs a release. If the context is known to be lost, it fails silently. */
-function runRelease(release: Release, owner: Scope | undefined): void {
+function runRelease(release: Release, state: ResourceState): void {
   beginRelease();
   try {
-    if (typeof release === 'function') release();
-    else release.release();
+    if (typeof release === 'function') release(state);
+    else release.release(state);
   } catch (error) {
-    if (shouldReport(error, owner?.isContextLost ?? false)) throw error;
+    if (shouldReport(error, state.owner?.isContextLost ?? false)) throw error;
   } finally {
     endRelease();
   }
@@ -472,7 +521,7 @@ const finalizers = new FinalizationRegistry<Finalizable>(({ state }) => {
     warned = true;
     process.emitWarning(`a ${state.kind} was garbage collected without close()`, {
       code: 'CUFFI_LEAK',
-      detail: state.openedAt ?? 'CUFFI_TRACE=1 shows where each was opened.',
+      detail: state.trace ?? 'CUFFI_TRACE=1 shows where each was opened.',
     });
   }
   setImmediate(() => releaseOrWarn(() => closeIfOpen(state, 'it was garbage collected')));

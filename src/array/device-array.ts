@@ -10,7 +10,7 @@ import {
   type NamedDtype,
 } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
-import { ShareableResource } from '../lifetime.ts';
+import { type Resource, ShareableResource } from '../lifetime.ts';
 import type {
   AllocateOptions,
   BufferCloseOptions,
@@ -106,6 +106,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
     // may start anywhere.
     if (size > 0) checkWithinBuffer(init.layout, init.buffer.byteLength);
     super('DeviceArray', {});
+    if (init.isOwner) init.buffer.nameAsPartOf('DeviceArray');
     this.layout = init.layout;
     this.buffer = init.buffer;
     this.dtype = init.dtype;
@@ -423,6 +424,16 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
   override close(options?: BufferCloseOptions): void {
     if (this.#isOwner) this.buffer.close(options);
     super.close();
+  }
+
+  override [Symbol.dispose](): void {
+    if (this.#isOwner) this.buffer[Symbol.dispose]();
+    super[Symbol.dispose]();
+  }
+
+  /** @internal */
+  protected override get closedWith(): Resource {
+    return this.buffer;
   }
 
   override toString(): string {

@@ -36,7 +36,10 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
   constructor(init: ConsumerInit) {
     assertInternal(init, Object, 'ChannelConsumer', 'peer.receive');
     const state = new Consumer(init);
-    super('ChannelConsumer', { owner: state.context.resources, release: () => state.close() });
+    super('ChannelConsumer', {
+      owner: state.context.resources,
+      release: (closed) => state.close(closed),
+    });
     this.#state = state;
   }
 

@@ -59,7 +59,10 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
 
   private constructor(producer: Producer) {
     assertInternal(producer, Producer, 'Channel', 'Channel.create');
-    super('Channel', { owner: producer.context.resources, release: () => producer.close() });
+    super('Channel', {
+      owner: producer.context.resources,
+      release: (state) => producer.close(state),
+    });
     this.#producer = producer;
   }
 

@@ -2,7 +2,7 @@ import type { Context } from '../../context.ts';
 import type { Wait } from '../../deadline.ts';
 import type { Device } from '../../device.ts';
 import { ClosedError, CuffiError, IpcError, PeerGoneError } from '../../errors.ts';
-import { releaseOrWarn } from '../../lifetime.ts';
+import { closedMessage, type ResourceState, releaseOrWarn } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { allowAccess } from '../../memory/physical-chunk.ts';
 import { isTurnDue, pollInBackground } from '../../poller.ts';
@@ -67,7 +67,8 @@ export class Consumer {
   readonly #held = new Set<number>();
   /** Up to here, slots that were taken ahead are filled. */
   #filledUpTo: number;
-  #isClosed = false;
+  /** The closed channel; undefined while it is open. */
+  #closed: ResourceState | undefined;
   #hasEndedWaits = false;
 
   constructor(init: ConsumerInit) {
@@ -101,7 +102,7 @@ export class Consumer {
   }
 
   assertOpen(): void {
-    if (this.#isClosed) throw new ClosedError('this ChannelConsumer is closed');
+    if (this.#closed) throw new ClosedError(closedMessage('ChannelConsumer', this.#closed));
   }
 
   allowAccess(device: Device): void {
@@ -260,7 +261,7 @@ export class Consumer {
     let isFilled = false;
     await this.sleepers.wait(() => {
       const isProducerGone = this.#sockets.hasEnded;
-      isFilled = !this.#isClosed && this.ring.isFilled(message);
+      isFilled = !this.#closed && this.ring.isFilled(message);
       if (isFilled) return true;
       this.assertOpen();
       const { closedAt } = this.ring;
@@ -298,15 +299,15 @@ export class Consumer {
     this.ring.endWaits();
     // A device of the ended process may still write.
     pollInBackground(() => {
-      if (!this.#isClosed) this.ring.endWaits();
-      return this.#isClosed || performance.now() > until;
+      if (!this.#closed) this.ring.endWaits();
+      return this.#closed !== undefined || performance.now() > until;
     });
   }
 
   /** Ends at the producer when the work that is queued here is done: it then fills the slots again. */
-  close(): void {
-    if (this.#isClosed) return;
-    this.#isClosed = true;
+  close(state: ResourceState): void {
+    if (this.#closed) return;
+    this.#closed = state;
     this.sleepers.wake();
     this.context.releases.enqueue(
       () => {

@@ -5,7 +5,7 @@ import type { Wait } from '../../deadline.ts';
 import { type DtypeOrName, uint8 } from '../../dtype.ts';
 import { ClosedError, CuffiError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
-import { releaseOrWarn } from '../../lifetime.ts';
+import { closedMessage, type ResourceState, releaseOrWarn } from '../../lifetime.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { isTurnDue, pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
@@ -77,7 +77,8 @@ export class Producer {
   readonly #ungranted: number[] = [];
   readonly #redelivered = new Set<number>();
   readonly #holders = new Map<number, ProducerSeat>();
-  #isClosed = false;
+  /** The closed channel; undefined while it is open. */
+  #closed: ResourceState | undefined;
   #failure: unknown;
 
   private constructor(
@@ -170,7 +171,7 @@ export class Producer {
       throw new CuffiError('the context of this channel was lost with work of a message', {
         cause: this.#failure,
       });
-    if (this.#isClosed) throw new ClosedError('this Channel is closed');
+    if (this.#closed) throw new ClosedError(closedMessage('Channel', this.#closed));
   }
 
   // ---- Acquiring ----
@@ -270,7 +271,7 @@ export class Producer {
   }
 
   cancel(message: number): void {
-    if (this.#isClosed) return;
+    if (this.#closed) return;
     if (message === this.#acquired - 1) {
       this.#acquired = message;
       // Who had the slot before is not known any longer.
@@ -418,9 +419,9 @@ export class Producer {
     this.sleepers.wake();
   }
 
-  close(): void {
-    if (this.#isClosed) return;
-    this.#isClosed = true;
+  close(state: ResourceState): void {
+    if (this.#closed) return;
+    this.#closed = state;
     // What was acquired and not published is no message.
     for (let message = this.#published; message < this.#acquired; message += 1) {
       const record = this.ring.record(message);

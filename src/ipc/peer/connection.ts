@@ -2,7 +2,13 @@ import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, isShortage, SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { isMainThread } from '../../../ffi/thread.ts';
-import { ClosedError, CuffiError, IpcError, type PeerGoneError } from '../../errors.ts';
+import {
+  ClosedError,
+  CuffiError,
+  IpcError,
+  type PeerGoneError,
+  prefixMessage,
+} from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { isTurnDue } from '../../poller.ts';
@@ -584,9 +590,11 @@ export class Connection implements FramedSocketHandler {
   /**
    * Closes this end. Messages that are being sent are completed, others are dropped. Objects that
    * have arrived, or still arrive, are released. The second call does nothing.
+   *
+   * @param why the message of the ClosedError that calls get
    */
-  close(): void {
-    this.#on('closed here', new ClosedError('this Peer is closed'));
+  close(why: string): void {
+    this.#on('closed here', new ClosedError(why));
     this.#receiveQueue.clear();
     this.#requests.clear();
     this.#onReceivingOver();
@@ -615,7 +623,9 @@ export class Connection implements FramedSocketHandler {
    * peer waits for.
    */
   onThreadExit(isOrderly: boolean): void {
-    const reason = new ClosedError('this Peer is closed');
+    const reason = new ClosedError(
+      `this Peer is closed: this ${isMainThread() ? 'process' : 'worker thread'} is exiting`,
+    );
     if (isOrderly && !this.#session.timeline.isAwaitedByPeer) this.#on('closed here', reason);
     // The kernel closes the socket with the process, but not with a worker thread.
     if (!isMainThread()) this.#on('failed', reason);
@@ -833,7 +843,7 @@ function exportPlaced({ object, path }: PlacedObject<Shareable>): EncodedExport 
   } catch (error) {
     if (isShortage(error))
       throw new IpcError(`${formatPath(path)} cannot be sent`, error, 'limit-exceeded');
-    if (error instanceof CuffiError) error.message = `${formatPath(path)}: ${error.message}`;
+    if (error instanceof CuffiError) prefixMessage(error, formatPath(path));
     throw error;
   }
 }

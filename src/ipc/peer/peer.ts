@@ -2,7 +2,7 @@ import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
 import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
-import { Resource } from '../../lifetime.ts';
+import { closedMessage, Resource } from '../../lifetime.ts';
 import { isTurnDue, nextLoopIteration } from '../../poller.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import { assertInternal, checkInteger, checkOptions, formatValue } from '../../validate.ts';
@@ -109,7 +109,7 @@ export class Peer<Receives = unknown, Sends = Anything>
     const connection = new Connection(socket, processName(credentials), process, orphanGraceMs);
     connection.busyPollUs = busyPollUs;
     noteFirstUse();
-    super('Peer', { release: () => connection.close() });
+    super('Peer', { release: (state) => connection.close(closedMessage('Peer', state)) });
     this.pid = credentials.pid;
     this.uid = credentials.uid;
     this.#connection = connection;
@@ -381,10 +381,9 @@ function failureForCall({ thrown }: HandlerFailure, peerName: string): unknown {
 }
 
 function copyError(reason: unknown): Error | undefined {
-  if (reason instanceof PeerGoneError)
-    return new PeerGoneError(reason.message, reason, { cause: reason });
-  if (reason instanceof ClosedError) return new ClosedError(reason.message, { cause: reason });
-  return reason instanceof IpcError ? reason.copyWithCause() : undefined;
+  if (reason instanceof PeerGoneError) return new PeerGoneError(reason.message, reason);
+  if (reason instanceof ClosedError) return new ClosedError(reason.message);
+  return reason instanceof IpcError ? IpcError.copy(reason) : undefined;
 }
 
 /** @throws SystemError; then the socket is closed */

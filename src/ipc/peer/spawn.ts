@@ -208,7 +208,7 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
    * await using child = spawnPeer(new URL('./worker.js', import.meta.url));
    */
   async [Symbol.asyncDispose](): Promise<void> {
-    this.close();
+    this[Symbol.dispose]();
     const child = this.process;
     const hasStarted = child.pid !== undefined;
     if (!hasStarted || child.exitCode !== null || child.signalCode !== null) return;
