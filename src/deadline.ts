@@ -1,6 +1,7 @@
 /** Waits that end early: by a signal, or after a time. */
 
 import { setMaxListeners } from 'node:events';
+import { CuffiError } from './errors.ts';
 import { checkInstance, checkInteger, checkOptions } from './validate.ts';
 
 /** How long a call waits. */
@@ -64,6 +65,40 @@ export function throwIfOver({ signal, limit }: Wait): void {
     throw timeoutError(limit.operation, limit.timeoutMs);
 }
 
+/**
+ * Rejects a wait with an error that the event loop has found. Its stack then has the lines of the
+ * callers that await it, in place of those of the loop. Costs nothing unless a wait fails.
+ *
+ * @param resolve resolves the promise of the wait
+ * @param error an error for this wait alone: its stack is changed
+ */
+export function rejectWithCallers(
+  resolve: (rejected: Promise<never>) => void,
+  error: unknown,
+): void {
+  // V8 finds the callers in a reaction of a promise that they await: the second one, as the first comes
+  // before the promise of the wait follows this one.
+  resolve(
+    Promise.resolve()
+      .then(() => {})
+      .then(() => {
+        if (error instanceof CuffiError || isTimeout(error)) addCallers(error);
+        throw error;
+      }),
+  );
+}
+
+const isTimeout = (error: unknown): error is DOMException =>
+  error instanceof DOMException && error.name === 'TimeoutError';
+
+/** Replaces the stack of an error by that of the awaiting callers, if there are any. */
+export function addCallers(error: Error): void {
+  const here = { stack: '' };
+  Error.captureStackTrace(here, addCallers);
+  const callers = here.stack.split('\n').filter((line) => line.startsWith('    at async '));
+  if (callers.length > 0) error.stack = [`${error.name}: ${error.message}`, ...callers].join('\n');
+}
+
 /** The error that AbortSignal.timeout makes, too. */
 export const timeoutError = (operation: string, timeoutMs: number, hint?: string): DOMException =>
   new DOMException(
@@ -80,7 +115,10 @@ export const timeoutError = (operation: string, timeoutMs: number, hint?: string
 export function withDeadline<T>(
   { signal, timeoutMs }: WaitOptions,
   operation: string,
-  start: (resolve: (value: T) => void, reject: (error: unknown) => void) => () => void,
+  start: (
+    resolve: (value: T | Promise<never>) => void,
+    reject: (error: unknown) => void,
+  ) => () => void,
   hintOf?: () => string | undefined,
 ): Promise<T> {
   return new Promise((resolve, reject) => {
@@ -104,6 +142,10 @@ export function withDeadline<T>(
       reject(reason);
     });
     const abort = (): void => rejectEarly(signal?.reason);
+    const expire = settle((error: DOMException) => {
+      cancel();
+      rejectWithCallers(resolve, error);
+    });
     const cancel = start(settle(resolve), settle(reject));
     // Only now: a start that threw, or settled at once, must leave no timer and no listener.
     if (isSettled) return;
@@ -117,9 +159,6 @@ export function withDeadline<T>(
       signal.addEventListener('abort', abort);
     }
     if (timeoutMs !== undefined)
-      timer = setTimeout(
-        () => rejectEarly(timeoutError(operation, timeoutMs, hintOf?.())),
-        timeoutMs,
-      );
+      timer = setTimeout(() => expire(timeoutError(operation, timeoutMs, hintOf?.())), timeoutMs);
   });
 }

@@ -32,6 +32,18 @@ export class CuffiError extends Error {
 /** Returns false if the program has frozen it. */
 const setStackTraceLimit = (limit: number): boolean => Reflect.set(Error, 'stackTraceLimit', limit);
 
+/**
+ * Makes the stack of an error begin at the caller of a function that calls itself: its own calls would
+ * fill it. Returns the error.
+ */
+export function thrownFrom<E extends Error>(recursive: (...args: never) => unknown, error: E): E {
+  const { stack } = error;
+  Error.captureStackTrace(error, recursive);
+  // Empty, if that function is not among the callers.
+  if (stack && !error.stack?.includes('\n    at ')) error.stack = stack;
+  return error;
+}
+
 /** Puts words before the message of an error that was made before, and into its stack. */
 export function prefixMessage(error: Error, prefix: string): void {
   const { message, stack } = error;

@@ -5,7 +5,7 @@
  * frequent the longer they take.
  */
 
-import { throwIfOver, type Wait } from './deadline.ts';
+import { rejectWithCallers, throwIfOver, type Wait } from './deadline.ts';
 
 /** When a wait is expected to end, in milliseconds from its beginning. */
 export interface ExpectedEnd {
@@ -60,7 +60,10 @@ export function pollUntil(
       poll,
       limits,
       resolve: settle<void>(resolve),
-      reject: settle<unknown>(reject),
+      // What the caller aborts with is the caller's.
+      reject: settle<unknown>((error) =>
+        error === signal?.reason ? reject(error) : rejectWithCallers(resolve, error),
+      ),
       keepAlive: true,
       attempts: 0,
       // Two periods early: the last timer may be set just before, and may fire late.

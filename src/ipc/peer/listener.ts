@@ -9,7 +9,13 @@ import {
   closeSocket,
   peerCredentials,
 } from '../../../ffi/linux/socket.ts';
-import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
+import {
+  checkDeadline,
+  rejectWithCallers,
+  type WaitOptions,
+  withDeadline,
+} from '../../deadline.ts';
+import { ClosedError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { isTurnDue, nextLoopIteration } from '../../poller.ts';
@@ -145,16 +151,21 @@ export class Listener<Receives = unknown, Sends = Anything>
     const deadline = checkDeadline(options, 'listener.accept');
     this.assertOpen();
     const canceled = new AbortController();
-    return withDeadline<Peer<Receives, Sends>>(
+    return await withDeadline<Peer<Receives, Sends>>(
       deadline,
       `waiting at ${this.name}`,
       (resolve, reject) => {
         const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
         this.#lastAccept = accepted.catch(() => {});
         // If the wait was aborted at the moment of the connection, nobody takes the peer.
-        accepted.then((peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)), reject);
+        accepted.then(
+          (peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)),
+          (error) =>
+            error instanceof ClosedError ? rejectWithCallers(resolve, error) : reject(error),
+        );
         return () => canceled.abort();
       },
+      () => 'no process has connected: start the one that calls connect()',
     );
   }
 
