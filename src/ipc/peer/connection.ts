@@ -78,6 +78,9 @@ const TRANSITIONS = {
   failed: { open: 'close', closing: 'close', closed: 'nothing' },
 } as const satisfies Record<string, Record<State, Action>>;
 
+/** The events by which the other end ends a connection, in whichever way. */
+const BY_PEER: ReadonlySet<ConnectionEvent> = new Set(['closed by peer', 'end explained']);
+
 /**
  * How long a closed connection without leases waits until the peer has read the messages that are
  * being sent. It keeps the process alive that long.
@@ -119,6 +122,10 @@ export class Connection implements FramedSocketHandler {
   #isExitAwaited = false;
   /** Finds out why a child could not run; undefined for other peers. */
   #findFault: (() => string | undefined) | undefined;
+  /** What a child calls for its connection. */
+  #parentCall = '';
+  /** Whether the other end ended the connection, or its process did. */
+  isEndedByPeer = false;
   /** Whether the peer has sent anything. */
   #hasHeard = false;
   #isDoneSent = false;
@@ -221,16 +228,18 @@ export class Connection implements FramedSocketHandler {
    * Announces that the peer is a child of this process, so that its exit status will be known.
    *
    * @param findFault returns why the child could not run, if it finds a reason
+   * @param parentCall what the child calls for its connection
    */
-  awaitExit(findFault: () => string | undefined): void {
+  awaitExit(findFault: () => string | undefined, parentCall: string): void {
     this.#isExitAwaited = true;
     this.#findFault = findFault;
+    this.#parentCall = parentCall;
   }
 
   /** What is probably wrong with a child that has not sent anything. */
   get silenceHint(): string | undefined {
     return this.#findFault && !this.#hasHeard
-      ? (this.#findFault() ?? 'it has sent nothing yet: does it call parentPeer()?')
+      ? (this.#findFault() ?? `it has sent nothing yet: does it call ${this.#parentCall}?`)
       : undefined;
   }
 
@@ -664,7 +673,10 @@ export class Connection implements FramedSocketHandler {
     if (action === 'nothing') return;
     if (action === 'close if unused') this.#closeIfUnused();
     else if (action === 'await exit') this.#awaitEndOfProcess(reason as ConnectionEnd);
-    else this.#finish(reason as ConnectionEnd, action === 'close' ? 'closed' : 'closing');
+    else {
+      if (this.#state === 'open') this.isEndedByPeer = BY_PEER.has(event);
+      this.#finish(reason as ConnectionEnd, action === 'close' ? 'closed' : 'closing');
+    }
   }
 
   #finish(reason: ConnectionEnd, state: 'closing' | 'closed'): void {

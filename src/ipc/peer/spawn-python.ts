@@ -1,7 +1,5 @@
-import type { ChildProcess } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { delimiter, dirname, join, resolve } from 'node:path';
-import type { Readable } from 'node:stream';
 import { fileURLToPath } from 'node:url';
 import { companionFile } from '../../python/companion.ts';
 import { checkOptions, checkStrings, formatValue } from '../../validate.ts';
@@ -64,19 +62,21 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
     stdio: ['inherit', 'inherit', 'pipe'],
     cwd,
   };
-  return startChild(command, (socket, child) => {
-    const stderr = new LastOutput(child);
-    return new ChildPeer<Receives, Sends>(
-      socket,
-      child,
-      {
-        findFault: () => (existsSync(file) ? undefined : `there is no script ${file}`),
-        lastOutput: () => stderr.whenEnded(),
-        remedy: ': name the interpreter with { python } or CUFFI_PYTHON',
-      },
-      init,
-    );
-  });
+  return startChild(
+    command,
+    (socket, child) =>
+      new ChildPeer<Receives, Sends>(
+        socket,
+        child,
+        {
+          findFault: () => (existsSync(file) ? undefined : `there is no script ${file}`),
+          parentCall: 'cuffi.parent()',
+          passesOnStderr: true,
+          remedy: ': name the interpreter with { python } or CUFFI_PYTHON',
+        },
+        init,
+      ),
+  );
 }
 
 function interpreterIn(env: NodeJS.ProcessEnv): string {
@@ -89,37 +89,3 @@ function interpreterIn(env: NodeJS.ProcessEnv): string {
 /** The companion comes last: a script may have its own copy. */
 const withCompanion = (path: string | undefined): string =>
   [...(path ? [path] : []), dirname(companionFile())].join(delimiter);
-
-const KEPT_BYTES = 4096;
-/** How long the rest of the output may take after the exit: another process may hold the pipe. */
-const REST_MS = 200;
-
-/** Passes a child's stderr through, and keeps its end. */
-class LastOutput {
-  #kept: Buffer = Buffer.alloc(0);
-  readonly #ended: Promise<unknown>;
-
-  constructor({ stderr }: ChildProcess) {
-    const stream = stderr as Readable;
-    stream.on('data', (chunk: Buffer) => {
-      process.stderr.write(chunk);
-      this.#kept = Buffer.concat([this.#kept, chunk]).subarray(-KEPT_BYTES);
-    });
-    this.#ended = new Promise((done) => {
-      stream.once('close', done);
-    });
-    // The connection keeps this process alive, not the pipe.
-    (stream as Readable & { unref?(): void }).unref?.();
-  }
-
-  /** Resolves with the end of the output, when it has ended. */
-  async whenEnded(): Promise<string> {
-    let timer: NodeJS.Timeout | undefined;
-    const late = new Promise((done) => {
-      timer = setTimeout(done, REST_MS);
-    });
-    await Promise.race([this.#ended, late]);
-    clearTimeout(timer);
-    return this.#kept.toString();
-  }
-}
