@@ -23,7 +23,11 @@ interface TimeLimit {
   readonly timeoutMs: number;
   /** By `performance.now()`. */
   readonly until: number;
+  readonly hintOf?: HintOf | undefined;
 }
+
+/** Returns what a wait that took too long still waits for: who holds it, and what to do. */
+export type HintOf = () => string | undefined;
 
 /** Options whose values may be undefined. */
 type MaybeUndefined<T> = { readonly [K in keyof T]: T[K] | undefined };
@@ -47,22 +51,24 @@ export function checkDeadline(
 /**
  * Begins the wait of a call: from now on its time counts.
  *
+ * @param hintOf for the error of a time-out. A hot path passes the same function in each call
  * @throws TypeError, RangeError for invalid options
  */
 export function beginWait(
   options: MaybeUndefined<WaitOptions> | undefined,
   operation: string,
+  hintOf?: HintOf,
 ): Wait {
   const { signal, timeoutMs } = checkDeadline(options, operation);
   if (timeoutMs === undefined) return { signal };
-  return { signal, limit: { operation, timeoutMs, until: performance.now() + timeoutMs } };
+  return { signal, limit: { operation, timeoutMs, until: performance.now() + timeoutMs, hintOf } };
 }
 
 /** @throws the signal's reason if it is aborted; a `TimeoutError` if the time is over */
 export function throwIfOver({ signal, limit }: Wait): void {
   signal?.throwIfAborted();
   if (limit && performance.now() >= limit.until)
-    throw timeoutError(limit.operation, limit.timeoutMs);
+    throw timeoutError(limit.operation, limit.timeoutMs, limit.hintOf?.());
 }
 
 /**
@@ -110,7 +116,7 @@ export const timeoutError = (operation: string, timeoutMs: number, hint?: string
  * Settles as `start` settles it. If the signal or the timeout comes first, it rejects, and calls the
  * function that `start` returned. If `start` throws, it rejects with that error.
  *
- * @param hintOf returns what to do about a time-out
+ * @param hintOf for the error of a time-out
  */
 export function withDeadline<T>(
   { signal, timeoutMs }: WaitOptions,
@@ -119,7 +125,7 @@ export function withDeadline<T>(
     resolve: (value: T | Promise<never>) => void,
     reject: (error: unknown) => void,
   ) => () => void,
-  hintOf?: () => string | undefined,
+  hintOf?: HintOf,
 ): Promise<T> {
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();

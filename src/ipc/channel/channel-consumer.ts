@@ -86,7 +86,7 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
    * for an invalid message; ClosedError
    */
   async receive(options?: WaitOptions): Promise<ConsumerSlot<D> | undefined> {
-    const wait = beginWait(options, 'waiting for a message of a channel');
+    const wait = beginWait(options, 'waiting for a message of a channel', this.#state.messageHint);
     this.assertOpen();
     return this.#receive(wait);
   }
@@ -123,7 +123,7 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
     const checked = checkInstance(streamOf(stream) as object, Object, 'stream') as Stream;
     checkAheadStream(checked, this.#state.isAhead);
     for (;;) {
-      const wait = beginWait(options, 'waiting for room ahead in a channel');
+      const wait = beginWait(options, 'waiting for room ahead in a channel', this.#state.aheadHint);
       this.assertOpen();
       const message = await this.#state.takeAhead(checked, wait);
       if (message === undefined) return;
@@ -209,7 +209,9 @@ export class ConsumerSlot<out D extends Dtype = Dtype> {
    * @throws PeerGoneError if the producer ended before
    */
   async filled(options?: WaitOptions): Promise<boolean> {
-    const wait = beginWait(options, `waiting for message ${this.message} of a channel`);
+    const wait = beginWait(options, `waiting for message ${this.message} of a channel`, () =>
+      this.#consumer.filledHint(this.message),
+    );
     // Awaited here: the wait then holds the slot, and so the channel.
     return await this.#consumer.filled(this.message, wait);
   }

@@ -140,7 +140,7 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
       ['stream', 'signal', 'timeoutMs'],
       'channel.acquire',
     );
-    const wait = beginWait(limits, 'waiting for a free slot');
+    const wait = beginWait(limits, 'waiting for a free slot', this.#producer.slotHint);
     this.assertOpen();
     const chosen = streamOf(stream);
     if (chosen) checkAheadStream(chosen, this.#producer.isAhead);
@@ -168,7 +168,10 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
    */
   async drained(options?: WaitOptions): Promise<void> {
     this.assertOpen();
-    await this.#producer.drained(beginWait(options, 'waiting for the consumers of a channel'));
+    const producer = this.#producer;
+    await producer.drained(
+      beginWait(options, 'waiting for the consumers of a channel', producer.drainHint),
+    );
   }
 
   /** @internal */

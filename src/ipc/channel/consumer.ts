@@ -210,6 +210,31 @@ export class Consumer {
     );
   }
 
+  /** Why no message comes, for a time-out. */
+  readonly messageHint = (): string => {
+    const published = this.ring.published;
+    if (this.deliver === 'all' && this.#next < published)
+      return `${this.#producerName} has published message ${this.#next}, and its work is not done`;
+    return `${this.#producerName} has published ${count(published)}, and none of them is left for this consumer`;
+  };
+
+  /** Why no slot can be taken ahead, for a time-out. */
+  readonly aheadHint = (): string =>
+    `message ${this.#next} is ${this.#next - this.#filledUpTo} ahead of what is filled: ` +
+    `${this.#producerName} has published ${count(this.ring.published)}`;
+
+  /** Why a message is not filled, for a time-out. */
+  filledHint(message: number): string {
+    return message < this.ring.published
+      ? `${this.#producerName} has published it, and its work is not done`
+      : `${this.#producerName} has published ${count(this.ring.published)}`;
+  }
+
+  get #producerName(): string {
+    const { producerPid } = this.ring;
+    return producerPid === 0 ? 'the producer' : `process ${producerPid}`;
+  }
+
   // ---- Ahead ----
 
   /** Makes a stream wait for the next message, and returns its number; undefined at the end. */
@@ -323,6 +348,10 @@ export class Consumer {
     this.#memory.close();
   }
 }
+
+/** Messages counted in words, numbered from 0. */
+const count = (published: number): string =>
+  published === 1 ? '1 message' : `${published} messages`;
 
 /** For how long what a device of an ended process still writes is repaired. */
 const REPAIR_MS = 2000;

@@ -244,13 +244,29 @@ export class Connection implements FramedSocketHandler {
   }
 
   /** Why a request may have no answer yet, for its time-out. */
-  get requestHint(): string | undefined {
-    return this.silenceHint ?? this.#readiness.requestHint;
+  get requestHint(): string {
+    return (
+      this.silenceHint ??
+      this.#readiness.requestHint ??
+      `it serves requests, and ${this.#requests.pendingCount} of this process wait for their answers`
+    );
   }
 
   /** Why a value may not be sent yet, for its time-out. */
-  get sendHint(): string | undefined {
-    return this.silenceHint ?? this.#readiness.sendHint;
+  get sendHint(): string {
+    const { size, isAwaitingAck } = this.#socket.sendQueue;
+    return (
+      this.silenceHint ??
+      this.#readiness.sendHint ??
+      (isAwaitingAck
+        ? 'the process that owns a forwarded object has not confirmed that it keeps it'
+        : `it does not read what was sent before: ${size} messages wait`)
+    );
+  }
+
+  /** Why cuffi itself does not answer there, for a time-out. */
+  get answerHint(): string {
+    return this.silenceHint ?? 'its event loop answers, and may be blocked';
   }
 
   // ---- Sending ----
