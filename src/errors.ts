@@ -9,11 +9,6 @@ const OWN_FRAMES = 30;
  * as such, a call is not possible in the present state, e.g. while a graph is captured.
  */
 export class CuffiError extends Error {
-  static {
-    // On the prototype, so that the first line of the stack has it. Printed, it is not a property.
-    CuffiError.prototype.name = 'CuffiError';
-  }
-
   constructor(message?: string, options?: ErrorOptions) {
     const { stackTraceLimit } = Error;
     // The first ten calls may all be cuffi's own: `toDevice` opens the driver eleven calls below.
@@ -33,12 +28,12 @@ export class CuffiError extends Error {
 const setStackTraceLimit = (limit: number): boolean => Reflect.set(Error, 'stackTraceLimit', limit);
 
 /**
- * Makes the stack of an error begin at the caller of a function that calls itself: its own calls would
- * fill it. Returns the error.
+ * Makes the stack of an error begin at the caller of `entry`: a recursion that it starts would fill the
+ * stack. Returns the error.
  */
-export function thrownFrom<E extends Error>(recursive: (...args: never) => unknown, error: E): E {
+export function thrownFrom<E extends Error>(entry: (...args: never) => unknown, error: E): E {
   const { stack } = error;
-  Error.captureStackTrace(error, recursive);
+  Error.captureStackTrace(error, entry);
   // Empty, if that function is not among the callers.
   if (stack && !error.stack?.includes('\n    at ')) error.stack = stack;
   return error;
@@ -82,10 +77,6 @@ export interface CudaErrorDetails {
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
  */
 export class CudaError extends CuffiError {
-  static {
-    CudaError.prototype.name = 'CudaError';
-  }
-
   /** The status by number, e.g. 2. */
   readonly status: CUresult;
   /** The status by name, e.g. `CUDA_ERROR_OUT_OF_MEMORY`. */
@@ -128,28 +119,16 @@ export const isSticky = (status: CUresult): boolean => STICKY.has(status);
 
 /** No CUDA driver could be opened. The message says what was tried and what to do. */
 export class DriverNotFoundError extends CuffiError {
-  static {
-    DriverNotFoundError.prototype.name = 'DriverNotFoundError';
-  }
-
   override readonly code = 'driver-not-found';
 }
 
 /** No libnvrtc could be opened. The message says what was tried and what to do. */
 export class CompilerNotFoundError extends CuffiError {
-  static {
-    CompilerNotFoundError.prototype.name = 'CompilerNotFoundError';
-  }
-
   override readonly code = 'compiler-not-found';
 }
 
 /** The compiler rejected a source. The message contains its first line with an error, and the log. */
 export class CompileError extends CuffiError {
-  static {
-    CompileError.prototype.name = 'CompileError';
-  }
-
   override readonly code = 'compile-failed';
   /** The whole output of the compiler or the linker. */
   declare readonly log: string;
@@ -162,19 +141,11 @@ export class CompileError extends CuffiError {
 
 /** The device, the driver or the platform does not support what was requested. */
 export class NotSupportedError extends CuffiError {
-  static {
-    NotSupportedError.prototype.name = 'NotSupportedError';
-  }
-
   override readonly code = 'not-supported';
 }
 
 /** An object was used after it was closed. */
 export class ClosedError extends CuffiError {
-  static {
-    ClosedError.prototype.name = 'ClosedError';
-  }
-
   override readonly code = 'closed';
 }
 
@@ -193,10 +164,6 @@ export interface PeerGoneDetails {
  * cancelled. An orderly end, by `close()` or by an exit with code 0, is a {@link ClosedError}.
  */
 export class PeerGoneError extends CuffiError {
-  static {
-    PeerGoneError.prototype.name = 'PeerGoneError';
-  }
-
   override readonly code = 'peer-gone';
   /** The process id; 0 if the process is in another pid namespace. */
   readonly pid: number;
@@ -276,10 +243,6 @@ export type IpcErrorCode =
  * rejected it, `cause` is the driver's error, and the message repeats it.
  */
 export class IpcError extends CuffiError {
-  static {
-    IpcError.prototype.name = 'IpcError';
-  }
-
   /** Why, if the cause is a known one; else `ipc-failed`. */
   override readonly code: IpcErrorCode;
 
@@ -287,11 +250,25 @@ export class IpcError extends CuffiError {
     super(cause ? `${message}: ${cause.message}` : message, cause ? { cause } : {});
     this.code = code;
   }
-
-  /** @internal The same error once more, for one more call. */
-  static copy({ message, cause, code }: IpcError): IpcError {
-    const error = new IpcError(message, undefined, code);
-    if (cause !== undefined) setDetails<IpcError>(error, { cause });
-    return error;
-  }
 }
+
+/** Returns the same error once more, for one more call. */
+export function copyIpcError({ message, cause, code }: IpcError): IpcError {
+  const error = new IpcError(message, undefined, code);
+  setDetails<IpcError>(error, { cause });
+  return error;
+}
+
+// On the prototypes, so that the first line of a stack has the name, and no property repeats it.
+for (const [name, { prototype }] of Object.entries({
+  CuffiError,
+  CudaError,
+  DriverNotFoundError,
+  CompilerNotFoundError,
+  CompileError,
+  NotSupportedError,
+  ClosedError,
+  PeerGoneError,
+  IpcError,
+}))
+  prototype.name = name;

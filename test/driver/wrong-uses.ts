@@ -433,7 +433,7 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
     using channel = Channel.create(ring);
     return await withHolder(channel, async () => {
       for (let n = 0; n < 2; n += 1) (await channel.acquire()).publish();
-      return await channel.acquire({ timeoutMs: 2000 });
+      return await channel.acquire({ timeoutMs: 100 });
     });
   },
   'a slot, with deliver: one, within a time-out, that a consumer has': async () => {
@@ -452,7 +452,7 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
     using channel = Channel.create(ring);
     return await withHolder(channel, async () => {
       (await channel.acquire()).publish();
-      return await channel.drained({ timeoutMs: 2000 });
+      return await channel.drained({ timeoutMs: 100 });
     });
   },
   'a message of a channel, within a time-out': () =>

@@ -1,6 +1,6 @@
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
-import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
+import { ClosedError, copyIpcError, IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { closedMessage, Resource } from '../../lifetime.ts';
 import { isTurnDue, nextLoopIteration } from '../../poller.ts';
@@ -388,7 +388,7 @@ function failureForCall({ thrown }: HandlerFailure, peerName: string): unknown {
 function copyError(reason: unknown): Error | undefined {
   if (reason instanceof PeerGoneError) return new PeerGoneError(reason.message, reason);
   if (reason instanceof ClosedError) return new ClosedError(reason.message);
-  return reason instanceof IpcError ? IpcError.copy(reason) : undefined;
+  return reason instanceof IpcError ? copyIpcError(reason) : undefined;
 }
 
 /** @throws SystemError; then the socket is closed */

@@ -72,7 +72,10 @@ async function outcome(
     if (how === 'aborted before') controller.abort(reason);
     const before = timers();
     const time = { timeoutMs: how === 'timeout' ? 1 : 60_000 };
-    const settled = wait.begin({ signal, ...time }).then(
+    async function lineOfTheCaller(): Promise<unknown> {
+      return await wait.begin({ signal, ...time });
+    }
+    const settled = lineOfTheCaller().then(
       () => 'resolved',
       (error: unknown) => error,
     );
@@ -90,6 +93,8 @@ async function outcome(
         new RegExp(`^[a-zA-Z].* took longer than 1 ms${wait.hint ? `: ${wait.hint}.*` : ''}$`),
       );
     } else assert.equal(got, reason);
+    if (how === 'timeout' || how === 'fail')
+      assert.match((got as Error).stack ?? '', /\n {4}at async lineOfTheCaller /, how);
     assert.deepEqual(getEventListeners(signal, 'abort'), [], `${how}: listeners`);
     assert.equal(timers(), before, `${how}: timers`);
     // What is left over would fail now, with nobody to catch it.
@@ -259,6 +264,7 @@ const cases: Readonly<Record<string, Case>> = {
       using buffer = DeviceBuffer.allocate(64);
       await use({
         begin: (options) => stranger.peer.open(getIpcHandle(buffer), options),
+        hint: 'its event loop answers, and may be blocked',
         fail: () => stranger.peer.close(),
       });
     },
@@ -286,6 +292,7 @@ const cases: Readonly<Record<string, Case>> = {
         begin: async (options) => {
           peers.push(await listener.accept(options));
         },
+        hint: 'no process has connected: start the one that calls connect',
         end: async () => peers.push(await connect(name)),
         fail: () => listener.close(),
       });
