@@ -72,7 +72,7 @@ export function throwIfOver({ signal, limit }: Wait): void {
 }
 
 /**
- * Rejects a wait with an error that the event loop has found. Its stack then has the lines of the
+ * Rejects a wait that is not settled yet with an error that the event loop has found. Its stack then has the lines of the
  * callers that await it, in place of those of the loop. Costs nothing unless a wait fails.
  *
  * @param resolve resolves the promise of the wait
@@ -149,8 +149,10 @@ export function withDeadline<T>(
     });
     const abort = (): void => rejectEarly(signal?.reason);
     const expire = settle((error: DOMException) => {
+      isSettled = false;
+      // What the cancellation still delivers comes first.
       cancel();
-      rejectWithCallers(resolve, error);
+      if (!isSettled) rejectWithCallers(resolve, error);
     });
     const cancel = start(settle(resolve), settle(reject));
     // Only now: a start that threw, or settled at once, must leave no timer and no listener.

@@ -22,9 +22,9 @@ export interface ResourceInit {
 
 /**
  * Releases what a resource had, and never refers to its object. A hot path passes an object that
- * knows what to release: a closure would cost one more allocation. The state says why it was closed.
+ * knows what to release: a closure would cost one more allocation.
  */
-export type Release = ((state: ResourceState) => void) | { release(state: ResourceState): void };
+export type Release = (() => void) | { release(): void };
 
 /** Something that is opened once and closed once. */
 export abstract class Resource implements Disposable {
@@ -119,7 +119,7 @@ export abstract class Resource implements Disposable {
   /** Closes it at the end of a `using` scope. */
   [Symbol.dispose](): void {
     const state = this[stateKey];
-    // Before, because the release may tell others why.
+    // Before, because the release may tell others why: see `closedMessage`.
     if (!state.closed) state.reason = BY_SCOPE;
     try {
       this.close();
@@ -447,7 +447,8 @@ const reasonOf = ({ era, reason }: ResourceState): string =>
   (era.isOver ? era.reason : reason) ?? 'close() was called';
 
 /**
- * The message of a ClosedError: what closed the resource, and where.
+ * The message of a ClosedError: what closed the resource, and where. For those who outlive a resource
+ * and must not refer to its object.
  *
  * @param kind the class of the resource
  */
@@ -485,7 +486,7 @@ function closeOpen(state: ResourceState, reason?: string): void {
   if (state.release === undefined) return;
   state.owner?.delete(state);
   if (hasKeepalives(state)) for (const { onClosed } of [...(state.keepalives ?? [])]) onClosed?.();
-  else runRelease(state.release, state);
+  else runRelease(state.release, state.owner);
 }
 
 const hasKeepalives = ({ keepalives }: ResourceState): boolean =>
@@ -494,17 +495,17 @@ const hasKeepalives = ({ keepalives }: ResourceState): boolean =>
 /** Removes a keepalive; the last one of a closed resource releases it. */
 function removeKeepalive(state: ResourceState, keepalive: Keepalive): void {
   if (!state.keepalives?.delete(keepalive) || hasKeepalives(state)) return;
-  if (state.closed && state.release && !state.era.isOver) runRelease(state.release, state);
+  if (state.closed && state.release && !state.era.isOver) runRelease(state.release, state.owner);
 }
 
 /** Runs a release. If the context is known to be lost, it fails silently. */
-function runRelease(release: Release, state: ResourceState): void {
+function runRelease(release: Release, owner: Scope | undefined): void {
   beginRelease();
   try {
-    if (typeof release === 'function') release(state);
-    else release.release(state);
+    if (typeof release === 'function') release();
+    else release.release();
   } catch (error) {
-    if (shouldReport(error, state.owner?.isContextLost ?? false)) throw error;
+    if (shouldReport(error, owner?.isContextLost ?? false)) throw error;
   } finally {
     endRelease();
   }

@@ -6,7 +6,7 @@ import { Device } from '../../device.ts';
 import type { Dtype } from '../../dtype.ts';
 import { CuffiError, NotSupportedError } from '../../errors.ts';
 import { type Details, describeObject } from '../../inspect.ts';
-import { Resource } from '../../lifetime.ts';
+import { Resource, stateKey } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
 import { assertInternal, checkInstance } from '../../validate.ts';
@@ -36,10 +36,8 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
   constructor(init: ConsumerInit) {
     assertInternal(init, Object, 'ChannelConsumer', 'peer.receive');
     const state = new Consumer(init);
-    super('ChannelConsumer', {
-      owner: state.context.resources,
-      release: (closed) => state.close(closed),
-    });
+    super('ChannelConsumer', { owner: state.context.resources, release: () => state.close() });
+    state.resource = this[stateKey];
     this.#state = state;
   }
 
@@ -209,11 +207,11 @@ export class ConsumerSlot<out D extends Dtype = Dtype> {
    * @throws PeerGoneError if the producer ended before
    */
   async filled(options?: WaitOptions): Promise<boolean> {
-    const wait = beginWait(options, `waiting for message ${this.message} of a channel`, () =>
-      this.#consumer.filledHint(this.message),
-    );
+    const { message } = this;
+    const hintOf = options && (() => this.#consumer.filledHint(message));
+    const wait = beginWait(options, `waiting for message ${message} of a channel`, hintOf);
     // Awaited here: the wait then holds the slot, and so the channel.
-    return await this.#consumer.filled(this.message, wait);
+    return await this.#consumer.filled(message, wait);
   }
 
   /**

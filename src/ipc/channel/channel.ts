@@ -6,7 +6,7 @@ import type { Device } from '../../device.ts';
 import type { AnyDtypeName, Dtype, DtypeOrName, NamedDtype } from '../../dtype.ts';
 import { CuffiError } from '../../errors.ts';
 import { type Details, describeObject } from '../../inspect.ts';
-import { ShareableResource } from '../../lifetime.ts';
+import { ShareableResource, stateKey } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
@@ -59,10 +59,8 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
 
   private constructor(producer: Producer) {
     assertInternal(producer, Producer, 'Channel', 'Channel.create');
-    super('Channel', {
-      owner: producer.context.resources,
-      release: (state) => producer.close(state),
-    });
+    super('Channel', { owner: producer.context.resources, release: () => producer.close() });
+    producer.resource = this[stateKey];
     this.#producer = producer;
   }
 

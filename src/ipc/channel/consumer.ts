@@ -67,8 +67,9 @@ export class Consumer {
   readonly #held = new Set<number>();
   /** Up to here, slots that were taken ahead are filled. */
   #filledUpTo: number;
-  /** The closed channel; undefined while it is open. */
-  #closed: ResourceState | undefined;
+  #isClosed = false;
+  /** The state of what its user holds, which says what closed it. */
+  resource: ResourceState | undefined;
   #hasEndedWaits = false;
 
   constructor(init: ConsumerInit) {
@@ -102,7 +103,14 @@ export class Consumer {
   }
 
   assertOpen(): void {
-    if (this.#closed) throw new ClosedError(closedMessage('ChannelConsumer', this.#closed));
+    if (this.#isClosed) throw this.#closedError();
+  }
+
+  #closedError(): ClosedError {
+    const { resource } = this;
+    return new ClosedError(
+      resource ? closedMessage('ChannelConsumer', resource) : 'this ChannelConsumer is closed',
+    );
   }
 
   allowAccess(device: Device): void {
@@ -286,7 +294,7 @@ export class Consumer {
     let isFilled = false;
     await this.sleepers.wait(() => {
       const isProducerGone = this.#sockets.hasEnded;
-      isFilled = !this.#closed && this.ring.isFilled(message);
+      isFilled = !this.#isClosed && this.ring.isFilled(message);
       if (isFilled) return true;
       this.assertOpen();
       const { closedAt } = this.ring;
@@ -324,15 +332,15 @@ export class Consumer {
     this.ring.endWaits();
     // A device of the ended process may still write.
     pollInBackground(() => {
-      if (!this.#closed) this.ring.endWaits();
-      return this.#closed !== undefined || performance.now() > until;
+      if (!this.#isClosed) this.ring.endWaits();
+      return this.#isClosed || performance.now() > until;
     });
   }
 
   /** Ends at the producer when the work that is queued here is done: it then fills the slots again. */
-  close(state: ResourceState): void {
-    if (this.#closed) return;
-    this.#closed = state;
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
     this.sleepers.wake();
     this.context.releases.enqueue(
       () => {

@@ -77,8 +77,9 @@ export class Producer {
   readonly #ungranted: number[] = [];
   readonly #redelivered = new Set<number>();
   readonly #holders = new Map<number, ProducerSeat>();
-  /** The closed channel; undefined while it is open. */
-  #closed: ResourceState | undefined;
+  #isClosed = false;
+  /** The state of what its user holds, which says what closed it. */
+  resource: ResourceState | undefined;
   #failure: unknown;
 
   private constructor(
@@ -171,7 +172,14 @@ export class Producer {
       throw new CuffiError('the context of this channel was lost with work of a message', {
         cause: this.#failure,
       });
-    if (this.#closed) throw new ClosedError(closedMessage('Channel', this.#closed));
+    if (this.#isClosed) throw this.#closedError();
+  }
+
+  #closedError(): ClosedError {
+    const { resource } = this;
+    return new ClosedError(
+      resource ? closedMessage('Channel', resource) : 'this Channel is closed',
+    );
   }
 
   // ---- Acquiring ----
@@ -309,7 +317,7 @@ export class Producer {
   }
 
   cancel(message: number): void {
-    if (this.#closed) return;
+    if (this.#isClosed) return;
     if (message === this.#acquired - 1) {
       this.#acquired = message;
       // Who had the slot before is not known any longer.
@@ -459,9 +467,9 @@ export class Producer {
     this.sleepers.wake();
   }
 
-  close(state: ResourceState): void {
-    if (this.#closed) return;
-    this.#closed = state;
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
     // What was acquired and not published is no message.
     for (let message = this.#published; message < this.#acquired; message += 1) {
       const record = this.ring.record(message);

@@ -14,6 +14,7 @@ export class ChildOutput {
   /** @param child its stderr is a pipe that nothing else reads */
   constructor({ stderr }: ChildProcess) {
     const stream = stderr as Readable;
+    ignoreBrokenStderr();
     stream.on('data', (chunk: Buffer) => {
       process.stderr.write(chunk);
       this.#kept = Buffer.concat([this.#kept, chunk]).subarray(-KEPT_BYTES);
@@ -35,6 +36,20 @@ export class ChildOutput {
     clearTimeout(timer);
     return this.#kept.toString();
   }
+}
+
+let isBrokenStderrIgnored = false;
+
+/**
+ * Keeps this process running if nobody reads its stderr any longer: a parent that passes on what its
+ * children write, and a child whose parent has ended.
+ */
+export function ignoreBrokenStderr(): void {
+  if (isBrokenStderrIgnored) return;
+  isBrokenStderrIgnored = true;
+  process.stderr.on('error', (error: NodeJS.ErrnoException) => {
+    if (error.code !== 'EPIPE') throw error;
+  });
 }
 
 /**

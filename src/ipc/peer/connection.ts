@@ -10,6 +10,7 @@ import {
   prefixMessage,
 } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
+import { closedMessage, type ResourceState } from '../../lifetime.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
@@ -124,6 +125,8 @@ export class Connection implements FramedSocketHandler {
   #findFault: (() => string | undefined) | undefined;
   /** What a child calls for its connection. */
   #parentCall = '';
+  /** The state of what the user of this end holds, which says what closed it. */
+  resource: ResourceState | undefined;
   /** Whether the other end ended the connection, or its process did. */
   isEndedByPeer = false;
   /** Whether the peer has sent anything. */
@@ -244,29 +247,19 @@ export class Connection implements FramedSocketHandler {
   }
 
   /** Why a request may have no answer yet, for its time-out. */
-  get requestHint(): string {
-    return (
-      this.silenceHint ??
-      this.#readiness.requestHint ??
-      `it serves requests, and ${this.#requests.pendingCount} of this process wait for their answers`
-    );
+  get requestHint(): string | undefined {
+    return this.silenceHint ?? this.#readiness.requestHint;
   }
 
   /** Why a value may not be sent yet, for its time-out. */
-  get sendHint(): string {
-    const { size, isAwaitingAck } = this.#socket.sendQueue;
+  get sendHint(): string | undefined {
     return (
       this.silenceHint ??
       this.#readiness.sendHint ??
-      (isAwaitingAck
+      (this.#socket.sendQueue.isAwaitingAck
         ? 'the process that owns a forwarded object has not confirmed that it keeps it'
-        : `it does not read what was sent before: ${size} messages wait`)
+        : undefined)
     );
-  }
-
-  /** Why cuffi itself does not answer there, for a time-out. */
-  get answerHint(): string {
-    return this.silenceHint ?? 'its event loop answers, and may be blocked';
   }
 
   // ---- Sending ----
@@ -615,11 +608,11 @@ export class Connection implements FramedSocketHandler {
   /**
    * Closes this end. Messages that are being sent are completed, others are dropped. Objects that
    * have arrived, or still arrive, are released. The second call does nothing.
-   *
-   * @param why the message of the ClosedError that calls get
    */
-  close(why: string): void {
-    this.#on('closed here', new ClosedError(why));
+  close(): void {
+    const { resource } = this;
+    const message = resource ? closedMessage('Peer', resource) : 'this Peer is closed';
+    this.#on('closed here', new ClosedError(message));
     this.#receiveQueue.clear();
     this.#requests.clear();
     this.#onReceivingOver();

@@ -9,12 +9,7 @@ import {
   closeSocket,
   peerCredentials,
 } from '../../../ffi/linux/socket.ts';
-import {
-  checkDeadline,
-  rejectWithCallers,
-  type WaitOptions,
-  withDeadline,
-} from '../../deadline.ts';
+import { addCallers, checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
 import { ClosedError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
@@ -151,22 +146,22 @@ export class Listener<Receives = unknown, Sends = Anything>
     const deadline = checkDeadline(options, 'listener.accept');
     this.assertOpen();
     const canceled = new AbortController();
-    return await withDeadline<Peer<Receives, Sends>>(
-      deadline,
-      `waiting at ${this.name}`,
-      (resolve, reject) => {
-        const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
-        this.#lastAccept = accepted.catch(() => {});
-        // If the wait was aborted at the moment of the connection, nobody takes the peer.
-        accepted.then(
-          (peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)),
-          (error) =>
-            error instanceof ClosedError ? rejectWithCallers(resolve, error) : reject(error),
-        );
-        return () => canceled.abort();
-      },
-      () => 'no process has connected: start the one that calls connect()',
-    );
+    try {
+      return await withDeadline<Peer<Receives, Sends>>(
+        deadline,
+        `waiting at ${this.name}`,
+        (resolve, reject) => {
+          const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
+          this.#lastAccept = accepted.catch(() => {});
+          // If the wait was aborted at the moment of the connection, nobody takes the peer.
+          accepted.then((peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)), reject);
+          return () => canceled.abort();
+        },
+      );
+    } catch (error) {
+      if (error instanceof ClosedError) addCallers(error);
+      throw error;
+    }
   }
 
   /** Iterates over the processes that connect, until `close()`. */

@@ -2,7 +2,7 @@ import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
 import { ClosedError, copyIpcError, IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
-import { closedMessage, Resource } from '../../lifetime.ts';
+import { Resource, stateKey } from '../../lifetime.ts';
 import { isTurnDue, nextLoopIteration } from '../../poller.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import { assertInternal, checkInteger, checkOptions, formatValue } from '../../validate.ts';
@@ -109,7 +109,8 @@ export class Peer<Receives = unknown, Sends = Anything>
     const connection = new Connection(socket, processName(credentials), process, orphanGraceMs);
     connection.busyPollUs = busyPollUs;
     noteFirstUse();
-    super('Peer', { release: (state) => connection.close(closedMessage('Peer', state)) });
+    super('Peer', { release: () => connection.close() });
+    connection.resource = this[stateKey];
     this.pid = credentials.pid;
     this.uid = credentials.uid;
     this.#connection = connection;
@@ -275,23 +276,18 @@ export class Peer<Receives = unknown, Sends = Anything>
       throw new IpcError(`the descriptor is of process ${sound.pid}, which ${peerName} is not`);
     let isGivenUp = false;
     try {
-      return await withDeadline<Opened>(
-        deadline,
-        `asking ${peerName}`,
-        (resolve, reject) => {
-          this.#connection.verify({
-            descriptor: sound,
-            stream,
-            resolve: (opened) =>
-              isGivenUp ? discardImported(opened as object) : resolve(opened as Opened),
-            reject,
-          });
-          return () => {
-            isGivenUp = true;
-          };
-        },
-        () => this.#connection.answerHint,
-      );
+      return await withDeadline<Opened>(deadline, `asking ${peerName}`, (resolve, reject) => {
+        this.#connection.verify({
+          descriptor: sound,
+          stream,
+          resolve: (opened) =>
+            isGivenUp ? discardImported(opened as object) : resolve(opened as Opened),
+          reject,
+        });
+        return () => {
+          isGivenUp = true;
+        };
+      });
     } catch (error) {
       throw errorForCall(error);
     }

@@ -124,11 +124,6 @@ export class Requests {
     return !this.#asked.isEmpty || this.#values.isAwaited;
   }
 
-  /** How many requests of this end have no answer yet. */
-  get pendingCount(): number {
-    return this.#asked.size;
-  }
-
   /** Whether requests of the peer wait for a handler. */
   get hasWaiting(): boolean {
     return this.#waiting.length > 0;
@@ -577,10 +572,6 @@ export class PendingRequests<T> {
 
   get isEmpty(): boolean {
     return this.#requests.size === 0;
-  }
-
-  get size(): number {
-    return this.#requests.size;
   }
 
   has(number: number): boolean {

@@ -9,7 +9,7 @@ import { IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { assertInternal, checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
-import { ChildOutput } from './child-output.ts';
+import { ChildOutput, ignoreBrokenStderr } from './child-output.ts';
 import { Peer } from './peer.ts';
 import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 import type { Anything } from './sendable.ts';
@@ -307,19 +307,15 @@ function endQuietlyWith(peer: Peer): void {
       process.stderr.write(`cuffi: this process ends, as its parent has: ${error.message}\n`);
     process.exit(1);
   });
-  // Its stderr may be a pipe to the parent: what is written there must not end a child that goes on.
+  // Its stderr may be a pipe to the parent. Not before: to open the stream takes milliseconds.
   void peer.ended.then(() => {
-    if (peer.connection.isEndedByPeer) process.stderr.on('error', ignoreBrokenPipe);
+    if (peer.connection.isEndedByPeer) ignoreBrokenStderr();
   });
 }
 
 /** Whether the program handles uncaught errors itself. */
 const handlesUncaught = (): boolean =>
   process.listenerCount('uncaughtException') > 0 || process.hasUncaughtExceptionCaptureCallback();
-
-function ignoreBrokenPipe(error: NodeJS.ErrnoException): void {
-  if (error.code !== 'EPIPE') throw error;
-}
 
 function isSocket(fd: number, inode: number): boolean {
   try {

@@ -312,10 +312,6 @@ export class SendQueue {
     return this.#queued.length === 0;
   }
 
-  get size(): number {
-    return this.#queued.length;
-  }
-
   /** Whether the first message waits for an acknowledgement. The socket itself may have room. */
   get isAwaitingAck(): boolean {
     return this.#queued[0]?.isAwaitingAck === true;

@@ -264,7 +264,6 @@ const cases: Readonly<Record<string, Case>> = {
       using buffer = DeviceBuffer.allocate(64);
       await use({
         begin: (options) => stranger.peer.open(getIpcHandle(buffer), options),
-        hint: 'its event loop answers, and may be blocked',
         fail: () => stranger.peer.close(),
       });
     },
@@ -292,7 +291,6 @@ const cases: Readonly<Record<string, Case>> = {
         begin: async (options) => {
           peers.push(await listener.accept(options));
         },
-        hint: 'no process has connected: start the one that calls connect',
         end: async () => peers.push(await connect(name)),
         fail: () => listener.close(),
       });

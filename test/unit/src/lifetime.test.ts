@@ -1,12 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import {
-  closedMessage,
-  type Release,
-  Resource,
-  type ResourceState,
-  Scope,
-} from '../../../src/lifetime.ts';
+import { closedMessage, type Release, Resource, Scope, stateKey } from '../../../src/lifetime.ts';
 import { collectGarbage } from '../../support/process-state.ts';
 import { runProgram } from './emulate.ts';
 
@@ -162,10 +156,13 @@ describe('Resource and Scope', () => {
     assert.throws(() => thing.use(), { message: /^this Thing is closed: close\(\) was called$/m });
   });
 
-  test('the release learns why, also if a keepalive delays it', () => {
+  test('its state says why, while it is released and after its object is gone', () => {
     const words: string[] = [];
-    const make = (): Thing =>
-      new Thing((state?: ResourceState) => words.push(closedMessage('Thing', state as never)));
+    const make = (): Thing => {
+      const thing: Thing = new Thing(() => words.push(closedMessage('Thing', state)));
+      const state = thing[stateKey];
+      return thing;
+    };
     make().close();
     make()[Symbol.dispose]();
     const kept = make();
