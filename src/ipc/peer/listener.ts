@@ -149,7 +149,7 @@ export class Listener<Receives = unknown, Sends = Anything>
     try {
       return await withDeadline<Peer<Receives, Sends>>(
         deadline,
-        `waiting at ${this.name}`,
+        `waiting at ${this.name} for a process that calls connect()`,
         (resolve, reject) => {
           const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
           this.#lastAccept = accepted.catch(() => {});

@@ -276,18 +276,22 @@ export class Peer<Receives = unknown, Sends = Anything>
       throw new IpcError(`the descriptor is of process ${sound.pid}, which ${peerName} is not`);
     let isGivenUp = false;
     try {
-      return await withDeadline<Opened>(deadline, `asking ${peerName}`, (resolve, reject) => {
-        this.#connection.verify({
-          descriptor: sound,
-          stream,
-          resolve: (opened) =>
-            isGivenUp ? discardImported(opened as object) : resolve(opened as Opened),
-          reject,
-        });
-        return () => {
-          isGivenUp = true;
-        };
-      });
+      return await withDeadline<Opened>(
+        deadline,
+        `asking ${peerName} whether the object still exists`,
+        (resolve, reject) => {
+          this.#connection.verify({
+            descriptor: sound,
+            stream,
+            resolve: (opened) =>
+              isGivenUp ? discardImported(opened as object) : resolve(opened as Opened),
+            reject,
+          });
+          return () => {
+            isGivenUp = true;
+          };
+        },
+      );
     } catch (error) {
       throw errorForCall(error);
     }
