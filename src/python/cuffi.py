@@ -82,7 +82,8 @@ class CudaError(CuffiError):
         self.status, self.call = status, call
         self.code, description = _describe_status(status)
         while_doing = f' while {doing}' if doing else ''
-        super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status})')
+        hint = _INSTALLATION.get(status) if call == 'cuInit' else None
+        super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status})' + (f'\n{hint}' if hint else ''))
 
     @property
     def sticky(self) -> bool:
@@ -90,6 +91,21 @@ class CudaError(CuffiError):
         return self.status in _STICKY
 
 
+# As src/hints.ts.
+_INSTALLATION = {
+    34: 'This libcuda is the stub of the CUDA toolkit: remove its folder from the library path.',
+    46: 'Another process has the device for itself (compute mode exclusive), or it is being reset: nvidia-smi shows who '
+        'uses it, and nvidia-smi -c DEFAULT lets several use it.',
+    100: 'No GPU is visible: check nvidia-smi, CUDA_VISIBLE_DEVICES, permission for /dev/nvidia*, and that the container '
+         'has access to GPUs.',
+    304: 'The driver could not open or map a device file. Likely causes: no permission for /dev/nvidia*, a container without '
+         'the devices (--gpus all) or without /dev/nvidia-uvm (nvidia-modprobe -u), a sandbox, or a limit such as ulimit -v.',
+    803: 'The kernel driver and libcuda differ in version: reload the driver, or reboot.',
+    804: 'This libcuda is of the forward compatibility package (cuda-compat), which this GPU does not support: remove its '
+         'folder from LD_LIBRARY_PATH, or update the driver of the host.',
+    999: 'Likely causes: the module nvidia-uvm is not loaded or stopped after the machine slept (nvidia-modprobe -u, or '
+         'reload it), or the GPU has failed. Check dmesg for NVRM: Xid messages.',
+}
 _STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719))
 
 

@@ -107,6 +107,7 @@ export const inPython: readonly string[] = [
   'Python: connect to nobody',
   'Python: connect to nobody within a time-out',
   'Python: no driver',
+  'Python: cuInit is refused by the operating system (304)',
   'Python: accept(), within a time-out',
   'Python: a listener after its with block',
   'Python: a listener after close()',
@@ -460,6 +461,15 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
       const channel = (await any(peer).receive()) as ChannelConsumer;
       return await channel.receive({ timeoutMs: 50 });
     }),
+  'a message that was taken ahead, within a time-out': async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    return await withChild('giver.ts', async (peer) => {
+      for (let n = 0; n < 2; n += 1) await peer.receive();
+      const channel = (await any(peer).receive()) as ChannelConsumer;
+      for await (const slot of channel.ahead(stream)) return await slot.filled({ timeoutMs: 50 });
+      return undefined;
+    });
+  },
   'a value of a timeline, within a time-out': async () => {
     using timeline = Timeline.create();
     timeline.signal(2);
@@ -495,6 +505,8 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
   'Python: connect to nobody within a time-out': () =>
     pythonSaid("cuffi.connect('nobody-listens-here', timeout=0.1)"),
   'Python: no driver': () => pythonSaid('cuffi.Event()', { CUFFI_DRIVER: '/nowhere/libcuda.so.1' }),
+  'Python: cuInit is refused by the operating system (304)': () =>
+    pythonSaid("raise cuffi.CudaError('cuInit', 304)"),
   'Python: accept(), within a time-out': () =>
     pythonSaid(
       "with cuffi.listen('wrong-uses-python') as listener:\n    listener.accept(timeout=0.05)",

@@ -94,7 +94,7 @@ async function outcome(
       );
     } else assert.equal(got, reason);
     if (how === 'timeout' || how === 'fail')
-      assert.match((got as Error).stack ?? '', /\n {4}at async lineOfTheCaller /, how);
+      assert.match((got as Error).stack ?? '', /\n {4}at (async )?lineOfTheCaller /, how);
     assert.deepEqual(getEventListeners(signal, 'abort'), [], `${how}: listeners`);
     assert.equal(timers(), before, `${how}: timers`);
     // What is left over would fail now, with nobody to catch it.
