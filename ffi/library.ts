@@ -28,14 +28,15 @@ export interface LibraryPurpose {
 /** No candidate could be opened. The message and `attempts` have the loader's error for each. */
 export class LibraryNotFoundError extends Error {
   readonly code = 'library-not-found';
-  readonly attempts: readonly { readonly path: string; readonly reason: string }[];
+  declare readonly attempts: readonly { readonly path: string; readonly reason: string }[];
 
   constructor(attempts: LibraryNotFoundError['attempts'], purpose?: LibraryPurpose) {
     const tried = attempts.map(({ path, reason }) => `  ${path}: ${reason}`);
     const { title = 'no library could be opened. Tried:', remedy } = purpose ?? {};
     super([title, ...tried, ...(remedy ? [remedy] : [])].join('\n'));
     this.name = 'LibraryNotFoundError';
-    this.attempts = attempts;
+    // Printed, they would repeat the message.
+    Object.defineProperty(this, 'attempts', { value: attempts });
   }
 }
 

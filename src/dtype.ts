@@ -5,7 +5,7 @@ import {
   type TypedArrayConstructor,
   typedArrayKind,
 } from './typed-array.ts';
-import { checkInteger, formatValue } from './validate.ts';
+import { checkInteger, didYouMean, formatValue } from './validate.ts';
 
 /** DLPack's DLDataType. */
 export interface DlpackType {
@@ -282,9 +282,56 @@ export function dtype(of: string | Dtype): Dtype {
   const found = fromTypestr(of);
   if (!found)
     throw new TypeError(
-      `there is no dtype ${JSON.stringify(of.slice(0, 60))}; known: ${knownNames()}, and their typestrs`,
+      `there is no dtype ${JSON.stringify(of.slice(0, 60))}${meantBy(of)}; known: ${knownNames()}, and their typestrs`,
     );
   return found;
+}
+
+/** Names that other languages and libraries have for dtypes, in lower case. */
+const foreignNames: ReadonlyMap<string, DtypeName> = new Map([
+  ['float', 'float32'],
+  ['single', 'float32'],
+  ['double', 'float64'],
+  ['half', 'float16'],
+  ['bfloat', 'bfloat16'],
+  ['bf16', 'bfloat16'],
+  ['fp16', 'float16'],
+  ['fp32', 'float32'],
+  ['fp64', 'float64'],
+  ['int', 'int32'],
+  ['uint', 'uint32'],
+  ['integer', 'int32'],
+  ['number', 'float64'],
+  ['bigint', 'int64'],
+  ['long', 'int64'],
+  ['ulong', 'uint64'],
+  ['short', 'int16'],
+  ['ushort', 'uint16'],
+  ['byte', 'uint8'],
+  ['ubyte', 'uint8'],
+  ['char', 'int8'],
+  ['uchar', 'uint8'],
+  ['boolean', 'bool'],
+  ['complex', 'complex128'],
+  ['cfloat', 'complex64'],
+  ['cdouble', 'complex128'],
+]);
+
+/** Returns ` (did you mean 'float32'?)` for a name that is near that of a dtype, or stands for one elsewhere. */
+function meantBy(name: string): string {
+  // As in `torch.float32`, `np.float32`, `Float32Array`, `float32_t`, `f32`.
+  const word = name
+    .toLowerCase()
+    .replace(/^.*\./, '')
+    .replace(/^big(?=u?int\d)|(array|_t)$/g, '')
+    .replace(
+      /^([fiu])(8|16|32|64)$/,
+      (_, kind: string, bits: string) => `${{ f: 'float', i: 'int', u: 'uint' }[kind]}${bits}`,
+    );
+  const meant = foreignNames.get(word);
+  return meant === undefined
+    ? didYouMean(word, Object.keys(dtypesByName))
+    : didYouMean(meant, [meant]);
 }
 
 function fromTypestr(typestr: string): Dtype | undefined {

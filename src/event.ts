@@ -140,6 +140,11 @@ export class CudaEvent extends Resource {
     return super.closed || (this.#aliasOf?.closed ?? false);
   }
 
+  /** @internal */
+  protected override get closedWith(): Resource | undefined {
+    return this.#aliasOf;
+  }
+
   /** The driver's handle. @throws ClosedError */
   get handle(): CUevent {
     if (this.closed) throw this.closedError();

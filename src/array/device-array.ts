@@ -107,6 +107,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends Resource {
     // may start anywhere.
     if (size > 0) checkWithinBuffer(init.layout, init.buffer.byteLength);
     super('DeviceArray', {});
+    if (init.isOwner) init.buffer.nameAsPartOf('DeviceArray');
     this.layout = init.layout;
     this.buffer = init.buffer;
     this.dtype = init.dtype;
@@ -424,6 +425,16 @@ export class DeviceArray<out D extends Dtype = Dtype> extends Resource {
   override close(options?: BufferCloseOptions): void {
     if (this.#isOwner) this.buffer.close(options);
     super.close();
+  }
+
+  override [Symbol.dispose](): void {
+    if (this.#isOwner) this.buffer[Symbol.dispose]();
+    super[Symbol.dispose]();
+  }
+
+  /** @internal */
+  protected override get closedWith(): Resource {
+    return this.buffer;
   }
 
   override toString(): string {

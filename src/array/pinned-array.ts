@@ -51,6 +51,7 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
     const layout = makeLayout(shape, dtype.itemsize, { order });
     const byteLength = itemsByteLength(layout);
     const buffer = byteLength === 0 ? undefined : PinnedBuffer.allocate(byteLength, options);
+    buffer?.nameAsPartOf('PinnedArray');
     super('PinnedArray', {});
     this.dtype = dtype;
     this.shape = Object.freeze([...layout.shape]);
@@ -77,6 +78,16 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
   override close(): void {
     this.buffer?.close();
     super.close();
+  }
+
+  override [Symbol.dispose](): void {
+    this.buffer?.[Symbol.dispose]();
+    super[Symbol.dispose]();
+  }
+
+  /** @internal */
+  protected override get closedWith(): Resource | undefined {
+    return this.buffer;
   }
 
   /** @internal */

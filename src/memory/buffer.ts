@@ -261,6 +261,12 @@ export class DeviceBuffer extends Resource {
     return container !== undefined && container instanceof Resource && container.closed;
   }
 
+  /** @internal */
+  protected override get closedWith(): Resource | undefined {
+    const container = this.#root ?? this.#keepalive;
+    return container instanceof Resource ? container : undefined;
+  }
+
   /**
    * Frees the memory when the GPU is done with it. Never waits. A second call does nothing.
    *

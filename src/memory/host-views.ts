@@ -104,7 +104,9 @@ export class HostViews {
 /** @throws ClosedError if host memory is a view of a closed buffer, which reads zeros */
 export function assertNotRetired(host: Uint8Array): void {
   if (viewsByBuffer.get(host.buffer)?.isRetiring)
-    throw new ClosedError('the host memory belongs to a closed buffer');
+    throw new ClosedError(
+      'the host memory belongs to a closed buffer: use it before close(), and within its using scope',
+    );
 }
 
 /** An open object's reference to its views; cleared by its release. */

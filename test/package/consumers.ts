@@ -213,6 +213,55 @@ if (process.send) {
 }
 `;
 
+/** Prints which errors of calls that reject have no line of the program that calls. */
+export const stacks = `
+import { Context, DeviceBuffer, Stream, toDevice } from 'cuffi';
+import { Channel, connect, listen, spawnPeer, Timeline } from 'cuffi/ipc';
+
+const limits = { timeoutMs: 10 };
+const nested = [[[[[[[[[[[[1, 'x']]]]]]]]]]]];
+const stream = Stream.create({ nonBlocking: true });
+const timeline = Timeline.create();
+const peer = spawnPeer(process.argv[1] + '.not.there', { stdio: 'ignore' });
+const channel = Channel.create({ slots: 1, byteLength: 16, deliver: 'all' });
+await channel.acquire();
+const closed = await toDevice([1]);
+closed.close();
+const calls = {
+  toDevice: () => toDevice(nested),
+  copyToHost: () => closed.copyToHost(),
+  allocate: () => DeviceBuffer.allocate(2 ** 50),
+  reached: () => timeline.reached(1, limits),
+  closedMeanwhile: () => {
+    setTimeout(() => channel.close(), 20);
+    return channel.acquire();
+  },
+  acquire: () => channel.acquire(limits),
+  accept: () => listen('@cuffi-stacks-' + process.pid).accept(limits),
+  connect: () => connect('@cuffi-nobody-' + process.pid, limits),
+  send: () => peer.send({ nested: [[[[[[[[[[[[() => 1]]]]]]]]]]]] }),
+  receive: () => peer.receive(),
+  request: () => peer.request(1),
+  iterate: async () => {
+    for await (const value of peer);
+  },
+};
+async function lineOfTheUser(call) {
+  await call();
+}
+const without = [];
+for (const [name, call] of Object.entries(calls)) {
+  try {
+    await lineOfTheUser(call);
+    without.push(name + ' did not reject');
+  } catch (error) {
+    if (!error.stack.includes('lineOfTheUser')) without.push(name);
+  }
+}
+console.log(JSON.stringify(without));
+process.exit();
+`;
+
 /** Prints the names that the entries export, as JSON. */
 export const exportedNames = `
 const entries = {};

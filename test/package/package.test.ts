@@ -30,6 +30,7 @@ import {
   exportedNames,
   inAnotherRealm,
   loadedScripts,
+  stacks,
   types,
   withoutConnections,
   wrongNames,
@@ -335,6 +336,11 @@ describe('the packed package', { skip: unavailable }, () => {
     const text = `import { readInt32, writeInt32 } from 'cuffi/ffi';
 console.log(readInt32(writeInt32(7)));`;
     assert.equal(node('arena.mjs', text), '7\n');
+  });
+
+  test('has errors whose stacks reach the line of the program', () => {
+    const printed = node('stacks.mjs', stacks, [], { CUFFI_DRIVER: 'emulated' });
+    assert.deepEqual(JSON.parse(printed), []);
   });
 
   test('runs in Node what runs in other runtimes', () => {

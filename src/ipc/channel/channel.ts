@@ -7,7 +7,7 @@ import type { Device } from '../../device.ts';
 import type { AnyDtypeName, Dtype, DtypeOrName, NamedDtype } from '../../dtype.ts';
 import { CuffiError } from '../../errors.ts';
 import { type Details, describeObject } from '../../inspect.ts';
-import { Resource } from '../../lifetime.ts';
+import { Resource, stateKey } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
@@ -63,6 +63,7 @@ export class Channel<out D extends Dtype = Dtype> extends Resource {
   private constructor(producer: Producer) {
     assertInternal(producer, Producer, 'Channel', 'Channel.create');
     super('Channel', { owner: producer.context.resources, release: () => producer.close() });
+    producer.resource = this[stateKey];
     this.#producer = producer;
   }
 
@@ -153,7 +154,7 @@ export class Channel<out D extends Dtype = Dtype> extends Resource {
       ['stream', 'signal', 'timeoutMs'],
       'channel.acquire',
     );
-    const wait = beginWait(limits, 'waiting for a free slot');
+    const wait = beginWait(limits, 'waiting for a free slot', this.#producer.slotHint);
     this.assertOpen();
     const chosen = streamOf(stream);
     if (chosen) checkAheadStream(chosen, this.#producer.isAhead);
@@ -181,7 +182,10 @@ export class Channel<out D extends Dtype = Dtype> extends Resource {
    */
   async drained(options?: WaitOptions): Promise<void> {
     this.assertOpen();
-    await this.#producer.drained(beginWait(options, 'waiting for the consumers of a channel'));
+    const producer = this.#producer;
+    await producer.drained(
+      beginWait(options, 'waiting for the consumers of a channel', producer.drainHint),
+    );
   }
 
   /** @internal */

@@ -3,8 +3,15 @@ import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, isShortage, SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { isMainThread } from '../../../ffi/thread.ts';
-import { ClosedError, CuffiError, IpcError, type PeerGoneError } from '../../errors.ts';
+import {
+  ClosedError,
+  CuffiError,
+  IpcError,
+  type PeerGoneError,
+  prefixMessage,
+} from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
+import { closedMessage, type ResourceState } from '../../lifetime.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
@@ -71,6 +78,9 @@ const TRANSITIONS = {
   failed: { open: 'close', closing: 'close', closed: 'nothing' },
 } as const satisfies Record<string, Record<State, Action>>;
 
+/** The events by which the other end ends a connection, in whichever way. */
+const BY_PEER: ReadonlySet<ConnectionEvent> = new Set(['closed by peer', 'end explained']);
+
 /**
  * How long a closed connection without leases waits until the peer has read the messages that are
  * being sent. It keeps the process alive that long.
@@ -111,6 +121,12 @@ export class Connection implements FramedSocketHandler {
   #isExitAwaited = false;
   /** Finds out why a child could not run; undefined for other peers. */
   #findFault: (() => string | undefined) | undefined;
+  /** What a child calls for its connection. */
+  #parentCall = '';
+  /** The state of what the user of this end holds, which says what closed it. */
+  resource: ResourceState | undefined;
+  /** Whether the other end ended the connection, or its process did. */
+  isEndedByPeer = false;
   #isDoneSent = false;
   /** Set while sending control messages is scheduled. */
   #controlImmediate: NodeJS.Immediate | undefined;
@@ -206,16 +222,18 @@ export class Connection implements FramedSocketHandler {
    * Announces that the peer is a child of this process, so that its exit status will be known.
    *
    * @param findFault returns why the child could not run, if it finds a reason
+   * @param parentCall what the child calls for its connection
    */
-  awaitExit(findFault: () => string | undefined): void {
+  awaitExit(findFault: () => string | undefined, parentCall: string): void {
     this.#isExitAwaited = true;
     this.#findFault = findFault;
+    this.#parentCall = parentCall;
   }
 
   /** What is probably wrong with a child that has not sent anything. */
   get silenceHint(): string | undefined {
     return this.#findFault && !this.#socket.hasMet
-      ? (this.#findFault() ?? 'it has sent nothing yet: does it call parentPeer()?')
+      ? (this.#findFault() ?? `it has sent nothing yet: does it call ${this.#parentCall}?`)
       : undefined;
   }
 
@@ -226,7 +244,13 @@ export class Connection implements FramedSocketHandler {
 
   /** Why a value may not be sent yet, for its time-out. */
   get sendHint(): string | undefined {
-    return this.silenceHint ?? this.#readiness.sendHint;
+    return (
+      this.silenceHint ??
+      this.#readiness.sendHint ??
+      (this.#socket.sendQueue.isAwaitingAck
+        ? 'the process that owns a forwarded object has not confirmed that it keeps it'
+        : undefined)
+    );
   }
 
   // ---- Sending ----
@@ -577,7 +601,9 @@ export class Connection implements FramedSocketHandler {
    * have arrived, or still arrive, are released. The second call does nothing.
    */
   close(): void {
-    this.#on('closed here', new ClosedError('this Peer is closed'));
+    const { resource } = this;
+    const message = resource ? closedMessage('Peer', resource) : 'this Peer is closed';
+    this.#on('closed here', new ClosedError(message));
     this.#receiveQueue.clear();
     this.#requests.clear();
     this.#onReceivingOver();
@@ -606,7 +632,9 @@ export class Connection implements FramedSocketHandler {
    * peer waits for.
    */
   onThreadExit(isOrderly: boolean): void {
-    const reason = new ClosedError('this Peer is closed');
+    const reason = new ClosedError(
+      `this Peer is closed: this ${isMainThread() ? 'process' : 'worker thread'} is exiting`,
+    );
     if (isOrderly && !this.#session.timeline.isAwaitedByPeer) this.#on('closed here', reason);
     // The kernel closes the socket with the process, but not with a worker thread.
     if (!isMainThread()) this.#on('failed', reason);
@@ -643,7 +671,10 @@ export class Connection implements FramedSocketHandler {
     if (action === 'nothing') return;
     if (action === 'close if unused') this.#closeIfUnused();
     else if (action === 'await exit') this.#awaitEndOfProcess(reason as ConnectionEnd);
-    else this.#finish(reason as ConnectionEnd, action === 'close' ? 'closed' : 'closing');
+    else {
+      if (this.#state === 'open') this.isEndedByPeer = BY_PEER.has(event);
+      this.#finish(reason as ConnectionEnd, action === 'close' ? 'closed' : 'closing');
+    }
   }
 
   #finish(reason: ConnectionEnd, state: 'closing' | 'closed'): void {
@@ -823,7 +854,7 @@ function exportPlaced({ object, path }: PlacedObject<Shareable>): EncodedExport 
   } catch (error) {
     if (isShortage(error))
       throw new IpcError(`${formatPath(path)} cannot be sent`, error, 'limit-exceeded');
-    if (error instanceof CuffiError) error.message = `${formatPath(path)}: ${error.message}`;
+    if (error instanceof CuffiError) prefixMessage(error, formatPath(path));
     throw error;
   }
 }

@@ -10,7 +10,8 @@ import {
   peerCredentials,
 } from '../../../ffi/linux/socket.ts';
 import { UNCLONEABLE } from '../../conversions.ts';
-import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
+import { addCallers, checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
+import { ClosedError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { isTurnDue, nextLoopIteration } from '../../poller.ts';
@@ -148,17 +149,22 @@ export class Listener<Receives = unknown, Sends = Anything>
     const deadline = checkDeadline(options, 'listener.accept');
     this.assertOpen();
     const canceled = new AbortController();
-    return withDeadline<Peer<Receives, Sends>>(
-      deadline,
-      `waiting at ${this.name}`,
-      (resolve, reject) => {
-        const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
-        this.#lastAccept = accepted.catch(() => {});
-        // If the wait was aborted at the moment of the connection, nobody takes the peer.
-        accepted.then((peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)), reject);
-        return () => canceled.abort();
-      },
-    );
+    try {
+      return await withDeadline<Peer<Receives, Sends>>(
+        deadline,
+        `waiting at ${this.name} for a process that calls connect()`,
+        (resolve, reject) => {
+          const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
+          this.#lastAccept = accepted.catch(() => {});
+          // If the wait was aborted at the moment of the connection, nobody takes the peer.
+          accepted.then((peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)), reject);
+          return () => canceled.abort();
+        },
+      );
+    } catch (error) {
+      if (error instanceof ClosedError) addCallers(error);
+      throw error;
+    }
   }
 
   /** Iterates over the processes that connect, until `close()`. */

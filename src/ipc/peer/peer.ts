@@ -1,9 +1,9 @@
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { UNCLONEABLE } from '../../conversions.ts';
 import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
-import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
+import { ClosedError, copyIpcError, IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
-import { Resource } from '../../lifetime.ts';
+import { Resource, stateKey } from '../../lifetime.ts';
 import { isTurnDue, nextLoopIteration } from '../../poller.ts';
 import { type Stream, streamOf } from '../../stream.ts';
 import {
@@ -118,6 +118,7 @@ export class Peer<Receives = unknown, Sends = Anything>
     connection.busyPollUs = busyPollUs;
     noteFirstUse();
     super('Peer', { release: () => connection.close() });
+    connection.resource = this[stateKey];
     this.pid = credentials.pid;
     this.uid = credentials.uid;
     this.#connection = connection;
@@ -285,8 +286,10 @@ export class Peer<Receives = unknown, Sends = Anything>
     if (this.pid > 0 && sound.pid !== this.pid)
       throw new IpcError(`the descriptor is of process ${sound.pid}, which ${peerName} is not`);
     try {
-      return (await withDeadline<unknown>(deadline, `asking ${peerName}`, (resolve, reject) =>
-        this.#connection.verify(sound, { resolve, reject, stream }),
+      return (await withDeadline<unknown>(
+        deadline,
+        `asking ${peerName} whether the object still exists`,
+        (resolve, reject) => this.#connection.verify(sound, { resolve, reject, stream }),
       )) as Opened;
     } catch (error) {
       throw errorForCall(error);
@@ -382,10 +385,9 @@ function failureForCall({ thrown }: HandlerFailure, peerName: string): unknown {
 }
 
 function copyError(reason: unknown): Error | undefined {
-  if (reason instanceof PeerGoneError)
-    return new PeerGoneError(reason.message, reason, { cause: reason });
-  if (reason instanceof ClosedError) return new ClosedError(reason.message, { cause: reason });
-  return reason instanceof IpcError ? reason.copyWithCause() : undefined;
+  if (reason instanceof PeerGoneError) return new PeerGoneError(reason.message, reason);
+  if (reason instanceof ClosedError) return new ClosedError(reason.message);
+  return reason instanceof IpcError ? copyIpcError(reason) : undefined;
 }
 
 /** @throws SystemError; then the socket is closed */

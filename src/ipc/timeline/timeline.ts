@@ -150,7 +150,7 @@ export class Timeline extends Resource {
   async reached(value: number, options?: WaitOptions): Promise<void> {
     this.assertOpen();
     checkInteger(value, 'value', 0);
-    const wait = beginWait(options, `waiting for value ${value} of a timeline`);
+    const wait = beginWait(options, `waiting for value ${value} of a timeline`, this.#state.hint);
     await pollUntil(() => {
       this.assertOpen();
       return this.#state.isReachedOrThrow(value);
@@ -302,6 +302,16 @@ class TimelineState {
   get isSignaler(): boolean {
     return this.#writeEnd !== undefined;
   }
+
+  /** How far it is and who signals, for a time-out. */
+  readonly hint = (): string => {
+    const { writerPid } = this.counter;
+    const signaler =
+      writerPid === 0 ? 'a process of another pid namespace' : `process ${writerPid}`;
+    const last = this.#last > this.counter.value ? `, and has queued ${this.#last}` : '';
+    const who = this.isSignaler ? `this process signals it${last}` : `${signaler} signals it`;
+    return `it stands at ${this.counter.value}; ${who}`;
+  };
 
   get value(): number {
     const { value } = this.counter;

@@ -202,7 +202,8 @@ class CudaError(CuffiError):
         self.status, self.call = status, call
         self.code, description = _describe_status(status)
         while_doing = f' while {doing}' if doing else ''
-        super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status})')
+        hint = _INSTALLATION.get(status) if call == 'cuInit' else None
+        super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status})' + (f'\n{hint}' if hint else ''))
 
     @property
     def sticky(self) -> bool:
@@ -210,6 +211,21 @@ class CudaError(CuffiError):
         return self.status in _STICKY
 
 
+# As src/hints.ts.
+_INSTALLATION = {
+    34: 'This libcuda is the stub of the CUDA toolkit: remove its folder from the library path.',
+    46: 'Another process has the device for itself (compute mode exclusive), or it is being reset: nvidia-smi shows who '
+        'uses it, and nvidia-smi -c DEFAULT lets several use it.',
+    100: 'No GPU is visible: check nvidia-smi, CUDA_VISIBLE_DEVICES, permission for /dev/nvidia*, and that the container '
+         'has access to GPUs.',
+    304: 'The driver could not open or map a device file. Likely causes: no permission for /dev/nvidia*, a container without '
+         'the devices (--gpus all) or without /dev/nvidia-uvm (nvidia-modprobe -u), a sandbox, or a limit such as ulimit -v.',
+    803: 'The kernel driver and libcuda differ in version: reload the driver, or reboot.',
+    804: 'This libcuda is of the forward compatibility package (cuda-compat), which this GPU does not support: remove its '
+         'folder from LD_LIBRARY_PATH, or update the driver of the host.',
+    999: 'Likely causes: the module nvidia-uvm is not loaded or stopped after the machine slept (nvidia-modprobe -u, or '
+         'reload it), or the GPU has failed. Check dmesg for NVRM: Xid messages.',
+}
 _STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719))
 
 
@@ -348,6 +364,14 @@ def _cuda() -> _Driver:
     return _driver
 
 
+# As ffi/driver.ts.
+_NO_DRIVER = """\
+Install the NVIDIA driver. A container needs GPUs (--gpus all) and the driver in it
+(NVIDIA_DRIVER_CAPABILITIES with compute). WSL has the Windows driver in /usr/lib/wsl/lib.
+CUFFI_DRIVER can be the path of a libcuda. Without a GPU, CUFFI_DRIVER=emulated selects the
+emulated driver."""
+
+
 def _open_library() -> Any:
     chosen = os.environ.get('CUFFI_DRIVER') or 'cuda'
     if chosen == 'emulated':
@@ -360,8 +384,12 @@ def _open_library() -> Any:
         try:
             return ctypes.CDLL(path)
         except OSError as error:
-            tried.append(f'  {path}: {error}')
-    raise DriverNotFoundError('no CUDA driver (libcuda.so.1) was found. Tried:\n' + '\n'.join(tried))
+            # The loader's words begin with the path, most times.
+            tried.append(f'  {path}: {str(error).replace(f"{path}: ", "", 1)}')
+    if chosen != 'cuda':
+        raise DriverNotFoundError('\n'.join((
+            'the chosen library is not a CUDA driver:', *tried, 'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda.')))
+    raise DriverNotFoundError('\n'.join(('no CUDA driver (libcuda.so.1) was found. Tried:', *tried, _NO_DRIVER)))
 
 
 def _describe_status(status: int) -> Tuple[str, str]:
@@ -728,11 +756,18 @@ _Memory = Union[_OwnMemory, _ReceivedMemory, _BorrowedMemory]
 class _Context:
     """What a `with` block closes."""
 
+    _why_closed = 'close() was called'
+
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        if not self.closed:  # type: ignore[attr-defined]
+            self._why_closed = 'its with block ended'
         self.close()  # type: ignore[attr-defined]
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f'this {type(self).__name__} is closed: {self._why_closed}')
 
 
 class GpuArray(_Context):
@@ -804,7 +839,7 @@ class GpuArray(_Context):
     def _held(self) -> _Memory:
         memory = self._memory
         if memory is None:
-            raise ClosedError(f'this {type(self).__name__} is closed')
+            raise self._closed_error()
         if isinstance(memory, _ReceivedMemory) and memory.revoked_by:
             raise ClosedError(f'this {type(self).__name__} is closed: {memory.revoked_by} has revoked it')
         return memory
@@ -984,9 +1019,13 @@ class Event(_Context):
         event._own = handle
         return event
 
+    @property
+    def closed(self) -> bool:
+        return self._own is None
+
     def _held(self) -> _EventHandle:
         if self._own is None:
-            raise ClosedError('this Event is closed')
+            raise self._closed_error()
         return self._own
 
     @property
@@ -1052,15 +1091,15 @@ class _Deadline:
     def __init__(self, timeout: Optional[float]) -> None:
         self._timeout, self._at = timeout, math.inf if timeout is None else time.monotonic() + timeout
 
-    def left(self, what: str) -> float:
+    def left(self, what: Union[str, Callable[[], str]]) -> float:
         """How many seconds are left. Raises TimeoutError if none are."""
         left = self._at - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f'waiting for {what} took more than {self._timeout} s')
+            raise TimeoutError(f'waiting for {what() if callable(what) else what} took more than {self._timeout} s')
         return left
 
 
-def _pauses(is_done: Callable[[], bool], deadline: _Deadline, what: str) -> Iterator[float]:
+def _pauses(is_done: Callable[[], bool], deadline: _Deadline, what: Any) -> Iterator[float]:
     """How long to sleep each time until it is done. Raises TimeoutError."""
     pause = 0.0
     while not is_done():
@@ -1069,12 +1108,12 @@ def _pauses(is_done: Callable[[], bool], deadline: _Deadline, what: str) -> Iter
         pause = min(pause + 0.00002, 0.001)
 
 
-def _wait_until(is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+def _wait_until(is_done: Callable[[], bool], timeout: Optional[float], what: Any) -> None:
     for pause in _pauses(is_done, _Deadline(timeout), what):
         time.sleep(pause)
 
 
-async def _await_until(is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+async def _await_until(is_done: Callable[[], bool], timeout: Optional[float], what: Any) -> None:
     """As `_wait_until`, for asyncio."""
     await _turn_if_due()
     for pause in _pauses(is_done, _Deadline(timeout), what):
@@ -2368,7 +2407,7 @@ class _Connection:
 
     # ---- Reading ----
 
-    def wait(self, is_done: Callable[[], bool], deadline: _Deadline, what: str, kind: int = 0) -> None:
+    def wait(self, is_done: Callable[[], bool], deadline: _Deadline, what: Any, kind: int = 0) -> None:
         """Waits in this thread, and reads meanwhile. Raises TimeoutError.
 
         :param kind: FRAME_VALUE or FRAME_REQUEST, if that is what it waits for
@@ -3337,10 +3376,10 @@ class _Connection:
 
     # ---- The end ----
 
-    def close(self) -> None:
+    def close(self, why: str = 'close() was called') -> None:
         with self._cond:
             self._is_closed_here = True
-            self._begin_closing(ClosedError('this Peer is closed'))
+            self._begin_closing(ClosedError(f'this Peer is closed: {why}'))
             for waiting in (self._values, self._requests):
                 while waiting:
                     self.discard(waiting.popleft())
@@ -3983,7 +4022,7 @@ class Peer(_Context):
 
     def close(self) -> None:
         """Closes the connection. What was received stays usable until it is closed. The second call does nothing."""
-        self._connection.close()
+        self._connection.close(self._why_closed)
 
     def __repr__(self) -> str:
         return f'<cuffi.Peer {self._connection.name}{" closed" if self.closed else ""}>'
@@ -4018,7 +4057,23 @@ def parent() -> Peer:
         sock.set_inheritable(False)
         _parent = Peer(_Connection(sock, False))
         _parent._connection._is_of_parent = True
+        _end_quietly_with(_parent)
     return _parent
+
+
+def _end_quietly_with(parent: Peer) -> None:
+    """Makes the end of the parent, if nothing here handles it, end this process without a traceback: one line if it failed."""
+    before, connection = sys.excepthook, parent._connection
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        end = connection.end
+        is_the_end = type(error) is type(end) and str(error) == str(end) and not connection._is_closed_here
+        if before is not sys.__excepthook__ or not is_the_end or os.environ.get('CUFFI_TRACE') == '1':
+            before(kind, error, trace)
+        elif isinstance(error, PeerGoneError):
+            print(f'cuffi: this process ends, as its parent has: {error}', file=sys.stderr)
+
+    sys.excepthook = hook
 
 
 def _address_of(name: str) -> Tuple[str, bool]:
@@ -4072,9 +4127,12 @@ def connect(name: str, timeout: Optional[float] = None, allow_other_users: bool 
             is_nobody = error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN)
             if not is_nobody or timeout is None:
                 code = 'not-listening' if is_nobody else 'ipc-failed'
-                raise IpcError(f'cannot connect to {name}: {error.strerror or error}', code) from None
+                reason = errno.errorcode.get(error.errno or 0, error.errno)
+                why = f'nobody listens there ({reason}); timeout=SECONDS waits for one' if is_nobody else error.strerror or error
+                raise IpcError(f'cannot connect to {name}: {why}', code) from None
             if time.monotonic() >= until:
-                raise TimeoutError(f'nobody listened at {name} within {timeout} s') from None
+                raise TimeoutError(f'connecting to {name} took more than {timeout} s: nobody listens there: start the '
+                                   'process that calls listen()') from None  # fmt: skip
             time.sleep(0.01)
     _trust(sock, allow_other_users)
     return Peer(_Connection(sock, allow_other_users))
@@ -4111,6 +4169,10 @@ class Listener(_Context):
         atexit.register(self.close)
         _listeners.add(self)
 
+    @property
+    def closed(self) -> bool:
+        return self._socket.fileno() < 0
+
     def accept(self, timeout: Optional[float] = None) -> Peer:
         """Waits for the next process. Those of other users are refused. Raises TimeoutError, ClosedError.
 
@@ -4123,7 +4185,7 @@ class Listener(_Context):
                 return peer
             left = 1.0 if until is None else min(1.0, until - time.monotonic())
             if left <= 0:
-                raise TimeoutError(f'nobody connected within {timeout} s')
+                raise TimeoutError(f'waiting for a process that connects took more than {timeout} s: start the one that calls connect()')
             waiting = select.poll()
             try:
                 waiting.register(self._socket, select.POLLIN)
@@ -4140,7 +4202,7 @@ class Listener(_Context):
             return None
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.EBADF):
-                raise ClosedError('this Listener is closed') from None
+                raise self._closed_error() from None
             raise IpcError(f'a connection cannot be accepted: {error.strerror}') from None
         except IpcError as error:
             if error.code == 'other-user':
@@ -4400,7 +4462,7 @@ class _Closable(_Context):
     def _held(self) -> Any:
         state = self._state
         if state is None:
-            raise ClosedError(f'this {type(self).__name__} is closed')
+            raise self._closed_error()
         return state
 
     def close(self) -> None:
@@ -5253,13 +5315,14 @@ class Timeline(_Closable):
         """Waits on the host until a value is reached. Raises TimeoutError, PeerGoneError, ClosedError."""
         _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
-        _wait_until(lambda: state.is_reached(value), timeout, f'value {value} of a timeline')
+        _wait_until(lambda: state.is_reached(value), timeout, lambda: f'value {value} of a timeline that stands at {state.read()}')
 
     async def areached(self, value: int, timeout: Optional[float] = None) -> None:
         """As `reached`."""
         _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
-        await _await_until(lambda: state.is_reached(value), timeout, f'value {value} of a timeline')
+        await _await_until(lambda: state.is_reached(value), timeout,
+                           lambda: f'value {value} of a timeline that stands at {state.read()}')  # fmt: skip
 
     def signaler(self) -> 'TimelineSignaler':
         """Returns the right to signal, to send to another process once: what arrives there signals.
@@ -5548,7 +5611,7 @@ class _Sleepers:
         self._lock = threading.Lock()
         self._asleep: Set[Callable[[], Any]] = set()
 
-    def _polls(self, poll: Callable[[], Any], timeout: Optional[float], what: str, wake: Callable[[], Any]) -> Generator[float, None, Any]:
+    def _polls(self, poll: Callable[[], Any], timeout: Optional[float], what: Any, wake: Callable[[], Any]) -> Generator[float, None, Any]:
         """Polls until there is something, and returns that. Yields for how long to sleep, unless `wake` is called."""
         deadline, eager_until = _Deadline(timeout), time.monotonic() + max(self.busy_poll_us / 1e6, _EAGER_S)
         try:
@@ -5575,7 +5638,7 @@ class _Sleepers:
                 self._asleep.add(wake)
                 self._set_asleep(True)
 
-    def wait(self, poll: Callable[[], Any], timeout: Optional[float], what: str) -> Any:
+    def wait(self, poll: Callable[[], Any], timeout: Optional[float], what: Any) -> Any:
         """Returns what `poll` does, when that is not None. Raises TimeoutError, and what `poll` raises."""
         found = poll()
         if found is not None:
@@ -5595,7 +5658,7 @@ class _Sleepers:
         finally:
             polls.close()
 
-    async def await_(self, poll: Callable[[], Any], timeout: Optional[float], what: str) -> Any:
+    async def await_(self, poll: Callable[[], Any], timeout: Optional[float], what: Any) -> Any:
         """As `wait`, for asyncio."""
         await _turn_if_due()
         event, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -6382,6 +6445,14 @@ class _Producer(_ChannelState):
             self._acquired = message + 1
             return ProducerSlot(self, message, stream)
 
+    def slot_in_words(self) -> str:
+        """The slot that is waited for, and who has it."""
+        message = self._acquired - self.ring.slots
+        if message >= self.published:
+            return f'a free slot (message {message} was acquired here, and not published)'
+        holders = sum(seat.start <= message and not seat.is_released(message) for seat in self.seats)
+        return f'a free slot ({holders} of {len(self.seats)} consumers have not released message {message})'
+
     def _enqueue_waits(self, message: int, stream: _Stream) -> bool:
         """Makes a stream wait until nobody uses a message. Returns False if there is no room for that now."""
         if message >= self.published:
@@ -6779,12 +6850,12 @@ class Channel(_ChannelEnd):
         Raises TimeoutError, ClosedError, CuffiError if a stream is given and the slot was not published yet.
         """
         state: _Producer = self._state or self._held()
-        return state.try_acquire(stream) or state.sleepers.wait(lambda: state.try_acquire(stream), timeout, 'a free slot')
+        return state.try_acquire(stream) or state.sleepers.wait(lambda: state.try_acquire(stream), timeout, state.slot_in_words)
 
     async def aacquire(self, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
         """As `acquire`."""
         state: _Producer = self._held()
-        return await state.sleepers.await_(lambda: state.try_acquire(stream), timeout, 'a free slot')
+        return await state.sleepers.await_(lambda: state.try_acquire(stream), timeout, state.slot_in_words)
 
     def try_acquire(self, stream: Any = None) -> Optional[ProducerSlot]:
         """As `acquire`, without waiting: None if there is no free slot, or no more waits may be queued now.

@@ -173,6 +173,34 @@ describe('dtype', () => {
       assert.throws(() => dtype(fields as never), { name: 'TypeError', message });
   });
 
+  test('the error of a name that other languages and libraries use says which dtype that is', () => {
+    const meant = {
+      float: 'float32',
+      double: 'float64',
+      half: 'float16',
+      int: 'int32',
+      f32: 'float32',
+      u8_: undefined,
+      bf16: 'bfloat16',
+      uint32_t: 'uint32',
+      boolean: 'bool',
+      complex: 'complex128',
+      'torch.float16': 'float16',
+      BigInt64Array: 'int64',
+      Float32: 'float32',
+      flaot32: undefined,
+      float3: 'float32',
+      tensor: undefined,
+    };
+    for (const [name, known] of Object.entries(meant))
+      assert.throws(() => dtype(name), {
+        name: 'TypeError',
+        message: new RegExp(
+          `^there is no dtype "${name}"${known ? ` \\(did you mean '${known}'\\?\\)` : ''}; known: `,
+        ),
+      });
+  });
+
   test('an unknown dtype is rejected, and the error lists the known ones', () => {
     assert.throws(() => dtype('float8'), {
       name: 'TypeError',
