@@ -1,6 +1,6 @@
 /** Common mistakes, each with what cuffi says to it. Messages: pids and other numbers vary. */
 import { spawnSync } from 'node:child_process';
-import { delimiter, dirname } from 'node:path';
+import { delimiter } from 'node:path';
 import {
   Context,
   CudaEvent,

@@ -153,12 +153,16 @@ describe('a channel from a hostile process', () => {
       // It ends, and what it was granted goes to the honest one.
       for (const fd of fds) closeFd(fd);
       const last = channel.published;
+      // The honest one may hold what it was granted while it did not wait.
+      const consumed = (async () => {
+        for await (const slot of honest.messages({ timeoutMs: 5000 })) {
+          slot.release();
+          if (slot.message >= last) break;
+        }
+      })();
       const acquired = await channel.acquire({ timeoutMs: 5000 });
       acquired.publish({ meta: 'last' });
-      for await (const slot of honest.messages({ timeoutMs: 5000 })) {
-        slot.release();
-        if (slot.message >= last) break;
-      }
+      await consumed;
     }
   });
 });
