@@ -191,7 +191,11 @@ export function decodeFields(bytes: Uint8Array): DescriptorFields {
 export function decodeAnyFields(bytes: Uint8Array): AnyFields {
   const kind = objectKinds[bytes[0] ?? 0];
   if (kind === undefined || !(kind in hostFields)) return decodeFields(bytes);
-  return readBytes(() => readHostFields(kind as HostKind, descriptorReader(bytes.subarray(1))));
+  const fields = readBytes(() =>
+    readHostFields(kind as HostKind, descriptorReader(bytes.subarray(1))),
+  );
+  checkConsistency(fields);
+  return fields;
 }
 
 /** @throws IpcError for what the reading of a field refuses */

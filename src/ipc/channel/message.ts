@@ -1,5 +1,6 @@
 /** What a message is besides the bytes of its slot: the layout of its items, and data of the user. */
 
+import { isUtf8 } from 'node:buffer';
 import { checkShape, type Shape, sizeOf } from '../../array/shape.ts';
 import { type Dtype, dtype as dtypeNamed } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
@@ -119,7 +120,10 @@ function readLayout(view: DataView, bytes: Uint8Array, byteLength: number): Mess
   const name = Buffer.from(bytes.subarray(RecordOffset.dtype, RecordOffset.shape)).toString(
     'latin1',
   );
-  return checkLayout({ shape, dtype: name.replace(/\0+$/, '') }, byteLength);
+  const layout = checkLayout({ shape, dtype: name.replace(/\0+$/, '') }, byteLength);
+  if (layout.dtype.name.padEnd(name.length, '\0') !== name)
+    throw new TypeError(`the dtype is called ${layout.dtype.name}, not ${name}`);
+  return layout;
 }
 
 function readMeta(view: DataView, bytes: Uint8Array): unknown {
@@ -127,7 +131,7 @@ function readMeta(view: DataView, bytes: Uint8Array): unknown {
   if (length === 0) return undefined;
   if (length > MAX_META_BYTE_LENGTH)
     throw new RangeError(`meta of ${length} bytes is longer than ${MAX_META_BYTE_LENGTH}`);
-  return JSON.parse(
-    Buffer.from(bytes.subarray(RecordOffset.meta, RecordOffset.meta + length)).toString(),
-  );
+  const text = bytes.subarray(RecordOffset.meta, RecordOffset.meta + length);
+  if (!isUtf8(text)) throw new TypeError('meta is not text in UTF-8');
+  return JSON.parse(Buffer.from(text).toString());
 }
