@@ -50,16 +50,6 @@ export const latin1 = (text: string): string => Buffer.from(text, 'latin1').toSt
 export const utf8 = (text: string): string => Buffer.from(text, 'utf8').toString('hex');
 export const utf16 = (text: string): string => Buffer.from(text, 'utf16le').toString('hex');
 
-/** How many bytes there are. */
-export const byteLengthOf = (bytes: Bytes): number =>
-  typeof bytes === 'string'
-    ? bytes.length / 2
-    : bytes.reduce(
-        (sum, part) =>
-          sum + (typeof part === 'string' ? part.length : part.repeat.length * part.times) / 2,
-        0,
-      );
-
 /** Writes the table of objects behind a value. */
 export const table = (
   first: number,

@@ -118,7 +118,7 @@ function errorOf({ type, errors, cause, ...texts }: Tagged): Error {
 }
 
 /** What a value is, also in what `deepStrictEqual` ignores: each property of errors, and order. */
-export function described(value: unknown): unknown {
+function described(value: unknown): unknown {
   if (value instanceof Error) {
     const own = Object.getOwnPropertyNames(value).sort();
     const fields = own.map((name) => [name, described(value[name as keyof Error])]);
