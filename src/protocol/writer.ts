@@ -47,7 +47,7 @@ export function length(value: number): string {
 }
 
 export const latin1 = (text: string): string => Buffer.from(text, 'latin1').toString('hex');
-export const utf8 = (text: string): string => Buffer.from(text, 'utf8').toString('hex');
+const utf8 = (text: string): string => Buffer.from(text, 'utf8').toString('hex');
 export const utf16 = (text: string): string => Buffer.from(text, 'utf16le').toString('hex');
 
 /** Writes the table of objects behind a value. */
