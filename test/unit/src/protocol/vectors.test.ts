@@ -159,14 +159,15 @@ describe('a byte of a vector that is altered', () => {
     }
   }
 
-  const all = Object.entries(alterations).map(([file, [name]]) => `${file}: ${name}`);
+  const all = Object.entries(alterations)
+    .map(([file, [name]]) => `${file}: ${name}`)
+    .sort();
   const named = (failures: readonly string[]): string[] =>
     failures.map((failure) => failure.split(': ').slice(0, 2).join(': ')).sort();
 
   test('is noticed in each file', () => {
     const failuresIn = (folder: string): string[] =>
       files.flatMap((file) => failuresOf(folder, file).map((failure) => `${file}: ${failure}`));
-    assert.deepEqual(all.sort(), all);
     assert.equal(all.length, files.length);
     withCopy(false, (folder) => assert.deepEqual(failuresIn(folder), []));
     withCopy(true, (folder) => assert.deepEqual(named(failuresIn(folder)), all));
