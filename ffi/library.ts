@@ -1,4 +1,5 @@
 /** Opens shared libraries, and declares their functions to koffi. */
+import { types } from 'node:util';
 import type { KoffiFunc, LibraryHandle, TypeObject } from 'koffi';
 import { koffi } from './koffi.ts';
 import type { CType, FfiType } from './types.ts';
@@ -27,14 +28,15 @@ export interface LibraryPurpose {
 /** No candidate could be opened. The message and `attempts` have the loader's error for each. */
 export class LibraryNotFoundError extends Error {
   readonly code = 'library-not-found';
-  readonly attempts: readonly { readonly path: string; readonly reason: string }[];
+  declare readonly attempts: readonly { readonly path: string; readonly reason: string }[];
 
   constructor(attempts: LibraryNotFoundError['attempts'], purpose?: LibraryPurpose) {
     const tried = attempts.map(({ path, reason }) => `  ${path}: ${reason}`);
     const { title = 'no library could be opened. Tried:', remedy } = purpose ?? {};
     super([title, ...tried, ...(remedy ? [remedy] : [])].join('\n'));
     this.name = 'LibraryNotFoundError';
-    this.attempts = attempts;
+    // Printed, they would repeat the message.
+    Object.defineProperty(this, 'attempts', { value: attempts });
   }
 }
 
@@ -47,7 +49,7 @@ const koffiType = (ffi: FfiType): string | TypeObject => {
 };
 
 const isMissingSymbol = (error: unknown): boolean =>
-  error instanceof Error && error.message.startsWith('Cannot find function');
+  types.isNativeError(error) && error.message.startsWith('Cannot find function');
 
 const DEEP_STACK = 8 << 20;
 let isConfigured = false;
@@ -82,7 +84,7 @@ export function openLibrary(candidates: readonly string[], purpose?: LibraryPurp
     try {
       return describe(path, koffi().load(path));
     } catch (error) {
-      const reason = error instanceof Error ? error.message : String(error);
+      const reason = types.isNativeError(error) ? error.message : String(error);
       attempts.push({ path, reason: reason.replace(/^Failed to load shared library: /, '') });
     }
   }

@@ -1,10 +1,11 @@
-import { inspect } from 'node:util';
+import { inspect, types } from 'node:util';
 import { OUT0, OUT1, OUT3, readHandle, readInt32, readSize } from '../ffi/arena.ts';
 import { CU_STREAM_LEGACY, type LimitName, limits } from '../ffi/constants.ts';
 import { cu, selectionCount } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUstream } from '../ffi/types.ts';
 import { check, isReady } from './check.ts';
+import { UNCLONEABLE } from './conversions.ts';
 import { beginWait, type WaitOptions } from './deadline.ts';
 import { Device } from './device.ts';
 import { initialize } from './driver.ts';
@@ -41,6 +42,8 @@ export interface PlaceOptions {
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__CTX.html
  */
 export class Context {
+  /** @internal Objects that have a context cannot be cloned, as their context cannot. */
+  readonly uncloneable = UNCLONEABLE;
   readonly device: Device;
   /** Whether another library owns it: cuffi never releases or resets it. */
   readonly borrowed: boolean;
@@ -165,7 +168,7 @@ export class Context {
     }
     // OUT3, because the results of `use` are in the other slots, and not read yet.
     check(cu.cuCtxPopCurrent_v2(OUT3), 'cuCtxPopCurrent_v2');
-    if (result instanceof Promise)
+    if (types.isPromise(result))
       throw new TypeError(
         'run() takes a synchronous function: the context is current only until it returns',
       );
@@ -356,6 +359,11 @@ export class Context {
       // Even if the driver failed: everything was discarded above.
       for (const tell of [...this.onReset]) tell();
     }
+  }
+
+  /** Returns a short description. */
+  toJSON(): string {
+    return this.toString();
   }
 
   toString(): string {

@@ -5,11 +5,11 @@ import {
   type TypedArrayConstructor,
   typedArrayKind,
 } from './typed-array.ts';
-import { assertInternal, checkInteger, formatValue } from './validate.ts';
+import { checkInteger, didYouMean, formatValue } from './validate.ts';
 
 /** DLPack's DLDataType. */
 export interface DlpackType {
-  /** 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool. */
+  /** 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool, 10 float8_e4m3fn, 12 float8_e5m2. */
   readonly code: number;
   /** The bits of one lane. */
   readonly bits: number;
@@ -19,6 +19,8 @@ export interface DlpackType {
 
 /** The largest itemsize that NumPy supports. */
 const MAX_ITEMSIZE = 2 ** 31 - 1;
+/** DLPack's code of unsigned integers. */
+const UINT = 1;
 /** DLDataType stores the number of lanes in 16 bits. */
 const MAX_LANES = 2 ** 16 - 1;
 
@@ -44,7 +46,8 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray<
   readonly itemsize: number;
   /**
    * The type in the notation of NumPy's and CUDA's array interfaces, e.g. `<f4`. They have no bfloat16:
-   * as PyTorch and ml_dtypes do, cuffi writes `<V2`, which NumPy reads as two raw bytes.
+   * as PyTorch and ml_dtypes do, cuffi writes `<V2`, which NumPy reads as two raw bytes. They have no
+   * 8-bit floats: cuffi writes `|V1`, one raw byte, and reads that as `V1`.
    */
   readonly typestr: string;
   /** The constructor of the typed array that holds items on the host. */
@@ -60,7 +63,9 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray<
     array: TypedArrayConstructor<A>,
     elementsPerItem: number,
   ) {
-    assertInternal(array, Function, 'Dtype', 'dtype');
+    // The constructor of another realm's typed arrays is an instance of that realm's Function.
+    if (typeof array !== 'function')
+      throw new TypeError('a Dtype cannot be created with new: use dtype');
     this.name = name;
     this.itemsize = array.BYTES_PER_ELEMENT * elementsPerItem;
     this.typestr = typestr;
@@ -92,12 +97,12 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray<
    */
   static bytes<S extends number>(itemsize: S): RawDtype<`V${S}`> {
     checkInteger(itemsize, 'itemsize', 1, MAX_ITEMSIZE);
-    return Dtype.define(`V${itemsize}`, `|V${itemsize}`, 1, Uint8Array, itemsize);
+    return Dtype.define(`V${itemsize}`, `|V${itemsize}`, UINT, Uint8Array, itemsize);
   }
 
-  /** Whether an item is {@link itemsize} raw bytes. */
+  /** Whether an item is {@link itemsize} raw bytes, which cuffi does not convert: an 8-bit float, too. */
   get isRaw(): boolean {
-    return this.name.startsWith('V');
+    return this.typestr.startsWith('|V');
   }
 
   /**
@@ -107,7 +112,8 @@ export class Dtype<N extends string = string, A extends TypedArray = TypedArray<
    * @see https://dmlc.github.io/dlpack/latest/c_api.html
    */
   get dlpack(): DlpackType {
-    if (!this.isRaw) return { code: this.#code, bits: this.itemsize * 8, lanes: 1 };
+    const isVector = this.isRaw && this.#code === UINT;
+    if (!isVector) return { code: this.#code, bits: this.itemsize * 8, lanes: 1 };
     if (this.itemsize > MAX_LANES)
       throw new RangeError(
         `DLPack has no type for ${this.name}: at most ${MAX_LANES} bytes, not ${this.itemsize}`,
@@ -157,6 +163,10 @@ export const uint64 = Dtype.define('uint64', '<u8', 1, BigUint64Array);
 export const float16 = Dtype.define('float16', '<f2', 2, Uint16Array);
 /** The upper half of a float32, its bits on the host: see {@link toBfloat16}, {@link fromBfloat16}. */
 export const bfloat16 = Dtype.define('bfloat16', '<V2', 4, Uint16Array);
+/** 8-bit floats with 4 bits of exponent and no infinity, as raw bytes: PyTorch's and JAX's of that name. */
+export const float8_e4m3fn = Dtype.define('float8_e4m3fn', '|V1', 10, Uint8Array);
+/** 8-bit floats with 5 bits of exponent, as raw bytes: PyTorch's and JAX's of that name. */
+export const float8_e5m2 = Dtype.define('float8_e5m2', '|V1', 12, Uint8Array);
 /** Single precision. */
 export const float32 = Dtype.define('float32', '<f4', 2, Float32Array);
 /** Double precision. */
@@ -185,6 +195,8 @@ const dtypesByName = {
   uint64,
   float16,
   bfloat16,
+  float8_e4m3fn,
+  float8_e5m2,
   float32,
   float64,
   complex64,
@@ -208,7 +220,7 @@ export type DtypeOrName<D extends Dtype = Dtype> = D | D['name'];
 /** Items of raw bytes. */
 type RawDtype<N extends string> = Dtype<N, Uint8Array<ArrayBuffer>>;
 
-/** Every dtype other than raw bytes. */
+/** Every dtype with a name of its own: all but `V` and an itemsize. */
 export const dtypes: readonly Dtype[] = Object.values(dtypesByName);
 
 /** The dtype of each kind of typed array. */
@@ -231,9 +243,14 @@ const dtypesByArrayKind = {
 export type DtypeOf<A extends TypedArray | NativeFloat16Array> =
   (typeof dtypesByArrayKind)[A[typeof Symbol.toStringTag]];
 
-/** By typestr without its byte order, e.g. `f4`. bfloat16 is absent: only its `<` tells it from raw bytes. */
+/**
+ * By typestr without its byte order, e.g. `f4`. bfloat16 is absent: only its `<` tells it from raw bytes.
+ * So are 8-bit floats: nothing tells them.
+ */
 const dtypesByCode = new Map<string, Dtype>(
-  dtypes.filter((each) => each !== bfloat16).map((each) => [each.typestr.slice(1), each]),
+  dtypes
+    .filter((each) => each !== bfloat16 && !each.isRaw)
+    .map((each) => [each.typestr.slice(1), each]),
 );
 
 const knownNames = (): string => `${dtypes.map(({ name }) => name).join(', ')}, V<itemsize>`;
@@ -265,9 +282,56 @@ export function dtype(of: string | Dtype): Dtype {
   const found = fromTypestr(of);
   if (!found)
     throw new TypeError(
-      `there is no dtype ${JSON.stringify(of.slice(0, 60))}; known: ${knownNames()}, and their typestrs`,
+      `there is no dtype ${JSON.stringify(of.slice(0, 60))}${meantBy(of)}; known: ${knownNames()}, and their typestrs`,
     );
   return found;
+}
+
+/** Names that other languages and libraries have for dtypes, in lower case. */
+const foreignNames: ReadonlyMap<string, DtypeName> = new Map([
+  ['float', 'float32'],
+  ['single', 'float32'],
+  ['double', 'float64'],
+  ['half', 'float16'],
+  ['bfloat', 'bfloat16'],
+  ['bf16', 'bfloat16'],
+  ['fp16', 'float16'],
+  ['fp32', 'float32'],
+  ['fp64', 'float64'],
+  ['int', 'int32'],
+  ['uint', 'uint32'],
+  ['integer', 'int32'],
+  ['number', 'float64'],
+  ['bigint', 'int64'],
+  ['long', 'int64'],
+  ['ulong', 'uint64'],
+  ['short', 'int16'],
+  ['ushort', 'uint16'],
+  ['byte', 'uint8'],
+  ['ubyte', 'uint8'],
+  ['char', 'int8'],
+  ['uchar', 'uint8'],
+  ['boolean', 'bool'],
+  ['complex', 'complex128'],
+  ['cfloat', 'complex64'],
+  ['cdouble', 'complex128'],
+]);
+
+/** Returns ` (did you mean 'float32'?)` for a name that is near that of a dtype, or stands for one elsewhere. */
+function meantBy(name: string): string {
+  // As in `torch.float32`, `np.float32`, `Float32Array`, `float32_t`, `f32`.
+  const word = name
+    .toLowerCase()
+    .replace(/^.*\./, '')
+    .replace(/^big(?=u?int\d)|(array|_t)$/g, '')
+    .replace(
+      /^([fiu])(8|16|32|64)$/,
+      (_, kind: string, bits: string) => `${{ f: 'float', i: 'int', u: 'uint' }[kind]}${bits}`,
+    );
+  const meant = foreignNames.get(word);
+  return meant === undefined
+    ? didYouMean(word, Object.keys(dtypesByName))
+    : didYouMean(meant, [meant]);
 }
 
 function fromTypestr(typestr: string): Dtype | undefined {
@@ -308,7 +372,7 @@ export function dtypeOf<A extends TypedArray | NativeFloat16Array>(array: A): Dt
 /**
  * Returns the dtype of a DLPack type. A vector of more than one lane becomes raw bytes.
  *
- * @throws TypeError if cuffi has no such dtype, e.g. for 8-bit floats; TypeError or RangeError for
+ * @throws TypeError if cuffi has no such dtype, e.g. for 4-bit floats; TypeError or RangeError for
  * fields that are not such numbers
  * @example
  * cuda.dtypeFromDlpack({ code: 2, bits: 32, lanes: 1 }) === cuda.float32; // true

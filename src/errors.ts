@@ -1,17 +1,58 @@
 /** The errors that cuffi throws, with one base class: `error instanceof CuffiError`. */
 import { type CUresult, resultName } from '../ffi/results.ts';
 
+/** How many calls of cuffi itself may lie between an error and the caller's line. */
+const OWN_FRAMES = 30;
+
 /**
  * The base of every error that cuffi itself throws. Wrong arguments are TypeError or RangeError. Thrown
  * as such, a call is not possible in the present state, e.g. while a graph is captured.
  */
 export class CuffiError extends Error {
-  override name = 'CuffiError';
+  constructor(message?: string, options?: ErrorOptions) {
+    const { stackTraceLimit } = Error;
+    // The first ten calls may all be cuffi's own: `toDevice` opens the driver eleven calls below.
+    const isRaised = stackTraceLimit > 0 && setStackTraceLimit(stackTraceLimit + OWN_FRAMES);
+    super(message, options);
+    if (isRaised) setStackTraceLimit(stackTraceLimit);
+  }
+
   /**
    * What kind of error it is, for programs: lower case with hyphens, e.g. `closed`, and the same in every
    * version. {@link CudaError.code} is the driver's name, e.g. `CUDA_ERROR_OUT_OF_MEMORY`.
    */
   readonly code: string = 'invalid-state';
+}
+
+/** Returns false if the program has frozen it. */
+const setStackTraceLimit = (limit: number): boolean => Reflect.set(Error, 'stackTraceLimit', limit);
+
+/**
+ * Makes the stack of an error begin at the caller of `entry`: a recursion that it starts would fill the
+ * stack. Returns the error.
+ */
+export function thrownFrom<E extends Error>(entry: (...args: never) => unknown, error: E): E {
+  const { stack } = error;
+  Error.captureStackTrace(error, entry);
+  // Empty, if that function is not among the callers.
+  if (stack && !error.stack?.includes('\n    at ')) error.stack = stack;
+  return error;
+}
+
+/** Puts words before the message of an error that was made before, and into its stack. */
+export function prefixMessage(error: Error, prefix: string): void {
+  const { message, stack } = error;
+  error.message = `${prefix}: ${message}`;
+  if (stack?.includes(message)) error.stack = stack.replace(message, () => error.message);
+}
+
+/**
+ * Sets properties of an error that printing it does not repeat, because the message has them. Those
+ * that are undefined are not set.
+ */
+function setDetails<E extends Error>(error: E, details: Partial<E>): void {
+  for (const [name, value] of Object.entries(details))
+    if (value !== undefined) Object.defineProperty(error, name, { value, configurable: true });
 }
 
 /** What a {@link CudaError} is made of. */
@@ -36,16 +77,15 @@ export interface CudaErrorDetails {
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
  */
 export class CudaError extends CuffiError {
-  override name = 'CudaError';
   /** The status by number, e.g. 2. */
   readonly status: CUresult;
   /** The status by name, e.g. `CUDA_ERROR_OUT_OF_MEMORY`. */
   override readonly code: string;
   readonly call: string;
-  readonly doing: string | undefined;
-  readonly hint: string | undefined;
+  declare readonly doing: string | undefined;
+  declare readonly hint: string | undefined;
   /** The output of the driver's compiler or linker, if the call ran one. */
-  readonly log: string | undefined;
+  declare readonly log: string | undefined;
 
   constructor({ status, call, description, doing, hint, log }: CudaErrorDetails) {
     const code = resultName(status);
@@ -59,9 +99,7 @@ export class CudaError extends CuffiError {
     this.status = status;
     this.code = code;
     this.call = call;
-    this.doing = doing;
-    this.hint = hint;
-    this.log = log;
+    setDetails<CudaError>(this, { doing, hint, log });
   }
 
   /** Whether the context is lost: every later call in it fails until the process ends. */
@@ -81,38 +119,33 @@ export const isSticky = (status: CUresult): boolean => STICKY.has(status);
 
 /** No CUDA driver could be opened. The message says what was tried and what to do. */
 export class DriverNotFoundError extends CuffiError {
-  override name = 'DriverNotFoundError';
   override readonly code = 'driver-not-found';
 }
 
 /** No libnvrtc could be opened. The message says what was tried and what to do. */
 export class CompilerNotFoundError extends CuffiError {
-  override name = 'CompilerNotFoundError';
   override readonly code = 'compiler-not-found';
 }
 
 /** The compiler rejected a source. The message contains its first line with an error, and the log. */
 export class CompileError extends CuffiError {
-  override name = 'CompileError';
   override readonly code = 'compile-failed';
   /** The whole output of the compiler or the linker. */
-  readonly log: string;
+  declare readonly log: string;
 
   constructor(message: string, log: string) {
     super(log ? `${message}\n${log}` : message);
-    this.log = log;
+    setDetails<CompileError>(this, { log });
   }
 }
 
 /** The device, the driver or the platform does not support what was requested. */
 export class NotSupportedError extends CuffiError {
-  override name = 'NotSupportedError';
   override readonly code = 'not-supported';
 }
 
 /** An object was used after it was closed. */
 export class ClosedError extends CuffiError {
-  override name = 'ClosedError';
   override readonly code = 'closed';
 }
 
@@ -131,7 +164,6 @@ export interface PeerGoneDetails {
  * cancelled. An orderly end, by `close()` or by an exit with code 0, is a {@link ClosedError}.
  */
 export class PeerGoneError extends CuffiError {
-  override name = 'PeerGoneError';
   override readonly code = 'peer-gone';
   /** The process id; 0 if the process is in another pid namespace. */
   readonly pid: number;
@@ -141,19 +173,24 @@ export class PeerGoneError extends CuffiError {
    */
   readonly abandonedWaits: number;
   /** The exit code of a child of this process; undefined if a signal ended it, and for others. */
-  readonly exitCode: number | undefined;
+  declare readonly exitCode: number | undefined;
   /** The signal that ended a child of this process; undefined if it exited, and for others. */
-  readonly signal: NodeJS.Signals | undefined;
-  /** The last 4 KiB that a child of `spawnPython` has written to stderr; undefined for others. */
-  readonly stderr: string | undefined;
+  declare readonly signal: NodeJS.Signals | undefined;
+  /**
+   * The last 4 KiB that a child of this process has written to stderr, if that was passed on by this
+   * process: see `stdio` of `spawnPeer`. Undefined for others.
+   */
+  declare readonly stderr: string | undefined;
 
-  constructor(message: string, details: PeerGoneDetails, options?: ErrorOptions) {
-    super(message, options);
-    this.pid = details.pid;
-    this.abandonedWaits = details.abandonedWaits;
-    this.exitCode = details.exitCode;
-    this.signal = details.signal;
-    this.stderr = details.stderr;
+  constructor(message: string, details: PeerGoneDetails) {
+    super(message);
+    const { pid, abandonedWaits, exitCode, signal, stderr } = details;
+    this.pid = pid;
+    this.abandonedWaits = abandonedWaits;
+    if (exitCode !== undefined) this.exitCode = exitCode;
+    if (signal !== undefined) this.signal = signal;
+    // Its end is in the message; this process has printed all of it.
+    setDetails<PeerGoneError>(this, { stderr });
   }
 }
 
@@ -206,7 +243,6 @@ export type IpcErrorCode =
  * rejected it, `cause` is the driver's error, and the message repeats it.
  */
 export class IpcError extends CuffiError {
-  override name = 'IpcError';
   /** Why, if the cause is a known one; else `ipc-failed`. */
   override readonly code: IpcErrorCode;
 
@@ -214,11 +250,25 @@ export class IpcError extends CuffiError {
     super(cause ? `${message}: ${cause.message}` : message, cause ? { cause } : {});
     this.code = code;
   }
-
-  /** @internal The same error for one more call: this one is its `cause`. */
-  copyWithCause(): IpcError {
-    const error = new IpcError(this.message, undefined, this.code);
-    error.cause = this;
-    return error;
-  }
 }
+
+/** Returns the same error once more, for one more call. */
+export function copyIpcError({ message, cause, code }: IpcError): IpcError {
+  const error = new IpcError(message, undefined, code);
+  setDetails<IpcError>(error, { cause });
+  return error;
+}
+
+// On the prototypes, so that the first line of a stack has the name, and no property repeats it.
+for (const [name, { prototype }] of Object.entries({
+  CuffiError,
+  CudaError,
+  DriverNotFoundError,
+  CompilerNotFoundError,
+  CompileError,
+  NotSupportedError,
+  ClosedError,
+  PeerGoneError,
+  IpcError,
+}))
+  prototype.name = name;

@@ -14,7 +14,7 @@ import { Context, type PlaceOptions } from './context.ts';
 import { beginWait, type WaitOptions } from './deadline.ts';
 import { assertNotCapturing, isCapturing } from './graph-capture.ts';
 import { type Details, placeName } from './inspect.ts';
-import { Resource, ShareableResource } from './lifetime.ts';
+import { Resource } from './lifetime.ts';
 import { pollUntil } from './poller.ts';
 import { Stream } from './stream.ts';
 import { assertInternal, checkBoolean, checkInstance, checkOptions } from './validate.ts';
@@ -46,7 +46,7 @@ export interface EventOptions extends PlaceOptions {
  * console.log(cuda.CudaEvent.elapsedMs(start, end));
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
  */
-export class CudaEvent extends ShareableResource {
+export class CudaEvent extends Resource {
   readonly context: Context;
   readonly timing: boolean;
   readonly interprocess: boolean;
@@ -138,6 +138,11 @@ export class CudaEvent extends ShareableResource {
 
   override get closed(): boolean {
     return super.closed || (this.#aliasOf?.closed ?? false);
+  }
+
+  /** @internal */
+  protected override get closedWith(): Resource | undefined {
+    return this.#aliasOf;
   }
 
   /** The driver's handle. @throws ClosedError */

@@ -1,5 +1,7 @@
 /** Converts numbers to 16-bit floats, as bits in Uint16Arrays, and back. */
 
+import { typedArrayKind } from './typed-array.ts';
+
 /**
  * Converts numbers to the bits of float16, rounded to nearest, ties to even. Numbers from 65520 on become
  * infinite; every NaN becomes the same NaN.
@@ -138,6 +140,7 @@ function decodeAll(bits: Uint16Array, format: Format): Float32Array<ArrayBuffer>
 }
 
 function checkBits(bits: unknown): number | Uint16Array {
-  if (typeof bits === 'number' || bits instanceof Uint16Array) return bits;
+  if (typeof bits === 'number') return bits;
+  if (typedArrayKind(bits) === 'Uint16Array') return bits as Uint16Array;
   throw new TypeError('the bits of 16-bit floats must be a number or a Uint16Array');
 }

@@ -1,4 +1,6 @@
 /** What a caller may do about a status: by its number and, for some, by the call that returned it. */
+import { closeSync, constants, openSync, readdirSync } from 'node:fs';
+import { join } from 'node:path';
 import type { CUresult } from '../ffi/results.ts';
 import { isSticky } from './errors.ts';
 
@@ -9,6 +11,13 @@ const NEEDS_GPU =
   'This device or driver does not support it. The emulated driver never does: it needs a GPU.';
 
 const BY_CALL: Readonly<Record<string, string>> = {
+  'cuInit:304':
+    'The driver could not open or map a device file. Likely causes: no permission for /dev/nvidia*, ' +
+    'a container without the devices (--gpus all) or without /dev/nvidia-uvm (nvidia-modprobe -u), ' +
+    'a sandbox (seccomp, SELinux), or a limit such as ulimit -v.',
+  'cuInit:999':
+    'Likely causes: the module nvidia-uvm is not loaded or stopped after the machine slept ' +
+    '(nvidia-modprobe -u, or reload it), or the GPU has failed. Check dmesg for NVRM: Xid messages.',
   'cuIpcOpenMemHandle_v2:1':
     'Likely causes: the exporter freed the memory before it was opened here, or the handle was ' +
     'changed, or comes from another machine.',
@@ -59,6 +68,11 @@ const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
     100,
     'No GPU is visible: check nvidia-smi, CUDA_VISIBLE_DEVICES, and that the container has access to GPUs.',
   ],
+  [
+    46,
+    'Another process has the device for itself (compute mode exclusive), or it is being reset: ' +
+      'nvidia-smi shows who uses it, and nvidia-smi -c DEFAULT lets several use it.',
+  ],
   [101, 'cuffi.devices() lists the devices that this process can see.'],
   [200, 'The file is damaged, or is not PTX, a cubin or a fatbin.'],
   [
@@ -78,7 +92,13 @@ const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
   [720, 'A cooperative grid must fit on the device at once: `kernel.maxCooperativeBlocks(block)`.'],
   [801, 'This device or driver does not support it.'],
   [802, 'The system is not ready: the fabric manager or a GPU reset may be pending.'],
+  [304, 'The operating system refused a call of the driver: check ulimit, /dev/shm and dmesg.'],
   [803, 'The kernel driver and libcuda differ in version: reload the driver, or reboot.'],
+  [
+    804,
+    'This libcuda is of the forward compatibility package (cuda-compat), which this GPU does not ' +
+      'support: remove its folder from LD_LIBRARY_PATH, or update the driver of the host.',
+  ],
   [900, 'A stream that is captured only records work: wait, query and copy to the host outside.'],
   [901, 'A call that cannot be captured ended the capture: capture again without that call.'],
   [904, 'Join the forked streams: let the captured stream wait for an event of each.'],
@@ -89,11 +109,15 @@ const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
 ]);
 
 /** Returns the hint for a `status` that `call` returned, if there is one. */
-export const hintFor = (call: string, status: CUresult): string | undefined =>
-  BY_CALL[`${call}:${status}`] ??
-  (isSticky(status)
-    ? `The context is lost: every later call in it fails. ${suspect()}End this process and start another.`
-    : BY_STATUS.get(status));
+export function hintFor(call: string, status: CUresult): string | undefined {
+  const hint =
+    BY_CALL[`${call}:${status}`] ??
+    (isSticky(status)
+      ? `The context is lost: every later call in it fails. ${suspect()}End this process and start another.`
+      : BY_STATUS.get(status));
+  const refused = call === 'cuInit' ? refusedDeviceFiles() : undefined;
+  return refused && hint ? `${refused}\n${hint}` : (refused ?? hint);
+}
 
 /** Which work may have had the fault: a launch returns before its kernel has run. */
 const suspect = (): string =>
@@ -101,3 +125,44 @@ const suspect = (): string =>
     ? ''
     : 'The fault is of work that was queued before, and may be of any launch; the last was of ' +
       `${recentWork.kernel}. With CUDA_LAUNCH_BLOCKING=1 the launch itself reports it. `;
+
+// ---- The device files, by which the driver reaches a GPU ----
+
+/** Opens a file for reading and writing, and closes it. @throws as node:fs */
+const tryToOpen = (path: string): void =>
+  closeSync(openSync(path, constants.O_RDWR | constants.O_NONBLOCK));
+
+/**
+ * Says which device files of NVIDIA this process may not open: the driver only says that it found no
+ * device, or that the system refused a call.
+ *
+ * @param open tries to open a file, and throws as node:fs
+ */
+export function refusedDeviceFiles(folder = '/dev', open = tryToOpen): string | undefined {
+  const refused = deviceFiles(folder).filter((path) => {
+    try {
+      open(path);
+      return false;
+    } catch (error) {
+      const { code } = error as NodeJS.ErrnoException;
+      return code === 'EACCES' || code === 'EPERM';
+    }
+  });
+  if (refused.length === 0) return undefined;
+  const user = process.geteuid?.() ?? 0;
+  return (
+    `User ${user} has no permission to open ${refused.join(', ')}: add the user to the group of the ` +
+    'files (ls -l /dev/nvidia*), or give the container the devices (--gpus all, --device).'
+  );
+}
+
+function deviceFiles(folder: string): string[] {
+  try {
+    return readdirSync(folder)
+      .filter((name) => /^nvidia(ctl|-uvm|\d+)$/.test(name))
+      .sort()
+      .map((name) => join(folder, name));
+  } catch {
+    return [];
+  }
+}

@@ -19,6 +19,8 @@ export {
   uint64,
   float16,
   bfloat16,
+  float8_e4m3fn,
+  float8_e5m2,
   float32,
   float64,
   complex64,

@@ -17,6 +17,15 @@ export function describeObject(name: string, details: () => Details): string {
   return parts.length === 0 ? name : `${name}(${parts.join(', ')})`;
 }
 
+/** `closed`, if the object is. Test runners copy objects before they print them, without private state. */
+export function closedWord(object: { readonly closed: boolean }): string | undefined {
+  try {
+    return object.closed ? 'closed' : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
 /** The device of a context, as arrays print it. */
 export const placeName = ({ device }: { readonly device: { readonly ordinal: number } }): string =>
   `on cuda:${device.ordinal}`;

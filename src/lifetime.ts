@@ -1,10 +1,11 @@
-/** What is opened is closed: one `close()`, `closed`, `using` and finalizer for every resource. */
+/** How resources are opened and closed: one `close()`, `closed`, `using` and finalizer for every resource. */
 
 import { inspect } from 'node:util';
 import { isTracing } from '../ffi/settings.ts';
 import { ClosedError, CuffiError } from './errors.ts';
-import { type Details, describeObject } from './inspect.ts';
+import { closedWord, type Details, describeObject } from './inspect.ts';
 import { beginRelease, endRelease, shouldReport } from './lost-context.ts';
+import { classNameOf, withArticle } from './validate.ts';
 
 /** The keys of a resource's state and token in its object: copies and JSON leave symbols out. */
 export const stateKey = Symbol('state');
@@ -37,10 +38,8 @@ export abstract class Resource implements Disposable {
 
   protected constructor(kind: string, { owner, release }: ResourceInit) {
     this.#kind = kind;
-    const openedAt = isTracing
-      ? new Error('opened').stack?.split('\n').slice(3).join('\n')
-      : undefined;
-    const state = newResourceState(kind, owner, release, openedAt);
+    const trace = isTracing ? `opened at\n${callers(3)}` : undefined;
+    const state = newResourceState(kind, owner, release, trace);
     this[stateKey] = state;
     // A resource without a release owns nothing: its owner need not close it.
     if (release) owner?.add(state);
@@ -119,17 +118,25 @@ export abstract class Resource implements Disposable {
     closeOpen(state, reason);
   }
 
+  /** Closes it at the end of a `using` scope. */
   [Symbol.dispose](): void {
-    this.close();
+    const state = this[stateKey];
+    // Before, because the release may tell others why: see `closedMessage`.
+    if (!state.closed) state.reason = BY_SCOPE;
+    try {
+      this.close();
+    } finally {
+      if (!state.closed) state.reason = undefined;
+    }
   }
 
   toString(): string {
-    return describeObject(this.displayName(), () => [...this.describe(), this.closed && 'closed']);
+    return describeObject(this.displayName(), () => [...this.describe(), closedWord(this)]);
   }
 
   /** @internal The name of its class. */
   protected displayName(): string {
-    return this.#kind;
+    return this[stateKey].kind;
   }
 
   /** @internal What it is, for printing, besides whether it is closed. May throw. */
@@ -139,6 +146,37 @@ export abstract class Resource implements Disposable {
 
   [inspect.custom](): string {
     return this.toString();
+  }
+
+  /**
+   * Returns a short description, so that logs and the reports of test runners can have the object. To send
+   * it to another process, use `peer.send()` of cuffi/ipc, or send what `getIpcHandle()` returns.
+   */
+  toJSON(): string | object {
+    try {
+      return this.toString();
+    } catch {
+      return `${classNameOf(this)}(cannot be read)`;
+    }
+  }
+
+  /**
+   * Describes the object in template literals and for `String()`.
+   *
+   * @throws TypeError where JavaScript needs a number, and for `+`: the description is no operand
+   */
+  [Symbol.toPrimitive](hint: string): string {
+    if (hint === 'string') return this.toString();
+    const name = this.displayName();
+    throw new TypeError(
+      `${withArticle(name)} is neither a number nor text, so operators cannot use it: ` +
+        `${this.operandAdvice()}. \`\${…}\` and String() describe it`,
+    );
+  }
+
+  /** @internal What to do instead of using the object with an operator. */
+  protected operandAdvice(): string {
+    return 'use its properties and methods';
   }
 
   #recycleToken(): void {
@@ -152,28 +190,26 @@ export abstract class Resource implements Disposable {
   }
 
   protected closedError(): ClosedError {
-    const { era, openedAt, reason: ownReason } = this[stateKey];
-    const reason = era.isOver ? era.reason : ownReason;
-    return new ClosedError(
-      `this ${this.#kind} is closed${reason ? `: ${reason}` : ''}${openedAt ? `\nopened at\n${openedAt}` : ''}`,
-    );
+    const { reason, state } = this.#whyClosed();
+    return new ClosedError(closedMessage(this.#kind, state, reason));
   }
-}
 
-/** A resource that other processes can use, when it is shared in one of the ways that exist for it. */
-export abstract class ShareableResource extends Resource {
-  /**
-   * Always throws, so that `process.send(buffer)` and `JSON.stringify(buffer)` fail where they are
-   * called. The result would be text that no process can open.
-   *
-   * @throws TypeError
-   */
-  toJSON(): never {
-    throw new TypeError(
-      `a ${this[stateKey].kind} cannot be sent as JSON, which process.send() and JSON.stringify() ` +
-        'make: send it with peer.send() of cuffi/ipc, or send what getIpcHandle() returns for an ' +
-        'array, a buffer or an event',
-    );
+  /** @internal A resource whose end closes this one as well: that of its memory, for example. */
+  protected get closedWith(): Resource | undefined {
+    return undefined;
+  }
+
+  #whyClosed(): { readonly reason: string; readonly state: ResourceState } {
+    const state = this[stateKey];
+    const { closedWith } = this;
+    if (isClosed(state) || !closedWith) return { reason: reasonOf(state), state };
+    const why = closedWith.#whyClosed();
+    return { ...why, reason: `its ${closedWith.#kind} is closed: ${why.reason}` };
+  }
+
+  /** @internal Makes a leak warning name what the user has made, of which this is a part. */
+  nameAsPartOf(kind: string): void {
+    this[stateKey].kind = kind;
   }
 }
 
@@ -356,14 +392,15 @@ export let closeCount = 0;
 
 /** What outlives a resource's object: it knows how to release, and never refers to the object. */
 export interface ResourceState {
-  readonly kind: string;
+  /** What its user has made: its class, or that of the object that it is a part of. */
+  kind: string;
   /** Undefined for what is borrowed, or was discarded. */
   release: Release | undefined;
   readonly owner: Scope | undefined;
   /** The owner's era in which the resource was opened: it is gone when that is over. */
   readonly era: Era;
-  /** Where the resource was opened, with CUFFI_TRACE=1. */
-  readonly openedAt: string | undefined;
+  /** Where the resource was opened, and then where it was closed, with CUFFI_TRACE=1. */
+  trace: string | undefined;
   closed: boolean;
   /** Who postpones the release; the first keepalive makes the set. */
   keepalives: Set<Keepalive> | undefined;
@@ -401,13 +438,13 @@ const newResourceState = (
   kind: string,
   owner: Scope | undefined,
   release: Release | undefined,
-  openedAt: string | undefined,
+  trace: string | undefined,
 ): ResourceState => ({
   kind,
   release,
   owner,
   era: owner?.era ?? endlessEra,
-  openedAt,
+  trace,
   closed: false,
   keepalives: undefined,
   reason: undefined,
@@ -417,6 +454,33 @@ const newResourceState = (
 
 /** Whether the resource was closed, or is gone with its owner. */
 export const isClosed = (state: ResourceState): boolean => state.closed || state.era.isOver;
+
+/** Why a resource is closed, if a `using` scope has closed it. */
+const BY_SCOPE = 'its using scope ended';
+
+/** Why a closed resource is closed, in words. */
+const reasonOf = ({ era, reason }: ResourceState): string =>
+  (era.isOver ? era.reason : reason) ?? 'close() was called';
+
+/**
+ * The message of a ClosedError: what closed the resource, and where. For those who outlive a resource
+ * and must not refer to its object.
+ *
+ * @param kind the class of the resource
+ */
+export const closedMessage = (
+  kind: string,
+  state: ResourceState,
+  reason: string = reasonOf(state),
+): string =>
+  `this ${kind} is closed: ${reason}\n${state.trace ?? 'CUFFI_TRACE=1 shows where it was opened and closed.'}`;
+
+/** The callers of a function of this file as lines of a stack, without so many innermost ones. */
+const callers = (skipped: number): string =>
+  new Error('here').stack
+    ?.split('\n')
+    .slice(1 + skipped)
+    .join('\n') ?? '';
 
 /** Marks a state as closed, with nothing left to release. */
 function discard(state: ResourceState, reason: string): void {
@@ -433,7 +497,8 @@ function closeIfOpen(state: ResourceState, reason: string): void {
 function closeOpen(state: ResourceState, reason?: string): void {
   closeCount += 1;
   state.closed = true;
-  state.reason = reason;
+  if (reason !== undefined) state.reason = reason;
+  if (isTracing) state.trace += `\nclosed at\n${callers(2)}`;
   if (state.release === undefined) return;
   state.owner?.delete(state);
   if (hasKeepalives(state)) for (const { onClosed } of [...(state.keepalives ?? [])]) onClosed?.();
@@ -472,7 +537,7 @@ const finalizers = new FinalizationRegistry<Finalizable>(({ state }) => {
     warned = true;
     process.emitWarning(`a ${state.kind} was garbage collected without close()`, {
       code: 'CUFFI_LEAK',
-      detail: state.openedAt ?? 'CUFFI_TRACE=1 shows where each was opened.',
+      detail: state.trace ?? 'CUFFI_TRACE=1 shows where each was opened.',
     });
   }
   setImmediate(() => releaseOrWarn(() => closeIfOpen(state, 'it was garbage collected')));

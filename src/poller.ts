@@ -5,7 +5,7 @@
  * frequent the longer they take.
  */
 
-import { throwIfOver, type Wait } from './deadline.ts';
+import { rejectWithCallers, throwIfOver, type Wait } from './deadline.ts';
 
 /** When a wait is expected to end, in milliseconds from its beginning. */
 export interface ExpectedEnd {
@@ -46,7 +46,9 @@ export function pollUntil(
     // The poll itself may have aborted the signal, which does not notify listeners added later.
     signal?.throwIfAborted();
     const now = expected ? performance.now() : 0;
+    let isAborted = false;
     const abort = (): void => {
+      isAborted = true;
       remove(wait);
       reject(signal?.reason);
     };
@@ -60,7 +62,11 @@ export function pollUntil(
       poll,
       limits,
       resolve: settle<void>(resolve),
-      reject: settle<unknown>(reject),
+      reject: settle<unknown>((error) => {
+        // What the caller aborts with is the caller's.
+        if (error === signal?.reason) reject(error);
+        else if (!isAborted) rejectWithCallers(resolve, error);
+      }),
       keepAlive: true,
       attempts: 0,
       // Two periods early: the last timer may be set just before, and may fire late.

@@ -254,7 +254,7 @@ export class Stream extends Resource implements AsyncDisposable {
     try {
       await this.synchronize();
     } finally {
-      this.close();
+      this[Symbol.dispose]();
     }
   }
 

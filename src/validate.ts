@@ -1,6 +1,6 @@
 /** Checks of the caller's arguments, before the driver is called: TypeError and RangeError. */
 import { types } from 'node:util';
-import { bufferOfView, bytesOfView } from './typed-array.ts';
+import { bufferOfView, bytesOfView, typedArrayKind } from './typed-array.ts';
 
 /** Returns the name of a class, for messages. Bundlers call a class that refers to itself `_Name`. */
 export function className(type: unknown): string {
@@ -32,6 +32,48 @@ export const formatValue = (value: unknown): string => {
   if (typeof value === 'function') return 'a function';
   return typeof value === 'bigint' ? `${value}n` : String(value);
 };
+
+/**
+ * Whether a value is a plain object: of `{}`, `Object.create(null)` or JSON, in this realm or another
+ * one. A vm context has a realm of its own, and so have the tests of Jest; `instanceof` and the
+ * prototypes of this realm do not know its objects.
+ */
+export function isPlainObject(value: unknown): value is object {
+  if (typeof value !== 'object' || value === null) return false;
+  const prototype: object | null = Object.getPrototypeOf(value);
+  return (
+    prototype === Object.prototype ||
+    prototype === null ||
+    isBuiltinPrototype(prototype, objectSource)
+  );
+}
+
+/** Whether a value is an error, of this realm or another one. */
+export function isError(value: unknown): value is Error {
+  if (types.isNativeError(value) || value instanceof Error) return true;
+  if (typeof value !== 'object' || value === null) return false;
+  // A DOMException of another realm inherits from the prototype of that realm's errors.
+  for (let each = Object.getPrototypeOf(value); each !== null; each = Object.getPrototypeOf(each))
+    if (isBuiltinPrototype(each, errorSource)) return true;
+  return false;
+}
+
+/** Returns the message of an error, or anything else that was thrown as text. */
+export const messageOf = (thrown: unknown): string =>
+  isError(thrown) ? thrown.message : String(thrown);
+
+const objectSource = /^function Object\(\)\s*\{\s*\[native code\]\s*\}$/;
+const errorSource = /^function Error\(\)\s*\{\s*\[native code\]\s*\}$/;
+
+/** Whether it is the prototype of a realm's own constructor: only that one has native source with its name. */
+function isBuiltinPrototype(prototype: object, source: RegExp): boolean {
+  const builtin: unknown = Object.getOwnPropertyDescriptor(prototype, 'constructor')?.value;
+  return (
+    typeof builtin === 'function' &&
+    source.test(Function.prototype.toString.call(builtin)) &&
+    builtin.prototype === prototype
+  );
+}
 
 /**
  * Returns a copy of the options of a call, or `{}`. Each option is read once: a getter that returns another
@@ -92,9 +134,7 @@ function editDistance(a: string, b: string): number {
 
 /** As {@link checkOptions}, for the names only: no option is read. */
 export function checkOptionNames(options: object, known: readonly string[], call: string): void {
-  const prototype: unknown =
-    typeof options === 'object' && options !== null ? Object.getPrototypeOf(options) : undefined;
-  if (prototype !== Object.prototype && prototype !== null)
+  if (!isPlainObject(options))
     throw new TypeError(`${call}: options must be a plain object, not ${formatValue(options)}`);
   for (const name in options) {
     if (!known.includes(name))
@@ -153,6 +193,13 @@ export function checkInstance<T>(value: unknown, type: ClassOf<T>, name: string)
   return value as T;
 }
 
+/** @throws TypeError unless a Uint8Array, such as a Buffer, of any realm */
+export function checkUint8Array(value: unknown, name: string): Uint8Array {
+  if (typedArrayKind(value) !== 'Uint8Array')
+    throw new TypeError(`${name} must be a Uint8Array, not ${formatValue(value)}`);
+  return value as Uint8Array;
+}
+
 /**
  * For constructors that only cuffi itself calls.
  *
@@ -206,8 +253,8 @@ export function formatHostValue(value: unknown): string {
 
 const isTypedArrayClass = (value: unknown): value is { readonly name: string } =>
   typeof value === 'function' &&
-  ArrayBuffer.isView(value.prototype) === false &&
-  Object.getPrototypeOf(Uint8Array) === Object.getPrototypeOf(value);
+  typedArrayKind(value.prototype) === undefined &&
+  'BYTES_PER_ELEMENT' in value;
 
 const KIB = 1024;
 
@@ -227,4 +274,4 @@ export function formatBytes(byteLength: number): string {
 const resizableOf = Object.getOwnPropertyDescriptor(ArrayBuffer.prototype, 'resizable')?.get;
 
 const isResizable = (buffer: ArrayBufferLike): boolean =>
-  !(buffer instanceof SharedArrayBuffer) && resizableOf?.call(buffer) === true;
+  types.isArrayBuffer(buffer) && resizableOf?.call(buffer) === true;

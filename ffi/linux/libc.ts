@@ -1,5 +1,6 @@
 /** Functions of libc that Node lacks: mappings, memfds, processes by descriptor, semaphores. */
 
+import { types } from 'node:util';
 import { koffi } from '../koffi.ts';
 import { type Library, type NativeFunction, openLibrary } from '../library.ts';
 import {
@@ -142,7 +143,7 @@ const SHORTAGES: ReadonlySet<unknown> = new Set(['EMFILE', 'ENFILE', 'ENOMEM', '
 
 /** Whether an error, of libc or of Node, says that descriptors or kernel memory ran out. */
 export const isShortage = (error: unknown): error is Error =>
-  error instanceof Error && 'code' in error && SHORTAGES.has(error.code);
+  types.isNativeError(error) && 'code' in error && SHORTAGES.has(error.code);
 
 /** Returns `result`. @throws SystemError with errno if it is negative */
 export function succeeded(result: number, syscall: string): number {

@@ -260,7 +260,8 @@ function checkWrite(
 /** Whether a value is one item rather than an array of them. */
 const isSingleItem = (value: unknown, dtype: Dtype): boolean =>
   dtype.isRaw
-    ? value instanceof Uint8Array && value.length === dtype.itemsize
+    ? typedArrayKind(value) === 'Uint8Array' &&
+      typedArrayLength(value as Uint8Array) === dtype.itemsize
     : !ArrayBuffer.isView(value) && !Array.isArray(value) && !(value instanceof PinnedArray);
 
 function sourceItems(

@@ -65,28 +65,39 @@ function rangeOf(address: number, layout: Layout): Extents {
   return { low: begin, high: begin + high };
 }
 
+/** The contexts of external memory. */
+export interface ExternalContexts {
+  /** The context of the array that the description was made from, or the primary one of the memory's device. */
+  readonly producer: Context;
+  /** The context that the caller names, by default the producer's. */
+  readonly consumer: Context;
+}
+
 /**
- * Returns the context for external memory: the given one, the context of the array that the
- * description was made from, or the primary context of the memory's device.
+ * Returns the contexts of external memory.
  *
  * @param device the ordinal of the memory's device, if the description has it
  * @throws CudaError if the driver does not know the first or the last byte of the items
  */
-export function contextOfExternal(
+export function contextsOfExternal(
   { address, layout }: ExternalItems<Dtype>,
   place: PlaceOptions,
   description: object,
   device?: number,
-): Context {
+): ExternalContexts {
   const { low, high } = rangeOf(address, layout);
   const hasPlace = place.context !== undefined || place.device !== undefined;
-  const namedContext = hasPlace
-    ? Context.resolve(place)
-    : memoryByDescription.get(description)?.context;
-  if (high === 0) return namedContext ?? Context.primary(device);
+  const named = hasPlace ? Context.resolve(place) : undefined;
+  const known = memoryByDescription.get(description)?.context;
+  if (high === 0) {
+    const producer = known ?? named ?? Context.primary(device);
+    return { producer, consumer: named ?? producer };
+  }
   const ordinal = deviceOfPointer(low);
   deviceOfPointer(high - 1);
-  return namedContext ?? Context.primary(device ?? ordinal);
+  const isOfNamed = named?.device.ordinal === (device ?? ordinal);
+  const producer = known ?? (isOfNamed ? named : Context.primary(device ?? ordinal));
+  return { producer, consumer: named ?? producer };
 }
 
 /** Makes an array over external memory, which closing it does not free. */

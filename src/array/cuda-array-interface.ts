@@ -11,7 +11,7 @@ import {
   type BorrowOptions,
   borrow,
   checkBorrowOptions,
-  contextOfExternal,
+  contextsOfExternal,
   type ExternalItems,
   ownerOrDescription,
   streamOrDefault,
@@ -71,6 +71,9 @@ export function cudaArrayInterface(
   );
   const consumed = stream === null ? undefined : (streamOf(stream) ?? array.stream);
   if (stream !== null) array.buffer.orderUse(consumed);
+  // The handle of a default stream names that of the memory's context.
+  if (consumed && isDefaultStream(consumed.handle))
+    waitForProducer(consumed, Stream.fromHandle(consumed.handle, { context: array.context }));
   const described: CudaArrayInterface = {
     shape: [...shape],
     strides: isCContiguous ? null : [...strides],
@@ -106,10 +109,13 @@ export function fromCudaArrayInterface(description: unknown, options?: BorrowOpt
   assertIsDescription(described);
   const items = checkDescription(described);
   const handle = checkStream(described['stream']);
-  const context = contextOfExternal(items, place, description);
+  const contexts = contextsOfExternal(items, place, description);
   if (handle !== undefined)
-    waitForProducer(producerStream(handle, context), streamOrDefault(context, consumer));
-  return borrow(items, context, consumer, ownerOrDescription(description, owner));
+    waitForProducer(
+      producerStream(handle, contexts.producer),
+      streamOrDefault(contexts.consumer, consumer),
+    );
+  return borrow(items, contexts.consumer, consumer, ownerOrDescription(description, owner));
 }
 
 function assertIsDescription(described: Record<string, unknown>): void {
@@ -164,6 +170,8 @@ function checkStream(stream: unknown): number | undefined {
   return checkInteger(stream, 'stream', 1);
 }
 
-/** A default stream needs the array's context; the driver knows the context of other streams. */
+/** A default stream is that of the producer's context; the driver knows the context of other streams. */
 const producerStream = (handle: number, context: Context): Stream =>
-  Stream.fromHandle(handle, handle <= CU_STREAM_PER_THREAD ? { context } : {});
+  Stream.fromHandle(handle, isDefaultStream(handle) ? { context } : {});
+
+const isDefaultStream = (handle: number): boolean => handle <= CU_STREAM_PER_THREAD;

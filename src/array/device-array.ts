@@ -1,6 +1,7 @@
 import { inspect } from 'node:util';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
+import { refuseItemAccess } from '../conversions.ts';
 import { beginWait } from '../deadline.ts';
 import {
   type AnyDtypeName,
@@ -10,7 +11,7 @@ import {
   type NamedDtype,
 } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
-import { ShareableResource } from '../lifetime.ts';
+import { Resource } from '../lifetime.ts';
 import type {
   AllocateOptions,
   BufferCloseOptions,
@@ -77,7 +78,7 @@ export type ArraySource<D extends Dtype> = HostSource<D> | DeviceArray<D>;
  * await matrix.copyToHost(); // Float32Array [1, 0, 3, 4, 0, 6]
  * @see https://numba.readthedocs.io/en/stable/cuda/memory.html
  */
-export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource {
+export class DeviceArray<out D extends Dtype = Dtype> extends Resource {
   /** The memory of the items; an array and its views share it. */
   readonly buffer: DeviceBuffer;
   readonly dtype: D;
@@ -106,6 +107,7 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
     // may start anywhere.
     if (size > 0) checkWithinBuffer(init.layout, init.buffer.byteLength);
     super('DeviceArray', {});
+    if (init.isOwner) init.buffer.nameAsPartOf('DeviceArray');
     this.layout = init.layout;
     this.buffer = init.buffer;
     this.dtype = init.dtype;
@@ -425,6 +427,16 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
     super.close();
   }
 
+  override [Symbol.dispose](): void {
+    if (this.#isOwner) this.buffer[Symbol.dispose]();
+    super[Symbol.dispose]();
+  }
+
+  /** @internal */
+  protected override get closedWith(): Resource {
+    return this.buffer;
+  }
+
   override toString(): string {
     return describeArray(this);
   }
@@ -432,6 +444,11 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
   /** Includes the first values if they can be read without waiting. */
   override [inspect.custom](): string {
     return [describeArray(this), formatFirstValues(this)].filter(Boolean).join(' ');
+  }
+
+  /** @internal */
+  protected override operandAdvice(): string {
+    return 'compute on the device with a kernel, or on the host with `await array.copyToHost()`';
   }
 
   /** @internal @throws TypeError if the array is read only or overlaps itself; ClosedError */
@@ -478,6 +495,15 @@ export class DeviceArray<out D extends Dtype = Dtype> extends ShareableResource 
     return this.at(...indices);
   }
 }
+
+refuseItemAccess(DeviceArray.prototype, {
+  name: 'DeviceArray',
+  place: 'its items are in memory of the device',
+  read: (index) =>
+    `one item with \`await array.get(${index})\`, all with \`await array.copyToHost()\`, or view a part with \`array.slice(${index})\``,
+  write: (index) => `it with \`await array.set([${index}], value)\``,
+  iterate: '`await array.copyToHost()`',
+});
 
 // ---- What the class is made from, and writes of any source ----
 

@@ -1,10 +1,11 @@
 /** DLPack: how tensor libraries exchange tensors, here as the fields of a DLTensor. */
 
-import type { Context } from '../context.ts';
 import { type DlpackType, type Dtype, dtypeFromDlpack } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
+import { type DeviceBuffer, DeviceMemory } from '../memory/buffer.ts';
 import { ManagedMemory } from '../memory/managed.ts';
 import { MappedMemory } from '../memory/mapped.ts';
+import { kindOfPointer, type MemoryKind } from '../memory/pointer-attributes.ts';
 import { type Stream, streamOf } from '../stream.ts';
 import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../validate.ts';
 import { newLayout } from './allocate-items.ts';
@@ -13,7 +14,7 @@ import {
   type BorrowOptions,
   borrow,
   checkBorrowOptions,
-  contextOfExternal,
+  contextsOfExternal,
   type ExternalItems,
   ownerOrDescription,
   streamOrDefault,
@@ -86,7 +87,7 @@ export function dlpack(array: DeviceArray, options?: DlpackOptions): DlpackTenso
     version: VERSION,
     flags: { readOnly },
     data: size === 0 ? 0 : address,
-    device: dlpackDeviceOf(buffer.resource, context),
+    device: dlpackDeviceOf(array),
     ndim,
     dtype: array.dtype.dlpack,
     shape: [...shape],
@@ -127,16 +128,29 @@ export function fromDLPack(tensor: unknown, options?: BorrowOptions): DeviceArra
         'dlpack() returns it',
     );
   const items = checkTensor(fields);
-  const context = contextOfExternal(items, place, fields, deviceOrdinal(fields['device']));
-  return borrow(items, context, consumer, ownerOrDescription(fields, owner));
+  const contexts = contextsOfExternal(items, place, fields, deviceOrdinal(fields['device']));
+  return borrow(items, contexts.consumer, consumer, ownerOrDescription(fields, owner));
 }
 
 // ---- The fields of tensors ----
 
-function dlpackDeviceOf(resource: unknown, { device }: Context): DlpackDevice {
-  if (resource instanceof MappedMemory) return { type: DEVICE_CUDA_HOST, id: 0 };
-  if (resource instanceof ManagedMemory) return { type: DEVICE_CUDA_MANAGED, id: 0 };
-  return { type: DEVICE_CUDA, id: device.ordinal };
+function dlpackDeviceOf({ buffer, context: { device } }: DeviceArray): DlpackDevice {
+  switch (memoryKindOf(buffer)) {
+    case 'host':
+      return { type: DEVICE_CUDA_HOST, id: 0 };
+    case 'managed':
+      return { type: DEVICE_CUDA_MANAGED, id: 0 };
+    default:
+      return { type: DEVICE_CUDA, id: device.ordinal };
+  }
+}
+
+/** Asks the driver about memory that cuffi did not allocate, and about that of a user's resource. */
+function memoryKindOf({ resource, readableAddress, byteLength }: DeviceBuffer): MemoryKind {
+  if (byteLength === 0 || resource instanceof DeviceMemory) return 'device';
+  if (resource instanceof MappedMemory) return 'host';
+  if (resource instanceof ManagedMemory) return 'managed';
+  return kindOfPointer(readableAddress);
 }
 
 function stridesInItems({ dtype: { itemsize }, shape, size, strides }: DeviceArray): number[] {

@@ -49,7 +49,7 @@ export function toHostItems(source: unknown, options: HostSourceOptions): HostIt
 
 /** Whether a Uint8Array is the single item of an array without axes. */
 const isRawItem = (source: unknown, { dtype, shape }: HostSourceOptions): boolean =>
-  dtype?.isRaw === true && shape?.length === 0 && source instanceof Uint8Array;
+  dtype?.isRaw === true && shape?.length === 0 && typedArrayKind(source) === 'Uint8Array';
 
 function checkedHostItems(
   values: HostValues<Dtype>,

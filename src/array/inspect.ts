@@ -1,7 +1,7 @@
 /** Arrays as text, for printing: dtype, shape, and the first values if they can be read at once. */
 import { inspect } from 'node:util';
 import { isCapturing } from '../graph-capture.ts';
-import { describeObject, placeName } from '../inspect.ts';
+import { closedWord, describeObject, placeName } from '../inspect.ts';
 import { Stream } from '../stream.ts';
 import type { CopyableArray } from './array-copy.ts';
 import { readItem } from './items.ts';
@@ -32,7 +32,7 @@ export function describeArray(array: PrintableArray): string {
     `${dtype} ${formatShape(shape)} ${placeName(context)}`,
     memoryOrder,
     array.readOnly && 'read only',
-    array.closed && 'closed',
+    closedWord(array),
   ]);
 }
 

@@ -1,7 +1,10 @@
 /** Reads and writes single items of typed arrays as JavaScript values. */
+
 import type { Dtype } from '../dtype.ts';
 import { fromBfloat16, fromFloat16, toBfloat16, toFloat16 } from '../float16.ts';
+import { counted } from '../inspect.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
+import { bytesOfView, typedArrayKind, typedArrayLength } from '../typed-array.ts';
 
 /** A complex number. */
 export interface Complex {
@@ -35,6 +38,8 @@ interface TypesByDtypeName {
   readonly uint64: DtypeTypes<bigint, RealValue, BigUint64Array>;
   readonly float16: DtypeTypes<number, RealValue, Uint16Array | NativeFloat16Array>;
   readonly bfloat16: DtypeTypes<number, RealValue, Uint16Array>;
+  readonly float8_e4m3fn: DtypeTypes<Uint8Array, Uint8Array, Uint8Array>;
+  readonly float8_e5m2: DtypeTypes<Uint8Array, Uint8Array, Uint8Array>;
   readonly float32: DtypeTypes<number, RealValue, Float32Array>;
   readonly float64: DtypeTypes<number, RealValue, Float64Array>;
   readonly complex64: DtypeTypes<Complex, number | Complex, Float32Array>;
@@ -125,11 +130,13 @@ const complexWriter =
 const rawWriter =
   (dtype: Dtype): ItemWriter =>
   (into, at, value, nameOf) => {
-    if (!(value instanceof Uint8Array) || value.length !== dtype.itemsize)
+    const isRaw = typedArrayKind(value) === 'Uint8Array';
+    if (!isRaw || typedArrayLength(value as Uint8Array) !== dtype.itemsize)
       throw new TypeError(
-        `${nameOf()} must be a Uint8Array of ${dtype.itemsize} bytes for ${dtype}`,
+        `${nameOf()} must be a Uint8Array of ${counted(dtype.itemsize, 'byte')} for ${dtype}` +
+          (dtype.name.startsWith('V') ? '' : ': its bits, which cuffi does not convert'),
       );
-    into.set(value as never, at * dtype.itemsize);
+    into.set(bytesOfView(value as Uint8Array) as never, at * dtype.itemsize);
   };
 
 /** Returns the function that writes items of a dtype. */

@@ -13,6 +13,7 @@ import {
   int64,
   type NamedDtype,
 } from '../dtype.ts';
+import { thrownFrom } from '../errors.ts';
 import { type TypedArray, typedArrayKind, typedArrayLength } from '../typed-array.ts';
 import { checkOptions, withArticle } from '../validate.ts';
 import { type Item, type ItemOf, itemWriter, readItem } from './items.ts';
@@ -139,25 +140,33 @@ function collectLeaves(
   const ownLength = isList ? source.length : undefined;
   if (isFirst && ownLength !== undefined) {
     if (depth === MAX_DEPTH)
-      throw new RangeError(
-        `${path.replace(/\[.*/, '')} is nested more than ${MAX_DEPTH} arrays deep`,
+      throw thrownFrom(
+        flatten,
+        new RangeError(`${path.replace(/\[.*/, '')} is nested more than ${MAX_DEPTH} arrays deep`),
       );
     shape.push(ownLength);
   }
   const length = shape[depth];
   if (length === undefined) {
     if (isList)
-      throw new RangeError(
-        `${path} is an array where others are items: shape ${formatShape(shape)}`,
+      throw thrownFrom(
+        flatten,
+        new RangeError(`${path} is an array where others are items: shape ${formatShape(shape)}`),
       );
-    if (ArrayBuffer.isView(source) && !(source instanceof Uint8Array))
-      throw new TypeError(`${path} is a typed array: pass one for all items, and the shape`);
+    if (ArrayBuffer.isView(source) && typedArrayKind(source) !== 'Uint8Array')
+      throw thrownFrom(
+        flatten,
+        new TypeError(`${path} is a typed array: pass one for all items, and the shape`),
+      );
     leaves.push(source);
     return;
   }
   if (!isList || ownLength !== length)
-    throw new RangeError(
-      `${path} is ${isList ? `${ownLength} long` : 'not an array'} where others are ${length} long`,
+    throw thrownFrom(
+      flatten,
+      new RangeError(
+        `${path} is ${isList ? `${ownLength} long` : 'not an array'} where others are ${length} long`,
+      ),
     );
   for (let i = 0; i < length; i += 1)
     collectLeaves(source[i], shape, `${path}[${i}]`, leaves, depth + 1, isFirst && i === 0);
@@ -169,7 +178,10 @@ function inferDtype(leaves: readonly unknown[], name: string): Dtype {
   if (kinds.size === 0) return defaultDtype;
   if (kinds.has('bigint')) {
     if (kinds.size === 1) return int64;
-    throw new TypeError(`${name} mixes bigints with other items: pass a dtype`);
+    throw thrownFrom(
+      flatten,
+      new TypeError(`${name} mixes bigints with other items: pass a dtype`),
+    );
   }
   if (kinds.has('object')) return complex128;
   return kinds.size === 1 && kinds.has('boolean') ? bool : defaultDtype;

@@ -1,3 +1,4 @@
+import { refuseItemAccess } from '../conversions.ts';
 import {
   type AnyDtypeName,
   Dtype,
@@ -32,6 +33,8 @@ export interface PinnedArrayOptions extends PinnedOptions {
  * await array.copyToHost(pinned.host);
  */
 export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
+  /** The memory; undefined for an empty array. */
+  readonly buffer: PinnedBuffer | undefined;
   readonly dtype: D;
   readonly shape: Shape;
   /** In bytes. */
@@ -41,8 +44,6 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
   readonly byteLength: number;
   /** The order of the items in memory. */
   readonly order: Order;
-  /** The memory; undefined for an empty array. */
-  readonly buffer: PinnedBuffer | undefined;
 
   /** @internal */
   constructor(shape: Shape, dtype: D, order: Order, options: PinnedOptions) {
@@ -50,6 +51,7 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
     const layout = makeLayout(shape, dtype.itemsize, { order });
     const byteLength = itemsByteLength(layout);
     const buffer = byteLength === 0 ? undefined : PinnedBuffer.allocate(byteLength, options);
+    buffer?.nameAsPartOf('PinnedArray');
     super('PinnedArray', {});
     this.dtype = dtype;
     this.shape = Object.freeze([...layout.shape]);
@@ -78,11 +80,35 @@ export class PinnedArray<out D extends Dtype = Dtype> extends Resource {
     super.close();
   }
 
+  override [Symbol.dispose](): void {
+    this.buffer?.[Symbol.dispose]();
+    super[Symbol.dispose]();
+  }
+
+  /** @internal */
+  protected override get closedWith(): Resource | undefined {
+    return this.buffer;
+  }
+
   /** @internal */
   protected override describe(): Details {
     return [`${this.dtype} ${formatShape(this.shape)}`, this.order];
   }
+
+  /** @internal */
+  protected override operandAdvice(): string {
+    return 'compute with its items, in `array.host`';
+  }
 }
+
+refuseItemAccess(PinnedArray.prototype, {
+  name: 'PinnedArray',
+  place: 'its items are in a typed array, `array.host`',
+  read: (index) =>
+    index < 0 ? 'one with `array.host.at(-1)`' : `one with \`array.host[${index}]\``,
+  write: () => 'them there',
+  iterate: '`array.host`',
+});
 
 /**
  * Makes a zeroed array in page-locked host memory, as numba's `pinned_array`.

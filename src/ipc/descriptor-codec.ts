@@ -3,8 +3,10 @@
  * forms follow the lists of fields in protocol.ts, and are checked as strictly.
  */
 
+import { types as is } from 'node:util';
 import { crc32 } from 'node:zlib';
 import { IpcError } from '../errors.ts';
+import { typedArrayKind } from '../typed-array.ts';
 import { formatValue } from '../validate.ts';
 import { ByteReader, ByteWriter } from './bytes.ts';
 import {
@@ -119,8 +121,12 @@ const printableName = (name: string): string =>
 
 /** Returns what the caller probably did wrong, for common mistakes and what is no object. */
 function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefined {
-  if (typeof message === 'string') return 'it is text: JSON.parse it first';
-  if (message instanceof Promise) return 'it is a Promise: await it first';
+  if (typeof message === 'string')
+    return /^[A-Z]\w*\(/.test(message)
+      ? 'it is the description of an object, not the object: send what getIpcHandle() returns, or the ' +
+          'object with peer.send()'
+      : 'it is text: JSON.parse it first';
+  if (is.isPromise(message)) return 'it is a Promise: await it first';
   if (typeof message !== 'object' || message === null || Array.isArray(message))
     return `it is ${formatValue(message)}`;
   if ('descriptor' in message)
@@ -158,7 +164,7 @@ export function encodeDescriptor(descriptor: IpcDescriptor): Uint8Array<ArrayBuf
  * @throws IpcError for any other bytes
  */
 export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
-  if (!(bytes instanceof Uint8Array))
+  if (typedArrayKind(bytes) !== 'Uint8Array')
     throw new TypeError(
       `bytes must be the Uint8Array of encodeDescriptor, not ${formatValue(bytes)}`,
     );

@@ -138,7 +138,6 @@ export const FrameKind = {
   value: 1,
   control: 2,
   verification: 3,
-  confirmation: 4,
   request: 5,
   response: 6,
   failure: 7,

@@ -408,7 +408,7 @@ function captureStream(stream: Stream, work: () => void): CapturedGraph {
   check(cu.cuStreamEndCapture(handle, OUT0), 'cuStreamEndCapture', () => 'capturing a stream');
   const graph = readHandle<CUgraph>(OUT0, cu.cuGraphDestroy);
   const { result, launches } = captured.result;
-  if (result instanceof Promise) {
+  if (types.isPromise(result)) {
     destroyGraph(context, graph);
     throw new TypeError('capture takes a synchronous function: later work is not captured');
   }

@@ -3,6 +3,7 @@
  * values that they point to, written for each launch. The driver reads all of them before the launch
  * call returns.
  */
+import { types } from 'node:util';
 import { addressOf } from '../../ffi/native.ts';
 import type { Address } from '../../ffi/types.ts';
 import { Context } from '../context.ts';
@@ -258,7 +259,7 @@ export class KernelArguments {
   }
 
   #typeError(at: number, value: unknown): TypeError {
-    const isHost = ArrayBuffer.isView(value) || value instanceof ArrayBuffer;
+    const isHost = ArrayBuffer.isView(value) || types.isAnyArrayBuffer(value);
     return new TypeError(
       `${this.#describeArgument(at)} must be ${describeExpected(this.#params[at] as Parameter)}, not ${formatValue(value)}` +
         (isHost ? ', which is in host memory: copy it to the device' : ''),

@@ -5,20 +5,14 @@ import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
+import { refuseItemAccess } from '../conversions.ts';
 import type { WaitOptions } from '../deadline.ts';
 import { Device } from '../device.ts';
 import { CuffiError, NotSupportedError } from '../errors.ts';
 import { addCapturedMemory, isCapturing } from '../graph-capture.ts';
 import type { Details } from '../inspect.ts';
 import { describeObject, placeName } from '../inspect.ts';
-import {
-  isClosed,
-  Resource,
-  runAll,
-  type Scope,
-  ShareableResource,
-  stateKey,
-} from '../lifetime.ts';
+import { isClosed, Resource, runAll, type Scope, stateKey } from '../lifetime.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import {
   assertInternal,
@@ -36,7 +30,7 @@ import { roundUp, splitOffsetsWithin } from './chunks.ts';
 import type { HostAllocation, HostMemoryKind } from './host-allocation.ts';
 import { copyHost, copyHostSync } from './host-copy.ts';
 import { freeNonBlocking } from './internal-stream.ts';
-import type { LockFlags } from './page-lock.ts';
+import type { LockFlags, PageLock } from './page-lock.ts';
 import { callUseOrders, type MemoryUses, noteAddressRead, type UseOrder } from './use-order.ts';
 
 /** Options of awaited copies. */
@@ -172,7 +166,7 @@ export const PEER_ACCESS_REMEDY = 'context.enablePeerAccess(other)';
  * await buffer.copyFrom(new Uint8Array(1024).fill(7));
  * const bytes = await buffer.copyToHost();
  */
-export class DeviceBuffer extends ShareableResource {
+export class DeviceBuffer extends Resource {
   readonly context: Context;
   readonly byteLength: number;
   /** Whether cuffi, another library or another process allocated it. */
@@ -265,6 +259,12 @@ export class DeviceBuffer extends ShareableResource {
     if (isClosed(this[stateKey])) return true;
     const container = this.#root ?? this.#keepalive;
     return container !== undefined && container instanceof Resource && container.closed;
+  }
+
+  /** @internal */
+  protected override get closedWith(): Resource | undefined {
+    const container = this.#root ?? this.#keepalive;
+    return container instanceof Resource ? container : undefined;
   }
 
   /**
@@ -555,7 +555,20 @@ export class DeviceBuffer extends ShareableResource {
   protected override describe(): Details {
     return [`${this.byteLength} bytes`, this.origin];
   }
+
+  /** @internal */
+  protected override operandAdvice(): string {
+    return 'its address is `buffer.address`, and a part of it `buffer.subarray(begin, end)`';
+  }
 }
+
+refuseItemAccess(DeviceBuffer.prototype, {
+  name: 'DeviceBuffer',
+  place: 'its bytes are in memory of the device',
+  read: () => 'them with `await buffer.copyToHost()`',
+  write: () => 'them with `await buffer.copyFrom(bytes)`, or `buffer.fill(value)`',
+  iterate: '`await buffer.copyToHost()`',
+});
 
 /**
  * Plain device memory (cuMemAlloc), the kind that legacy IPC can share. `DeviceBuffer.allocate`
@@ -664,8 +677,8 @@ export function checkMemoryResource(value: unknown): MemoryResource {
  */
 export interface ManagerResource extends ContextMemory, MemoryResource {
   allocateHost(byteLength: number, kind: HostMemoryKind): HostAllocation;
-  /** Page-locks `memory`. Returns a function that unlocks it. */
-  lockHost(memory: HostMemory, flags: LockFlags): () => void;
+  /** Page-locks `memory`, or takes over its lock if that is being released. */
+  lockHost(memory: Uint8Array, flags: LockFlags): PageLock;
 }
 
 /** @internal The memory manager of a context, if one was set. */

@@ -28,6 +28,7 @@ import {
   type LockFlags,
   lockPages,
   lockWithRetry,
+  type PageLock,
   trackLockedPages,
   untrackPages,
 } from './page-lock.ts';
@@ -168,16 +169,16 @@ function registerMapping(
   mapping: HostMapping,
   kind: LockFlags,
 ): HostAllocation {
-  let unlock: (() => void) | undefined;
+  let lock: PageLock | undefined;
   try {
     const { address } = mapping;
-    unlock = lockPages(context, { ...mapping, what: 'the new buffer' }, kind);
+    lock = lockPages(context, { ...mapping, what: 'the new buffer' }, kind);
     const devicePointer = kind.mapped ? devicePointerOf(context, address) : undefined;
-    const { viewsReference, release } = viewRegisteredMemory(context, byteLength, mapping, unlock);
+    const { viewsReference, release } = viewRegisteredMemory(context, byteLength, mapping, lock);
     return { address, devicePointer, viewsReference, release };
   } catch (error) {
     enqueueReleaseQuietly(context, () => {
-      unlock?.();
+      lock?.unlock();
       mapping.unmap();
     });
     throw error;
@@ -227,7 +228,7 @@ function viewRegisteredMemory(
   context: Context,
   byteLength: number,
   mapping: HostMapping,
-  unlock: () => void,
+  lock: PageLock,
 ): ViewedMemory {
   const registered: RegisteredMapping = { context, mapping, state: 'locked' };
   const viewsReference: ViewsReference = {
@@ -240,18 +241,14 @@ function viewRegisteredMemory(
     views.retire();
     // The queued release references the views, so the mapping stays until it has run or a reset
     // dropped it.
-    context.releases.enqueue(() => unlockAndRetire(registered, views, unlock));
+    context.releases.enqueue(() => unlockAndRetire(registered, views, lock));
   };
   return { viewsReference, release };
 }
 
-function unlockAndRetire(
-  registered: RegisteredMapping,
-  views: HostViews,
-  unlock: () => void,
-): void {
+function unlockAndRetire(registered: RegisteredMapping, views: HostViews, lock: PageLock): void {
   try {
-    unlock();
+    lock.unlock();
     registered.state = 'unlocked';
   } catch (error) {
     registered.state = 'stuck';

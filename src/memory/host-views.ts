@@ -103,8 +103,10 @@ export class HostViews {
 
 /** @throws ClosedError if host memory is a view of a closed buffer, which reads zeros */
 export function assertNotRetired(host: Uint8Array): void {
-  if (host.buffer instanceof ArrayBuffer && viewsByBuffer.get(host.buffer)?.isRetiring)
-    throw new ClosedError('the host memory belongs to a closed buffer');
+  if (viewsByBuffer.get(host.buffer)?.isRetiring)
+    throw new ClosedError(
+      'the host memory belongs to a closed buffer: use it before close(), and within its using scope',
+    );
 }
 
 /** An open object's reference to its views; cleared by its release. */
@@ -162,7 +164,7 @@ export function warnOfDetachedView(byteLength: number, what: string): void {
 // How views are kept alive, finalized and protected from transfer.
 
 /** Keeps each view's {@link HostViews} alive as long as the view. */
-const viewsByBuffer = new WeakMap<ArrayBuffer, HostViews>();
+const viewsByBuffer = new WeakMap<ArrayBufferLike, HostViews>();
 
 // As for resources, a finalizer only schedules the work.
 const finalizers = new FinalizationRegistry<() => void>((whenUnused) => {

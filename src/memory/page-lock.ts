@@ -29,34 +29,40 @@ export interface HostRange {
   readonly memory?: unknown;
 }
 
+/** Memory that is page-locked. */
+export interface PageLock {
+  /**
+   * Notes that {@link unlock} is about to be enqueued as a release: the same range can then be locked
+   * again at once.
+   */
+  markReleasing(): void;
+  /** Unlocks the memory, which may block on the GPU. Does nothing if a new lock has taken it over. */
+  unlock(): void;
+}
+
 /**
- * Locks the pages of a range. Returns a function that unlocks them, which may block on the GPU.
- * Call {@link markReleasing} before enqueueing that function as a release: the same range can then
- * be locked again at once.
+ * Locks the pages of a range.
  *
  * @throws RangeError if a page is already locked
  */
-export function lockPages(context: Context, range: HostRange, flags: LockFlags): () => void {
+export function lockPages(context: Context, range: HostRange, flags: LockFlags): PageLock {
   const releasing = findReleasing(context, range, flags);
   if (releasing) releasing.state = 'transferred';
   else registerPages(context, range, flags);
   const { pages, forget } = trackPages(context, range, flags);
-  const unlock = (): void => {
-    if (pages.state === 'transferred') return;
-    failedUnlocks.add(pages);
-    pages.state = 'locked';
-    if (context.epoch === pages.epoch)
-      check(cu.cuMemHostUnregister(range.address), 'cuMemHostUnregister');
-    forget();
+  return {
+    markReleasing() {
+      if (pages.state === 'locked') pages.state = 'releasing';
+    },
+    unlock() {
+      if (pages.state === 'transferred') return;
+      failedUnlocks.add(pages);
+      pages.state = 'locked';
+      if (context.epoch === pages.epoch)
+        check(cu.cuMemHostUnregister(range.address), 'cuMemHostUnregister');
+      forget();
+    },
   };
-  pagesByUnlock.set(unlock, pages);
-  return unlock;
-}
-
-/** Notes that `unlock`, from {@link lockPages}, is about to be enqueued as a release. */
-export function markReleasing(unlock: () => void): void {
-  const pages = pagesByUnlock.get(unlock);
-  if (pages) pages.state = 'releasing';
 }
 
 /** Calls `lock`. If the driver is out of memory, runs pending releases and calls it again. */
@@ -133,13 +139,12 @@ interface LockedPages extends HostRange, LockFlags {
 }
 
 /**
- * Weak references: the unlock function keeps its pages alive. A reset of the context drops that
- * function, and with it a pinned array.
+ * Weak references: the lock keeps its pages alive. A reset of the context drops the lock, and with it a
+ * pinned array.
  */
 const trackedPages = new Set<WeakRef<LockedPages>>();
 /** Pages that the driver failed to unlock: they stay locked, and their memory stays alive. */
 const failedUnlocks = new Set<LockedPages>();
-const pagesByUnlock = new WeakMap<() => void, LockedPages>();
 
 function trackPages(
   context: Context,

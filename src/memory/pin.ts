@@ -1,3 +1,4 @@
+import { types } from 'node:util';
 import { withAddress } from '../../ffi/native.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { counted, type Details, placeName } from '../inspect.ts';
@@ -11,7 +12,7 @@ import {
 } from '../validate.ts';
 import { memoryManagerOf } from './buffer.ts';
 import { assertSupported, enqueueReleaseQuietly } from './host-allocation.ts';
-import { type LockFlags, lockPages, markReleasing } from './page-lock.ts';
+import { type LockFlags, lockPages, type PageLock } from './page-lock.ts';
 
 /** Options of {@link pin}. */
 export interface PinOptions extends PlaceOptions {
@@ -74,26 +75,26 @@ export function pin(...args: (HostMemory | PinOptions)[]): PinnedArrays {
 
   const context = Context.resolve(place);
   const manager = memoryManagerOf(context);
-  const unlocks: (() => void)[] = [];
+  const locks: PageLock[] = [];
   try {
     for (const [at, memory] of ranges.entries())
-      unlocks.push(
+      locks.push(
         manager?.lockHost(memory, flags) ?? lockHost(context, memory, `arrays[${at}]`, flags),
       );
   } catch (error) {
-    enqueueReleaseQuietly(context, () => unlockAll(unlocks));
+    for (const lock of locks) lock.markReleasing();
+    enqueueReleaseQuietly(context, () => unlockAll(locks));
     throw error;
   }
   return new PinnedArrays(context, arrays, () => {
     warnOfDetached(ranges);
-    unlocks.forEach(markReleasing);
-    context.releases.enqueue(() => unlockAll(unlocks));
+    for (const lock of locks) lock.markReleasing();
+    context.releases.enqueue(() => unlockAll(locks));
   });
 }
 
 /**
- * @internal Page-locks host memory that the caller keeps in place. Returns a function that unlocks
- * it.
+ * @internal Page-locks host memory that the caller keeps in place.
  *
  * @throws NotSupportedError, RangeError if a page is already locked
  */
@@ -102,7 +103,7 @@ export function lockHost(
   memory: Uint8Array,
   what: string,
   flags: LockFlags,
-): () => void {
+): PageLock {
   assertSupported(context, flags);
   return withAddress(memory, (address) =>
     lockPages(context, { address, byteLength: memory.byteLength, what, memory }, flags),
@@ -114,8 +115,7 @@ const isOptions = (value: unknown): value is PinOptions =>
   value !== null &&
   !Array.isArray(value) &&
   !ArrayBuffer.isView(value) &&
-  !(value instanceof ArrayBuffer) &&
-  !(value instanceof SharedArrayBuffer);
+  !types.isAnyArrayBuffer(value);
 
 /**
  * @internal Checks that host memory can be page-locked, and returns its bytes. @throws TypeError,
@@ -137,7 +137,8 @@ function assertDistinct(earlier: readonly Uint8Array[], range: Uint8Array, at: n
   if (duplicate >= 0) throw new TypeError(`arrays[${at}] is the same as arrays[${duplicate}]`);
 }
 
-const unlockAll = (unlocks: readonly (() => void)[]): void => runAll([...unlocks].reverse());
+const unlockAll = (locks: readonly PageLock[]): void =>
+  runAll(locks.map((lock) => () => lock.unlock()).reverse());
 
 function warnOfDetached(ranges: readonly Uint8Array[]): void {
   const detached = ranges.flatMap(({ byteLength }, at) => (byteLength === 0 ? [at] : []));

@@ -1,5 +1,6 @@
 import type { Address, CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
+import { refuseItemAccess } from '../conversions.ts';
 import type { Details } from '../inspect.ts';
 import { Resource, runAll } from '../lifetime.ts';
 import { assertInternal, checkBoolean, checkInteger, checkOptions } from '../validate.ts';
@@ -191,9 +192,22 @@ export class PinnedBuffer extends Resource {
     ];
   }
 
+  /** @internal */
+  protected override operandAdvice(): string {
+    return 'compute with its bytes, in `new Uint8Array(buffer.buffer)`';
+  }
+
   #views(): HostViews {
     const { views } = this.#memory.viewsReference;
     if (this.closed || !views) throw this.closedError();
     return views;
   }
 }
+
+refuseItemAccess(PinnedBuffer.prototype, {
+  name: 'PinnedBuffer',
+  place: 'its bytes are in an ArrayBuffer, `buffer.buffer`',
+  read: () => 'them with `new Uint8Array(buffer.buffer)`',
+  write: () => 'them with `new Uint8Array(buffer.buffer)`',
+  iterate: '`new Uint8Array(buffer.buffer)`',
+});

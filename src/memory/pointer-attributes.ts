@@ -1,13 +1,25 @@
 /**
- * What the driver knows about an allocation. All functions but the last need its context to be
- * current.
+ * What the driver knows about memory. The functions for an allocation need its context to be
+ * current, those for a pointer need none.
  */
 
-import { BLOCK, OUT0, OUT1, readBytes, readHandle, readInt32, readSize } from '../../ffi/arena.ts';
+import {
+  BLOCK,
+  OUT0,
+  OUT1,
+  readBytes,
+  readHandle,
+  readInt32,
+  readSize,
+  writeUint64,
+} from '../../ffi/arena.ts';
 import {
   CU_IPC_HANDLE_SIZE,
+  CU_MEMORYTYPE_HOST,
   CU_POINTER_ATTRIBUTE_BUFFER_ID,
   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+  CU_POINTER_ATTRIBUTE_IS_MANAGED,
+  CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
@@ -68,4 +80,23 @@ export function deviceOfPointer(address: number): number {
     () => `looking for memory at address ${address}`,
   );
   return readInt32(OUT0);
+}
+
+/** Memory of a device, page-locked host memory, or managed memory. */
+export type MemoryKind = 'device' | 'host' | 'managed';
+
+/** The kind of memory at an address; `device` if the driver does not know the address. */
+export function kindOfPointer(address: CUdeviceptr): MemoryKind {
+  // The memory type of managed memory is that of the place where it is now.
+  if (pointerAttribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, address) === 1) return 'managed';
+  const type = pointerAttribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+  return type === CU_MEMORYTYPE_HOST ? 'host' : 'device';
+}
+
+/** The value of an attribute; undefined if the driver does not know it of this memory. */
+export function pointerAttribute(attribute: number, address: CUdeviceptr): number | undefined {
+  // Some attributes have one byte, some four, some eight.
+  writeUint64(0, OUT0);
+  const status = cu.cuPointerGetAttribute(OUT0, attribute, address);
+  return status === 0 ? readHandle(OUT0) : undefined;
 }

@@ -15,7 +15,7 @@ import { Device } from '../device.ts';
 import { CuffiError, IpcError, NotSupportedError } from '../errors.ts';
 import { belongsToCapture, isCapturing, onCaptureEnd } from '../graph-capture.ts';
 import { type Details, placeName } from '../inspect.ts';
-import { releaseOrWarn, ShareableResource } from '../lifetime.ts';
+import { Resource, releaseOrWarn } from '../lifetime.ts';
 import { type Stream, streamOption } from '../stream.ts';
 import {
   assertInternal,
@@ -62,7 +62,7 @@ import {
  * buffer.fill(0, { stream });
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export class MemoryPool extends ShareableResource implements MemoryResource, DeviceAccess {
+export class MemoryPool extends Resource implements MemoryResource, DeviceAccess {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;

@@ -3,7 +3,7 @@ import { Context, type PlaceOptions } from '../context.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
 import type { Details } from '../inspect.ts';
-import { ShareableResource } from '../lifetime.ts';
+import { Resource } from '../lifetime.ts';
 import {
   assertInternal,
   checkBoolean,
@@ -46,7 +46,7 @@ export interface VirtualMemoryOptions extends PlaceOptions {
  * memory.grow(1 << 20); // the first 1000 bytes are still 1
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
  */
-export class VirtualMemory extends ShareableResource {
+export class VirtualMemory extends Resource {
   readonly context: Context;
   /** The largest size that it can grow to, in bytes. */
   readonly reservedByteLength: number;

@@ -703,13 +703,13 @@ function* frames(writer: PlainWriter): Iterable<Refusal> {
     yield refused(`a frame of version ${other} behind the hello`, [
       whole(body, { version: other }),
     ]);
-  for (const code of [0, newest + 1, 255])
+  for (const code of [0, 4, newest + 1, 255])
     yield refused(`a frame of kind ${code}`, [whole(body, { code, request: 1 })]);
   yield refused('a request number with a value', [whole(body, { request: 1 })]);
   yield refused('a request number with a control block', [
     whole(writer.field('closing'), { kind: 'control', request: 1 }),
   ]);
-  for (const kind of ['request', 'response', 'failure', 'cancellation', 'unserved'])
+  for (const kind of ['verification', 'request', 'response', 'failure', 'cancellation', 'unserved'])
     yield refused(`a frame of kind ${kind} without a number`, [whole(body, { kind })]);
   yield refused('the second message first', [whole(body, { sequence: 1 })]);
   yield refused('a message twice', [whole(body), whole(body)]);

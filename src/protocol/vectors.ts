@@ -357,6 +357,15 @@ function* frames(writer: PlainWriter): Iterable<Vector> {
   yield one('the failure of a request', 'failure', failure, { request: 1 });
   yield one('the cancellation of a request', 'cancellation', nothing, { request: 1 });
   yield one('the refusal of a request', 'unserved', nothing, { request: 1 });
+  const question = writer.value(samples.legacy as Json);
+  yield one('a question about a descriptor', 'verification', question, { request: 2 });
+  const object = table(7, [{ fds: 0, hex: writer.object(samples.legacy) }]);
+  const confirmation = writer.value({ $object: 0 }) + object;
+  yield one('the object of a descriptor', 'response', confirmation, { request: 2 });
+  const gone = { type: 'Error', name: 'IpcError', message: 'it has ended', code: 'exporter-gone' };
+  yield one('the refusal of a descriptor', 'failure', writer.value({ $error: gone }), {
+    request: 2,
+  });
 
   const bodies = ['value', 'request', 'response', 'control'].map((kind, sequence) => ({
     kind,

@@ -382,7 +382,7 @@ describe('DeviceArray', () => {
     );
     assert.throws(
       () => deviceArray([2], 'float' as never),
-      /^TypeError: there is no dtype "float"; known: bool, .*float32/,
+      /^TypeError: there is no dtype "float" \(did you mean 'float32'\?\); known: bool, .*float32/,
     );
     assert.throws(
       () => deviceArray([2], Float32Array as never),

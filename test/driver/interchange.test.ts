@@ -14,6 +14,8 @@ import {
   deviceArray,
   devices,
   dlpack,
+  float8_e4m3fn,
+  float8_e5m2,
   float16,
   float32,
   fromBuffer,
@@ -22,6 +24,7 @@ import {
   fromPointer,
   int16,
   int32,
+  MemoryPool,
   managedArray,
   mappedArray,
   Stream,
@@ -244,6 +247,36 @@ describe('interchange of arrays', () => {
     );
   });
 
+  test('8-bit floats are bytes with a name, which DLPack keeps and the interface does not', async () => {
+    const bytes = Uint8Array.of(0x38, 0xb8, 0x7f, 0);
+    for (const [dtype, code] of [
+      [float8_e4m3fn, 10],
+      [float8_e5m2, 12],
+    ] as const) {
+      using array = toDeviceSync(bytes, { dtype, shape: [2, 2] });
+      assert.deepEqual(dlpack(array).dtype, { code, bits: 8, lanes: 1 });
+      const again = fromDLPack(JSON.parse(JSON.stringify(dlpack(array.T))));
+      assert.equal(again.dtype, dtype);
+      assert.deepEqual(await again.copyToHost(), Uint8Array.of(0x38, 0x7f, 0xb8, 0));
+      const described = cudaArrayInterface(array);
+      assert.equal(described.typestr, '|V1');
+      assert.equal(fromCudaArrayInterface(described).dtype.name, 'V1');
+      assert.equal(fromCudaArrayInterface(described).view(dtype).dtype, dtype);
+      // cuffi does not convert numbers: an item is its byte.
+      array.fill(Uint8Array.of(7));
+      array.setSync([0, 0], Uint8Array.of(9));
+      assert.deepEqual(
+        [array.getSync(0, 0), array.getSync(1, 1)],
+        [Uint8Array.of(9), Uint8Array.of(7)],
+      );
+      assert.throws(() => array.fill(1.5 as never), {
+        name: 'TypeError',
+        message: `value must be a Uint8Array of 1 byte for ${dtype}: its bits, which cuffi does not convert`,
+      });
+      assert.deepEqual(array.view('uint8').copyToHostSync(), Uint8Array.of(9, 7, 7, 7));
+    }
+  });
+
   test('an array of another device is found there', (t) => {
     if (devices().length < 2) {
       t.skip('this needs a second GPU');
@@ -257,6 +290,7 @@ describe('interchange of arrays', () => {
     const again = fromDLPack(tensor);
     assert.equal(again.context.device.ordinal, 1);
     assert.deepEqual(again.copyToHostSync(), Int32Array.of(1, 2));
+    assert.deepEqual(dlpack(again).device, { type: 2, id: 1 });
   });
 
   test('DLPack says which kind of memory it is, and takes each', (t) => {
@@ -275,6 +309,39 @@ describe('interchange of arrays', () => {
       const view = fromDLPack(dlpack(array));
       view.fill(2.5);
       assert.deepEqual(view.copyToHostSync(), new Float32Array(4).fill(2.5));
+    }
+  });
+
+  test('borrowed memory keeps its kind in a tensor, however it was borrowed', (t) => {
+    using plain = deviceArray(4, float32);
+    const { ordinal } = plain.context.device;
+    keepsKind(plain, { type: 2, id: ordinal });
+    using pool = MemoryPool.create({ maxSize: 2 << 20 });
+    using pooled = deviceArray(4, float32, { memory: pool });
+    keepsKind(pooled, { type: 2, id: ordinal });
+    using mapped = mappedArray(4, float32);
+    keepsKind(mapped, { type: 3, id: 0 });
+    if (mapped.context.device.attribute('managedMemory') === 0) {
+      t.diagnostic('no managed memory here');
+      return;
+    }
+    using managed = managedArray(4, float32);
+    keepsKind(managed, { type: 13, id: 0 });
+
+    function keepsKind(array: DeviceArray, device: DlpackTensor['device']): void {
+      const { address, dtype } = array;
+      const borrowed = [
+        fromDLPack(JSON.parse(JSON.stringify(dlpack(array)))),
+        fromCudaArrayInterface(JSON.parse(JSON.stringify(cudaArrayInterface(array)))),
+        fromPointer(address, { shape: 4, dtype }),
+        fromBuffer(DeviceBuffer.fromPointer(address, 16), 4, dtype),
+      ];
+      for (const each of borrowed) {
+        assert.deepEqual(dlpack(each).device, device);
+        assert.deepEqual(dlpack(each.slice({ start: 1 })).device, device);
+        assert.deepEqual(dlpack(each.slice({ stop: 0 })).device, device, 'without items');
+        assert.deepEqual(dlpack(fromDLPack(dlpack(each))).device, device, 'borrowed twice');
+      }
     }
   });
 

@@ -3,11 +3,32 @@ import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { openLibrary } from '../../ffi/library.ts';
-import { int, pointer } from '../../ffi/types.ts';
-import { bfloat16, deviceArray, float32, managedTensor } from '../../src/index.ts';
+import { viewMemory } from '../../ffi/native.ts';
+import { type Address, int, pointer } from '../../ffi/types.ts';
+import {
+  bfloat16,
+  deviceArray,
+  devices,
+  float32,
+  fromDLPack,
+  managedTensor,
+  mappedArray,
+  Stream,
+} from '../../src/index.ts';
 import { noCompiler, openBuildFolder } from '../abi/toolchain.ts';
+import { emulated } from '../support/driver.ts';
 import { until } from '../support/iterations.ts';
+import { Latch } from '../support/latch.ts';
 import { collectGarbage } from '../support/process-state.ts';
+
+// Read when the emulated driver is opened, at its first call.
+if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
+
+/** The DLDevice of a tensor, as C reads it. */
+function deviceAt(address: number): readonly [type: number, id: number] {
+  const view = new DataView(viewMemory(address as Address, 80));
+  return [view.getInt32(40, true), view.getInt32(44, true)];
+}
 
 // The structs as dlpack.h of version 1.1 has them.
 const SOURCE = `
@@ -97,6 +118,47 @@ describe('NativeTensor', () => {
     assert.equal(threadsRunning(), 50, 'each waits for the main thread');
     await until(() => threadsRunning() === 0);
     assert.ok(tensors.every(({ deleted }) => deleted));
+  });
+
+  test('C reads on which device the memory is, or which kind of host memory', (t) => {
+    using mapped = mappedArray(4, float32);
+    const borrowed = fromDLPack({
+      data: mapped.address,
+      device: { type: 3, id: 0 },
+      ndim: 1,
+      dtype: float32.dlpack,
+      shape: [4],
+    });
+    for (const array of [mapped, borrowed]) {
+      const tensor = managedTensor(array);
+      assert.deepEqual(deviceAt(tensor.address), [3, 0]);
+      tensor.delete();
+    }
+    if (devices().length < 2) {
+      t.skip('this needs a second GPU');
+      return;
+    }
+    using array = deviceArray(4, float32, { device: 1 });
+    const tensor = managedTensor(array);
+    assert.deepEqual(deviceAt(tensor.address), [2, 1]);
+    tensor.delete();
+  });
+
+  test('the stream of its consumer waits for the producer on another device', async (t) => {
+    if (devices().length < 2) {
+      t.skip('this needs a second GPU');
+      return;
+    }
+    using producer = Stream.create({ nonBlocking: true, device: 1 });
+    using consumer = Stream.create({ nonBlocking: true, device: 0 });
+    using array = deviceArray(4, float32, { device: 1, stream: producer });
+    using latch = new Latch(array.context);
+    latch.hold(producer);
+    const tensor = managedTensor(array, { stream: consumer });
+    assert.equal(consumer.done, false);
+    latch.open();
+    await consumer.synchronize();
+    tensor.delete();
   });
 
   test('the memory stays until the tensor is deleted, the array closed or collected', async () => {

@@ -203,6 +203,25 @@ describe('the memory manager', () => {
     pin(...arrays).close();
   });
 
+  test('an array is pinned again while its release waits, and unlocked after the last one', async () => {
+    const bytes = new Uint8Array(new ArrayBuffer(4 << 17), 1 << 17, 4096);
+    using stream = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    const pinned = pin(bytes);
+    latch.hold(stream);
+    pinned.close();
+    const first = pin(bytes);
+    assert.throws(() => pin(bytes), /already page-locked/);
+    first.close();
+    const again = pin(bytes);
+    latch.open();
+    await context.flush();
+    assert.throws(() => pin(bytes), /already page-locked/, 'it is still pinned');
+    again.close();
+    await context.flush();
+    pin(bytes).close();
+  });
+
   test('getIpcHandle names the allocation and where a part of it begins', () => {
     using buffer = DeviceBuffer.allocate(4096);
     const whole = getIpcHandle(buffer);

@@ -1,5 +1,6 @@
 /** Common mistakes, each with what cuffi says to it. Messages: pids and other numbers vary. */
 import { spawnSync } from 'node:child_process';
+import { delimiter, dirname } from 'node:path';
 import {
   Context,
   CudaEvent,
@@ -24,10 +25,13 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import {
+  Channel,
+  type ChannelConsumer,
   connect,
   decodeDescriptor,
   getIpcHandle,
   IpcArrayHandle,
+  type Listener,
   listen,
   openIpc,
   openIpcArray,
@@ -36,9 +40,14 @@ import {
   openIpcPool,
   type Peer,
   parentPeer,
+  type SpawnPeerOptions,
   spawnPeer,
+  spawnPython,
+  Timeline,
   tritonRegion,
 } from '../../src/ipc/index.ts';
+import { companionPath } from '../../src/python/companion.ts';
+import { loadKernels } from '../support/kernels.ts';
 import { programFile } from '../support/program.ts';
 
 /** What the mistakes are made with. */
@@ -58,19 +67,61 @@ const any = (value: unknown): any => value;
 const child = (name: string): string =>
   programFile(new URL(`./fixtures/${name}`, import.meta.url)).path;
 
-/** Throws what a program prints. */
-function said(name: string, env: NodeJS.ProcessEnv = {}): never {
+/** Throws what a program prints: to stdout or, if that is nothing, to stderr. */
+function said(name: string, env: NodeJS.ProcessEnv = {}, args: readonly string[] = []): never {
   const program = programFile(new URL(`./fixtures/${name}`, import.meta.url));
-  const { stdout, stderr } = spawnSync(process.execPath, [...program.execArgv, program.path], {
-    env: { ...process.env, ...env },
+  const { stdout, stderr } = spawnSync(
+    process.execPath,
+    ['--expose-gc', ...program.execArgv, program.path, ...args],
+    { env: { ...process.env, ...env }, encoding: 'utf8', timeout: 60_000 },
+  );
+  throw new Error((stdout || stderr).trim());
+}
+
+/** Throws what cuInit says if it returns a status. */
+const cuInitSaid = (status: number): never =>
+  said('available.ts', {
+    CUFFI_DRIVER: 'emulated',
+    CUFFI_EMULATED_FAULTS: `cuInit:*=${status}`,
+  });
+
+/** Throws what Python's companion says to a few lines. */
+function pythonSaid(lines: string, env: NodeJS.ProcessEnv = {}): never {
+  const path = [companionPath() as string, process.env['PYTHONPATH'] ?? ''].join(delimiter);
+  const script = [
+    'import cuffi',
+    'try:',
+    ...lines.split('\n').map((line) => `    ${line}`),
+    'except Exception as error: print(f"{type(error).__name__}: {error}")',
+  ].join('\n');
+  const { stdout, stderr } = spawnSync('python3', ['-c', script], {
+    env: { ...process.env, PYTHONPATH: path, ...env },
     encoding: 'utf8',
+    timeout: 60_000,
   });
   throw new Error((stdout || stderr).trim());
 }
 
+/** The mistakes that are made in Python. */
+export const inPython: readonly string[] = [
+  'Python: connect to nobody',
+  'Python: connect to nobody within a time-out',
+  'Python: no driver',
+  'Python: cuInit is refused by the operating system (304)',
+  'Python: accept(), within a time-out',
+  'Python: a listener after its with block',
+  'Python: a listener after close()',
+  'a Python child that never calls cuffi.parent(), within a time-out',
+  'a Python child that never calls cuffi.parent(), and ends',
+];
+
 /** Runs a use, and ends the peer that it is made with. */
-async function withChild(name: string, use: (peer: Peer) => Promise<unknown>): Promise<unknown> {
-  const peer = spawnPeer(child(name), { stdio: 'ignore' });
+async function withChild(
+  name: string,
+  use: (peer: Peer) => Promise<unknown>,
+  options: SpawnPeerOptions = { stdio: 'ignore' },
+): Promise<unknown> {
+  const peer = spawnPeer(child(name), options);
   try {
     return await use(peer);
   } finally {
@@ -79,6 +130,29 @@ async function withChild(name: string, use: (peer: Peer) => Promise<unknown>): P
     peer.close();
   }
 }
+
+/** As {@link withChild}, with a Python program. */
+async function withPython(name: string, use: (peer: Peer) => Promise<unknown>): Promise<unknown> {
+  const peer = spawnPython(new URL(`./fixtures/${name}`, import.meta.url));
+  try {
+    return await use(peer);
+  } finally {
+    peer.process.kill('SIGKILL');
+    await peer.ended;
+    peer.close();
+  }
+}
+
+/** Sends an object to a child that keeps it, and uses that here. */
+const withHolder = <T>(object: T, use: (object: T) => Promise<unknown>): Promise<unknown> =>
+  withChild('holder.ts', async (peer) => {
+    await peer.send(any(object));
+    // It has the object, and all that it will take of that.
+    await peer.receive({ timeoutMs: 20_000 });
+    return await use(object);
+  });
+
+const ring = { slots: 2, byteLength: 1024, deliver: 'all' } as const;
 
 /** Each mistake, by what it is. */
 export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
@@ -106,7 +180,17 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
   'fill with a string': ({ buffer }) => buffer.fill(any('x')),
   'a range that ends before it begins': ({ buffer }) => buffer.subarray(10, 5),
   'a range beyond the end': ({ buffer }) => buffer.subarray(0, 1000),
-  'JSON of a buffer': ({ buffer }) => JSON.stringify({ buffer }),
+  'JSON of a buffer in place of its handle': ({ buffer }) =>
+    openIpcBuffer(JSON.parse(JSON.stringify(buffer))),
+  'a clone of a buffer': ({ buffer }) => structuredClone(buffer),
+  'a clone of an array': ({ array }) => structuredClone({ array }),
+  'an index of an array': ({ array }) => any(array)[0],
+  'an assignment to an index of an array': ({ array }) => {
+    any(array)[1] = 7;
+  },
+  'an array that is iterated': ({ array }) => [...any(array)],
+  'a number added to an array': ({ array }) => any(array) + 1,
+  'a number added to a buffer': ({ buffer }) => any(buffer) + 64,
   'a buffer after close': () => {
     const buffer = DeviceBuffer.allocate(16);
     buffer.close();
@@ -232,6 +316,215 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
   },
   'an option of receive in seconds': () =>
     withChild('idle.ts', (peer) => peer.receive(any({ timeout: 5 }))),
+  // ---- Used after it was closed ----
+  'a buffer after its using scope': () => {
+    let kept: DeviceBuffer;
+    {
+      using buffer = DeviceBuffer.allocate(16);
+      kept = buffer;
+    }
+    return kept.fill(0);
+  },
+  'an array after its using scope': () => {
+    let kept: DeviceArray;
+    {
+      using array = deviceArray([2], float32);
+      kept = array;
+    }
+    return kept.fill(0);
+  },
+  'a view after the close() of its array': () => {
+    const array = deviceArray([2], float32);
+    const view = array.slice(0);
+    array.close();
+    return view.fill(0);
+  },
+  'a buffer after the close() of its pool': () => {
+    const pool = MemoryPool.create({ maxSize: 4 << 20 });
+    const buffer = pool.allocate(16);
+    pool.close({ buffers: true });
+    return buffer.fill(0);
+  },
+  'a stream after close()': () => {
+    const stream = Stream.create();
+    stream.close();
+    return stream.synchronizeSync();
+  },
+  'a kernel after the using scope of its module': ({ stream }) => {
+    let kept: Kernel;
+    {
+      using module = loadKernels();
+      kept = module.kernel('stray', ['pointer']);
+    }
+    return any(kept).launch({ grid: 1, block: 1, stream }, 0);
+  },
+  'page-locked memory after its using scope': () => {
+    let kept: PinnedBuffer;
+    {
+      using buffer = PinnedBuffer.allocate(16);
+      kept = buffer;
+    }
+    return kept.buffer;
+  },
+  'a channel after its using scope': () => {
+    let kept: Channel;
+    {
+      using channel = Channel.create(ring);
+      kept = channel;
+    }
+    return kept.acquire();
+  },
+  'a wait for a slot of a channel that is closed meanwhile': async () => {
+    const channel = Channel.create({ ...ring, slots: 1 });
+    using _slot = await channel.acquire();
+    const acquiring = channel.acquire();
+    channel.close();
+    return acquiring;
+  },
+  'a timeline after close()': () => {
+    const timeline = Timeline.create();
+    timeline.close();
+    return timeline.value;
+  },
+  'a listener after its using scope': () => {
+    let kept: Listener;
+    {
+      using listener = listen('wrong-uses-closed');
+      kept = listener;
+    }
+    return kept.accept();
+  },
+  'a peer after close()': () =>
+    withChild('idle.ts', async (peer) => {
+      peer.close();
+      await peer.send(1);
+    }),
+  'a wait of a peer whose using scope ends': () =>
+    withChild('idle.ts', async (peer) => {
+      let receiving: Promise<unknown>;
+      {
+        using scoped = peer;
+        receiving = scoped.receive();
+      }
+      await receiving;
+    }),
+  'a peer after the end of the other process': () =>
+    withChild('silent.ts', async (peer) => {
+      await peer.ended;
+      await peer.request(1);
+    }),
+  // ---- How errors print ----
+  'a ClosedError, printed': () => said('printed.ts', {}, ['closed']),
+  'the ClosedError of a peer, printed': () => said('printed.ts', {}, ['peer']),
+  'a PeerGoneError, printed': () => said('printed.ts', {}, ['gone']),
+  'a CudaError, printed': () => said('printed.ts', {}, ['cuda']),
+  'the stack of a missing driver': () =>
+    said('printed.ts', { CUFFI_DRIVER: '/nowhere/libcuda.so.1' }, ['stack']),
+  'the stack of a time-out': () => said('printed.ts', {}, ['timeout']),
+  'an array that is dropped without close()': () => said('dropped.ts', {}, ['array']),
+  'a pinned array that is dropped without close()': () => said('dropped.ts', {}, ['pinned']),
+  'a channel that is dropped without close()': () => said('dropped.ts', {}, ['channel']),
+  // ---- Children ----
+  'a child that throws': () =>
+    withChild('throwing.ts', (peer) => peer.receive({ timeoutMs: 20_000 }), {}),
+  'a child, without a GPU': () => said('no-gpu.ts', { CUFFI_DRIVER: '/nowhere/libcuda.so.1' }),
+  'SIGTERM of a parent of two': () => said('parent-ends.ts'),
+  'a Python child that never calls cuffi.parent(), within a time-out': () =>
+    withPython('idle.py', (peer) => peer.receive({ timeoutMs: 100 })),
+  'a Python child that never calls cuffi.parent(), and ends': () =>
+    withPython('silent.py', (peer) => peer.receive({ timeoutMs: 20_000 })),
+  // ---- Time-outs ----
+  'a slot of a channel, within a time-out, that this process has': async () => {
+    using channel = Channel.create(ring);
+    using _first = await channel.acquire();
+    using _second = await channel.acquire();
+    return await channel.acquire({ timeoutMs: 50 });
+  },
+  'a slot of a channel, within a time-out, that a consumer has': async () => {
+    using channel = Channel.create(ring);
+    return await withHolder(channel, async () => {
+      for (let n = 0; n < 2; n += 1) (await channel.acquire()).publish();
+      return await channel.acquire({ timeoutMs: 100 });
+    });
+  },
+  'a slot, with deliver: one, within a time-out, that a consumer has': async () => {
+    using channel = Channel.create({ ...ring, deliver: 'one' });
+    return await withHolder(channel, async () => {
+      for (let n = 0; n < 2; n += 1) (await channel.acquire()).publish();
+      return await channel.acquire({ timeoutMs: 2000 });
+    });
+  },
+  'a slot, with deliver: one and no consumer, within a time-out': async () => {
+    using channel = Channel.create({ ...ring, deliver: 'one' });
+    for (let n = 0; n < 2; n += 1) (await channel.acquire()).publish();
+    return await channel.acquire({ timeoutMs: 50 });
+  },
+  'drained(), within a time-out': async () => {
+    using channel = Channel.create(ring);
+    return await withHolder(channel, async () => {
+      (await channel.acquire()).publish();
+      return await channel.drained({ timeoutMs: 100 });
+    });
+  },
+  'a message of a channel, within a time-out': () =>
+    withChild('giver.ts', async (peer) => {
+      const channel = (await any(peer).receive()) as ChannelConsumer;
+      return await channel.receive({ timeoutMs: 50 });
+    }),
+  'a message that was taken ahead, within a time-out': async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    return await withChild('giver.ts', async (peer) => {
+      for (let n = 0; n < 2; n += 1) await peer.receive();
+      const channel = (await any(peer).receive()) as ChannelConsumer;
+      for await (const slot of channel.ahead(stream)) return await slot.filled({ timeoutMs: 50 });
+      return undefined;
+    });
+  },
+  'a value of a timeline, within a time-out': async () => {
+    using timeline = Timeline.create();
+    timeline.signal(2);
+    await timeline.reached(2);
+    return await timeline.reached(3, { timeoutMs: 50 });
+  },
+  'a value of a timeline of another process, within a time-out': () =>
+    withChild('giver.ts', async (peer) => {
+      await peer.receive();
+      const timeline = (await any(peer).receive()) as Timeline;
+      return await timeline.reached(1, { timeoutMs: 50 });
+    }),
+  'accept(), within a time-out': async () => {
+    using listener = listen('wrong-uses-accept');
+    return await listener.accept({ timeoutMs: 50 });
+  },
+  'a request to a peer that does not serve, within a time-out': () =>
+    withChild('holder.ts', (peer) => any(peer).request(1, { timeoutMs: 100 })),
+  // ---- The machine ----
+  'cuInit is refused by the operating system (304)': () => cuInitSaid(304),
+  'cuInit finds a device that another process has for itself (46)': () => cuInitSaid(46),
+  'cuInit finds another version of the kernel driver (803)': () => cuInitSaid(803),
+  'cuInit is refused by forward compatibility (804)': () => cuInitSaid(804),
+  'cuInit fails for an unknown reason (999)': () => cuInitSaid(999),
+  'memory of a device that is not visible, over a connection': () =>
+    said('not-visible.ts', { CUFFI_DRIVER: 'emulated' }),
+  'dtype: float': () => any(deviceArray)([2], 'float'),
+  'dtype: double': () => any(deviceArray)([2], 'double'),
+  'dtype: half': () => any(dtype)('half'),
+  'dtype: f32': () => any(dtype)('f32'),
+  // ---- Python ----
+  'Python: connect to nobody': () => pythonSaid("cuffi.connect('nobody-listens-here')"),
+  'Python: connect to nobody within a time-out': () =>
+    pythonSaid("cuffi.connect('nobody-listens-here', timeout=0.1)"),
+  'Python: no driver': () => pythonSaid('cuffi.Event()', { CUFFI_DRIVER: '/nowhere/libcuda.so.1' }),
+  'Python: cuInit is refused by the operating system (304)': () =>
+    pythonSaid("raise cuffi.CudaError('cuInit', 304)"),
+  'Python: accept(), within a time-out': () =>
+    pythonSaid(
+      "with cuffi.listen('wrong-uses-python') as listener:\n    listener.accept(timeout=0.05)",
+    ),
+  'Python: a listener after its with block': () =>
+    pythonSaid("with cuffi.listen('wrong-uses-python') as kept: pass\nkept.accept()"),
+  'Python: a listener after close()': () =>
+    pythonSaid("kept = cuffi.listen('wrong-uses-python')\nkept.close()\nkept.accept()"),
   // ---- Faults of kernels ----
   'a fault of a kernel, found by a later call': () => said('late-fault.ts'),
 };

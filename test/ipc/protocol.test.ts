@@ -4,8 +4,9 @@ import { spawnSync } from 'node:child_process';
 import { createInterface } from 'node:readline';
 import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { type IpcError, PinnedBuffer } from '../../src/index.ts';
-import { leases, listen, type Peer, Timeline } from '../../src/ipc/index.ts';
+import { DeviceBuffer, type IpcError, PinnedBuffer } from '../../src/index.ts';
+import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
+import { getIpcHandle, leases, listen, type Peer, Timeline } from '../../src/ipc/index.ts';
 import { until } from '../support/iterations.ts';
 import { killed, startProcess } from '../support/program.ts';
 
@@ -122,6 +123,19 @@ describe('an end in Python that was written from docs/protocol.md', options, () 
     await until(() => leases.stats().leases.length === 0);
     // The end that had the signaler has closed it.
     await assert.rejects(timeline.reached(8, { timeoutMs: 10_000 }), { name: 'PeerGoneError' });
+  });
+
+  test('answers a question about a descriptor with an error', options, async () => {
+    await using python = await Python.start();
+    const { peer } = python;
+    using buffer = DeviceBuffer.allocate(64);
+    const descriptor = withChecksum({ ...getIpcHandle(buffer), pid: peer.pid });
+    await assert.rejects(peer.open(descriptor, { timeoutMs: 10_000 }), {
+      name: 'IpcError',
+      code: 'not-supported',
+      message: `process ${peer.pid} does not confirm this descriptor: this end confirms nothing`,
+    });
+    assert.equal(await peer.request(1), 1);
   });
 
   test('ends in order', options, async () => {

@@ -17,7 +17,8 @@ import {
   toDevice,
   VirtualMemory,
 } from '../../src/index.ts';
-import { connect, leases, listen, spawnPython } from '../../src/ipc/index.ts';
+import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
+import { connect, getIpcHandle, leases, listen, spawnPython } from '../../src/ipc/index.ts';
 import { companionPath } from '../../src/python/companion.ts';
 import { onHardware } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';
@@ -37,6 +38,20 @@ async function nothingIsLent(worker: PythonWorker): Promise<void> {
 }
 
 describe('the companion for Python', options, () => {
+  test('says that it confirms no descriptors', options, async () => {
+    await using worker = new PythonWorker('iterate');
+    const { peer } = worker;
+    using buffer = DeviceBuffer.allocate(64);
+    const descriptor = withChecksum({ ...getIpcHandle(buffer), pid: peer.pid });
+    await assert.rejects(peer.open(descriptor, { timeoutMs: 60_000 }), {
+      name: 'IpcError',
+      code: 'not-supported',
+      message: `process ${peer.pid} does not confirm this descriptor: the companion for Python confirms no descriptors`,
+    });
+    await peer.send('goes on');
+    assert.equal(await peer.receive(), 'goes on');
+  });
+
   test('returns every kind of value as it was sent', options, async () => {
     await using worker = new PythonWorker('iterate');
     const values: readonly unknown[] = [
@@ -162,6 +177,26 @@ describe('the companion for Python', options, () => {
       await Promise.all(sent);
       assert.deepEqual(await worker.ask('receive_ahead', { count: 2 }), [2, 0]);
       await worker.ask('evaluate', { source: 'kept.clear()' });
+      await nothingIsLent(worker);
+    },
+  );
+
+  test(
+    'sends 8-bit floats by their name, also those that another library describes by DLPack',
+    options,
+    async () => {
+      await using worker = new PythonWorker();
+      for (const name of ['float8_e4m3fn', 'float8_e5m2']) {
+        const data = Uint8Array.of(0x38, 0xb8, 0x7f, 0);
+        const made = await worker.ask<DeviceArray>('empty', { shape: [2, 2], dtype: name, data });
+        assert.equal(made.dtype.name, name);
+        assert.deepEqual(await made.copyToHost(), data);
+        const other = await worker.ask<DeviceArray>('dlpack_only', { dtype: name, data });
+        assert.deepEqual([other.dtype.name, other.shape], [name, [4]]);
+        assert.deepEqual(await other.copyToHost(), data);
+        made.close();
+        other.close();
+      }
       await nothingIsLent(worker);
     },
   );
@@ -376,6 +411,10 @@ describe('errors of the companion', options, () => {
     [
       "cuffi.empty(2, 'bfloat16').__cuda_array_interface__",
       /^AttributeError : bfloat16 has no typestr: use DLPack/,
+    ],
+    [
+      "cuffi.empty(2, 'float8_e4m3fn').__cuda_array_interface__",
+      /^AttributeError : float8_e4m3fn has no typestr: use DLPack/,
     ],
     ['cuffi.empty(2).__dlpack__(stream=0)', /^ValueError : stream 0 is ambiguous/],
     ['cuffi.empty(2).__dlpack__(copy=True)', /^BufferError : cuffi does not copy/],

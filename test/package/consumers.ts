@@ -213,10 +213,116 @@ if (process.send) {
 }
 `;
 
+/** Prints which errors of calls that reject have no line of the program that calls. */
+export const stacks = `
+import { Context, DeviceBuffer, Stream, toDevice } from 'cuffi';
+import { Channel, connect, listen, spawnPeer, Timeline } from 'cuffi/ipc';
+
+const limits = { timeoutMs: 10 };
+const nested = [[[[[[[[[[[[1, 'x']]]]]]]]]]]];
+const stream = Stream.create({ nonBlocking: true });
+const timeline = Timeline.create();
+const peer = spawnPeer(process.argv[1] + '.not.there', { stdio: 'ignore' });
+const channel = Channel.create({ slots: 1, byteLength: 16, deliver: 'all' });
+await channel.acquire();
+const closed = await toDevice([1]);
+closed.close();
+const calls = {
+  toDevice: () => toDevice(nested),
+  copyToHost: () => closed.copyToHost(),
+  allocate: () => DeviceBuffer.allocate(2 ** 50),
+  reached: () => timeline.reached(1, limits),
+  closedMeanwhile: () => {
+    setTimeout(() => channel.close(), 20);
+    return channel.acquire();
+  },
+  acquire: () => channel.acquire(limits),
+  accept: () => listen('@cuffi-stacks-' + process.pid).accept(limits),
+  connect: () => connect('@cuffi-nobody-' + process.pid, limits),
+  send: () => peer.send({ nested: [[[[[[[[[[[[() => 1]]]]]]]]]]]] }),
+  receive: () => peer.receive(),
+  request: () => peer.request(1),
+  iterate: async () => {
+    for await (const value of peer);
+  },
+};
+async function lineOfTheUser(call) {
+  await call();
+}
+const without = [];
+for (const [name, call] of Object.entries(calls)) {
+  try {
+    await lineOfTheUser(call);
+    without.push(name + ' did not reject');
+  } catch (error) {
+    if (!error.stack.includes('lineOfTheUser')) without.push(name);
+  }
+}
+console.log(JSON.stringify(without));
+process.exit();
+`;
+
 /** Prints the names that the entries export, as JSON. */
 export const exportedNames = `
 const entries = {};
 for (const specifier of ['cuffi', 'cuffi/ipc', 'cuffi/ffi'])
   entries[specifier] = Object.keys(await import(specifier));
 console.log(JSON.stringify(entries));
+`;
+
+/**
+ * Loads the package in a realm of its own, with Node's classes of memory, as Jest runs each test file;
+ * needs --experimental-vm-modules. Prints `ok` where what comes from the other realm is taken.
+ */
+export const inAnotherRealm = `
+import { readFileSync } from 'node:fs';
+import { dirname, resolve } from 'node:path';
+import { fileURLToPath, pathToFileURL } from 'node:url';
+import { createContext, SourceTextModule, SyntheticModule } from 'node:vm';
+
+const { Buffer, Uint8Array, process, setImmediate, setTimeout, clearTimeout, URL } = globalThis;
+const { performance, AbortSignal, AbortController, DOMException, EventTarget, queueMicrotask } = globalThis;
+const realm = createContext({
+  Buffer, Uint8Array, process, setImmediate, setTimeout, clearTimeout, URL, console,
+  performance, AbortSignal, AbortController, DOMException, EventTarget, queueMicrotask,
+});
+const modules = new Map();
+async function load(specifier, from) {
+  const isOwn = specifier.startsWith('.') || specifier.startsWith('file:');
+  const url = isOwn ? new URL(specifier, from).href : specifier;
+  const known = modules.get(url);
+  if (known) return known;
+  let made;
+  if (isOwn) {
+    const source = readFileSync(fileURLToPath(url), 'utf8');
+    const initializeImportMeta = (meta) => Object.assign(meta, { url });
+    made = new SourceTextModule(source, { identifier: url, context: realm, initializeImportMeta });
+  } else {
+    const core = await import(specifier);
+    const names = Object.keys(core);
+    made = new SyntheticModule(names, () => names.forEach((name) => made.setExport(name, core[name])), {
+      context: realm,
+      identifier: specifier,
+    });
+  }
+  modules.set(url, made);
+  return made;
+}
+const entry = await load(import.meta.resolve('cuffi'), import.meta.url);
+await entry.link((specifier, { identifier }) => load(specifier, identifier));
+await entry.evaluate();
+const { DeviceBuffer, PinnedBuffer, float32, toDevice } = entry.namespace;
+
+if (float32.TypedArray === Float32Array) throw new Error('it is not in a realm of its own');
+const array = await toDevice(new Float32Array([1, 2]), { shape: [2] });
+if ((await array.copyToHost()).join() !== '1,2') throw new Error('wrong items');
+const bytes = await toDevice(Buffer.alloc(4, 7), { dtype: 'V4', shape: [] });
+if ((await bytes.copyToHost()).join() !== '7,7,7,7') throw new Error('wrong bytes');
+const pinned = PinnedBuffer.allocate(16);
+const view = new Uint8Array(pinned.buffer);
+pinned.close();
+const refused = await DeviceBuffer.allocate(16).copyFrom(view).catch((error) => error);
+if (refused?.name !== 'ClosedError') throw new Error('memory of a closed buffer was copied');
+console.log('ok');
+process.exit(0);
 `;

@@ -28,7 +28,9 @@ import {
   cjs,
   esm,
   exportedNames,
+  inAnotherRealm,
   loadedScripts,
+  stacks,
   types,
   withoutConnections,
   wrongNames,
@@ -336,9 +338,20 @@ console.log(readInt32(writeInt32(7)));`;
     assert.equal(node('arena.mjs', text), '7\n');
   });
 
+  test('has errors whose stacks reach the line of the program', () => {
+    const printed = node('stacks.mjs', stacks, [], { CUFFI_DRIVER: 'emulated' });
+    assert.deepEqual(JSON.parse(printed), []);
+  });
+
   test('runs in Node what runs in other runtimes', () => {
     const printed = node('runtime.mjs', withoutConnections, [], { CUFFI_DRIVER: 'emulated' });
     assert.match(printed, /^ok \{(?!.*(not-supported|ENOSYS))/);
+  });
+
+  test('runs in a realm of its own, as Jest gives one to each file of tests', () => {
+    const flags = ['--experimental-vm-modules', '--no-warnings'];
+    const emulated = { CUFFI_DRIVER: 'emulated' };
+    assert.equal(node('realm.mjs', inAnotherRealm, flags, emulated), 'ok\n');
   });
 
   for (const runtime of runtimes) {

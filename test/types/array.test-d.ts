@@ -60,6 +60,12 @@ const raw = { handle: '', shape: [4] };
 expectTypeOf(openIpcArray({ ...raw, dtype: float32 })).toEqualTypeOf<Floats>();
 expectTypeOf(openIpcArray({ ...raw, dtype: 'float32' })).toEqualTypeOf<Floats>();
 expectTypeOf(openIpcArray({ ...raw, dtype: 'float32' as string })).toEqualTypeOf<DeviceArray>();
+// A message is unknown, as for openIpcBuffer and the like.
+expectTypeOf(openIpcArray).parameter(0).toEqualTypeOf<unknown>();
+process.once('message', (message) => {
+  expectTypeOf(openIpcArray(message)).toEqualTypeOf<DeviceArray>();
+  expectTypeOf(openIpcArray(message, { fds: [3], access: 'read' })).toEqualTypeOf<DeviceArray>();
+});
 
 // What comes from elsewhere has a dtype that only running finds out.
 expectTypeOf(fromCudaArrayInterface({})).toEqualTypeOf<DeviceArray>();

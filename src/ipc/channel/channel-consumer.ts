@@ -1,12 +1,13 @@
 import { inspect } from 'node:util';
 import type { DeviceArray } from '../../array/device-array.ts';
 import type { Shape } from '../../array/shape.ts';
+import { UNCLONEABLE } from '../../conversions.ts';
 import { beginWait, type Wait, type WaitOptions } from '../../deadline.ts';
 import type { Device } from '../../device.ts';
 import type { Dtype } from '../../dtype.ts';
 import { CuffiError } from '../../errors.ts';
 import { type Details, describeObject } from '../../inspect.ts';
-import { Resource } from '../../lifetime.ts';
+import { Resource, stateKey } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
 import { assertInternal, checkInstance } from '../../validate.ts';
@@ -30,6 +31,8 @@ import { checkAheadStream, describeChannel } from './slots.ts';
  * }
  */
 export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   readonly #state: Consumer;
 
   /** @internal */
@@ -37,6 +40,7 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
     assertInternal(init, Object, 'ChannelConsumer', 'peer.receive');
     const state = new Consumer(init);
     super('ChannelConsumer', { owner: state.context.resources, release: () => state.close() });
+    state.resource = this[stateKey];
     this.#state = state;
   }
 
@@ -83,7 +87,7 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
    * for an invalid message; ClosedError
    */
   async receive(options?: WaitOptions): Promise<ConsumerSlot<D> | undefined> {
-    const wait = beginWait(options, 'waiting for a message of a channel');
+    const wait = beginWait(options, 'waiting for a message of a channel', this.#state.messageHint);
     this.assertOpen();
     return this.#receive(wait);
   }
@@ -120,7 +124,7 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
     const checked = checkInstance(streamOf(stream) as object, Object, 'stream') as Stream;
     checkAheadStream(checked, this.#state.isAhead);
     for (;;) {
-      const wait = beginWait(options, 'waiting for room ahead in a channel');
+      const wait = beginWait(options, 'waiting for room ahead in a channel', this.#state.aheadHint);
       this.assertOpen();
       const message = await this.#state.takeAhead(checked, wait);
       if (message === undefined) return;
@@ -154,6 +158,8 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
 
 /** A message. Release it when the work that uses it is queued. */
 export class ConsumerSlot<out D extends Dtype = Dtype> {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   /** A slot keeps its channel from being garbage collected. */
   readonly #channel: ChannelConsumer<D>;
   readonly #consumer: Consumer;
@@ -198,9 +204,11 @@ export class ConsumerSlot<out D extends Dtype = Dtype> {
    * @throws PeerGoneError if the producer ended before
    */
   async filled(options?: WaitOptions): Promise<boolean> {
-    const wait = beginWait(options, `waiting for message ${this.message} of a channel`);
+    const { message } = this;
+    const hintOf = options && (() => this.#consumer.filledHint(message));
+    const wait = beginWait(options, `waiting for message ${message} of a channel`, hintOf);
     // Awaited here: the wait then holds the slot, and so the channel.
-    return await this.#consumer.filled(this.message, wait);
+    return await this.#consumer.filled(message, wait);
   }
 
   /**

@@ -1,12 +1,13 @@
 import { inspect } from 'node:util';
 import type { DeviceArray } from '../../array/device-array.ts';
 import type { Shape } from '../../array/shape.ts';
+import { UNCLONEABLE } from '../../conversions.ts';
 import { beginWait, type WaitOptions } from '../../deadline.ts';
 import type { Device } from '../../device.ts';
 import type { AnyDtypeName, Dtype, DtypeOrName, NamedDtype } from '../../dtype.ts';
 import { CuffiError } from '../../errors.ts';
 import { type Details, describeObject } from '../../inspect.ts';
-import { ShareableResource } from '../../lifetime.ts';
+import { Resource, stateKey } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
@@ -54,12 +55,15 @@ export interface PublishOptions {
  * slot.array.fill(1, { stream });
  * slot.publish({ stream, meta: { frame: 1 } });
  */
-export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
+export class Channel<out D extends Dtype = Dtype> extends Resource {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   readonly #producer: Producer;
 
   private constructor(producer: Producer) {
     assertInternal(producer, Producer, 'Channel', 'Channel.create');
     super('Channel', { owner: producer.context.resources, release: () => producer.close() });
+    producer.resource = this[stateKey];
     this.#producer = producer;
   }
 
@@ -150,7 +154,7 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
       ['stream', 'signal', 'timeoutMs'],
       'channel.acquire',
     );
-    const wait = beginWait(limits, 'waiting for a free slot');
+    const wait = beginWait(limits, 'waiting for a free slot', this.#producer.slotHint);
     this.assertOpen();
     const chosen = streamOf(stream);
     if (chosen) checkAheadStream(chosen, this.#producer.isAhead);
@@ -178,7 +182,10 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
    */
   async drained(options?: WaitOptions): Promise<void> {
     this.assertOpen();
-    await this.#producer.drained(beginWait(options, 'waiting for the consumers of a channel'));
+    const producer = this.#producer;
+    await producer.drained(
+      beginWait(options, 'waiting for the consumers of a channel', producer.drainHint),
+    );
   }
 
   /** @internal */
@@ -200,6 +207,8 @@ export class Channel<out D extends Dtype = Dtype> extends ShareableResource {
 
 /** A slot that this process fills: publish it, or cancel it. */
 export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   /** A slot keeps its channel from being garbage collected. */
   readonly #channel: Channel<D>;
   readonly #producer: Producer;

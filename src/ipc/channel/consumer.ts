@@ -2,7 +2,7 @@ import type { Context } from '../../context.ts';
 import type { Wait } from '../../deadline.ts';
 import type { Device } from '../../device.ts';
 import { ClosedError, CuffiError, IpcError, PeerGoneError } from '../../errors.ts';
-import { releaseOrWarn } from '../../lifetime.ts';
+import { closedMessage, type ResourceState, releaseOrWarn } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { isTurnDue, pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
@@ -64,6 +64,8 @@ export class Consumer {
   /** Up to here, slots that were taken ahead are filled. */
   #filledUpTo: number;
   #isClosed = false;
+  /** The state of what its user holds, which says what closed it. */
+  resource: ResourceState | undefined;
   #hasEndedWaits = false;
 
   constructor(init: ConsumerInit) {
@@ -96,7 +98,14 @@ export class Consumer {
   }
 
   assertOpen(): void {
-    if (this.#isClosed) throw new ClosedError('this ChannelConsumer is closed');
+    if (this.#isClosed) throw this.#closedError();
+  }
+
+  #closedError(): ClosedError {
+    const { resource } = this;
+    return new ClosedError(
+      resource ? closedMessage('ChannelConsumer', resource) : 'this ChannelConsumer is closed',
+    );
   }
 
   allowAccess(device: Device | number): void {
@@ -199,6 +208,31 @@ export class Consumer {
       `${who} has ended without closing it: messages that were not complete are lost`,
       { pid, abandonedWaits: 0 },
     );
+  }
+
+  /** Why no message comes, for a time-out. */
+  readonly messageHint = (): string => {
+    const published = this.ring.published;
+    if (this.deliver === 'all' && this.#next < published)
+      return `${this.#producerName} has published message ${this.#next}, and its work is not done`;
+    return `${this.#producerName} has published ${count(published)}, and none of them is left for this consumer`;
+  };
+
+  /** Why no slot can be taken ahead, for a time-out. */
+  readonly aheadHint = (): string =>
+    `message ${this.#next} is ${this.#next - this.#filledUpTo} ahead of what is filled: ` +
+    `${this.#producerName} has published ${count(this.ring.published)}`;
+
+  /** Why a message is not filled, for a time-out. */
+  filledHint(message: number): string {
+    return message < this.ring.published
+      ? `${this.#producerName} has published it, and its work is not done`
+      : `${this.#producerName} has published ${count(this.ring.published)}`;
+  }
+
+  get #producerName(): string {
+    const { producerPid } = this.ring;
+    return producerPid === 0 ? 'the producer' : `process ${producerPid}`;
   }
 
   // ---- Ahead ----
@@ -314,6 +348,10 @@ export class Consumer {
     this.#memory.close();
   }
 }
+
+/** Messages counted in words, numbered from 0. */
+const count = (published: number): string =>
+  published === 1 ? '1 message' : `${published} messages`;
 
 /** For how long what a device of an ended process still writes is repaired. */
 const REPAIR_MS = 2000;

@@ -5,7 +5,7 @@ import type { Wait } from '../../deadline.ts';
 import { type DtypeOrName, uint8 } from '../../dtype.ts';
 import { ClosedError, CuffiError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
-import { releaseOrWarn } from '../../lifetime.ts';
+import { closedMessage, type ResourceState, releaseOrWarn } from '../../lifetime.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { isTurnDue, pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
@@ -76,6 +76,8 @@ export class Producer {
   readonly #redelivered = new Set<number>();
   readonly #holders = new Map<number, ProducerSeat>();
   #isClosed = false;
+  /** The state of what its user holds, which says what closed it. */
+  resource: ResourceState | undefined;
   #failure: unknown;
 
   private constructor(
@@ -169,7 +171,14 @@ export class Producer {
       throw new CuffiError('the context of this channel was lost with work of a message', {
         cause: this.#failure,
       });
-    if (this.#isClosed) throw new ClosedError('this Channel is closed');
+    if (this.#isClosed) throw this.#closedError();
+  }
+
+  #closedError(): ClosedError {
+    const { resource } = this;
+    return new ClosedError(
+      resource ? closedMessage('Channel', resource) : 'this Channel is closed',
+    );
   }
 
   // ---- Acquiring ----
@@ -235,6 +244,44 @@ export class Producer {
     for (const { seat, start } of this.#seats)
       if (start <= message && !seat.isReleased(message)) return false;
     return true;
+  }
+
+  /** Why no slot is free, for a time-out. */
+  readonly slotHint = (): string => {
+    const previous = this.#acquired - this.ring.slots;
+    return (
+      this.#whyInUse(previous) ?? 'as many waits are queued behind earlier messages as there may be'
+    );
+  };
+
+  /** Why a channel is not drained, for a time-out. */
+  readonly drainHint = (): string | undefined => {
+    const first = Math.max(0, this.#acquired - this.ring.slots);
+    for (let message = first; message < this.#published; message += 1)
+      if (!this.#isFree(message)) return this.#whyInUse(message);
+    return undefined;
+  };
+
+  /** Who uses a message; undefined if nobody is known to. */
+  #whyInUse(message: number): string | undefined {
+    if (message < 0) return undefined;
+    if (message >= this.#published)
+      return `this process has acquired message ${message} and not published it: publish or cancel its slot`;
+    if (!this.ring.isFilled(message))
+      return `the work of this process that fills message ${message} is not done`;
+    if (this.deliver === 'one' && !this.#holders.has(message)) {
+      if (this.#isOver(message)) return undefined;
+      return this.#seats.size === 0
+        ? `no process consumes the channel, so nobody takes message ${message}`
+        : `${namesOf(this.#seats)} asked for no further message, so nobody takes message ${message}`;
+    }
+    const holder = this.#holders.get(message);
+    const holders = [...(holder ? [holder] : this.#seats)].filter(
+      ({ seat, start }) => start <= message && !seat.isReleased(message),
+    );
+    return holders.length === 0
+      ? undefined
+      : `${namesOf(holders)} not released message ${message}: release() its slot there`;
   }
 
   // ---- Publishing ----
@@ -351,12 +398,14 @@ export class Producer {
   /**
    * Adds a consumer, which gets what is published from now on.
    *
+   * @param name its process in words
    * @returns ends that, if its descriptors were not taken
    * @throws SystemError
    */
-  addSeat(): () => void {
+  addSeat(name = 'a consumer'): () => void {
     this.assertOpen();
     const seat = ProducerSeat.create(
+      name,
       this.ring,
       this.#published,
       () => this.#onWake(),
@@ -489,8 +538,17 @@ function layoutOf(
   return { shape: Object.freeze([byteLength]), dtype: uint8 };
 }
 
+/** Processes in words, with what they have: `process 1 has`, `process 1 and process 2 have`. */
+function namesOf(seats: Iterable<ProducerSeat>): string {
+  const names = [...new Set([...seats].map(({ name }) => name))];
+  const last = names.pop();
+  return names.length === 0 ? `${last} has` : `${names.join(', ')} and ${last} have`;
+}
+
 /** One consumer, as the producer sees it. */
 class ProducerSeat {
+  /** Its process in words. */
+  readonly name: string;
   readonly seat: Seat;
   /** Its first message. Also in the seat, where the consumer could change it. */
   readonly start: number;
@@ -504,10 +562,11 @@ class ProducerSeat {
   #isClosed = false;
 
   private constructor(
-    init: { readonly ring: Ring; readonly seat: Seat; readonly start: number },
+    init: Pick<ProducerSeat, 'name' | 'seat' | 'start'> & { readonly ring: Ring },
     copy: SharedWords | undefined,
     { sockets, sent }: { readonly sockets: WakeSockets; readonly sent: SentEnds },
   ) {
+    this.name = init.name;
     this.seat = init.seat;
     this.start = init.start;
     this.#ring = init.ring;
@@ -525,12 +584,18 @@ class ProducerSeat {
   }
 
   /** @throws SystemError */
-  static create(ring: Ring, start: number, onWake: () => void, needsCopy: boolean): ProducerSeat {
+  static create(
+    name: string,
+    ring: Ring,
+    start: number,
+    onWake: () => void,
+    needsCopy: boolean,
+  ): ProducerSeat {
     const seat = Seat.create(ring.slots, start);
     let copy: SharedWords | undefined;
     try {
       if (needsCopy) copy = ring.createCopy();
-      return new ProducerSeat({ ring, seat, start }, copy, WakeSockets.create(onWake));
+      return new ProducerSeat({ name, ring, seat, start }, copy, WakeSockets.create(onWake));
     } catch (error) {
       if (copy) ring.closeCopy(copy);
       seat.words.close();

@@ -2,6 +2,7 @@
  * Tries each kind of sharing between two processes: one offers an object of each kind, the other
  * opens it, checks what is in it and writes back.
  */
+
 import { Context, isPrimaryOpen } from '../../context.ts';
 import type { WaitOptions } from '../../deadline.ts';
 import { type Device, devices } from '../../device.ts';
@@ -13,6 +14,7 @@ import { runAll } from '../../lifetime.ts';
 import { DeviceBuffer, DeviceMemory } from '../../memory/buffer.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
+import { messageOf } from '../../validate.ts';
 import { leases } from '../lease/leases.ts';
 import type { Peer } from '../peer/peer.ts';
 import type { Shareable } from '../sharing/kinds.ts';
@@ -219,7 +221,7 @@ async function offerOne(
       writable === undefined ||
       isPattern(await writable.copyToHost(new Uint32Array(BYTE_LENGTH / 4)), WRITTEN_BACK);
   } catch (error) {
-    await failed(codeOf(error), messageOf(error));
+    await failed(codeOf(error), limitedMessageOf(error));
     return;
   }
   await send({ probe, step: 'end', isWrittenBack });
@@ -255,8 +257,8 @@ export async function takeProbes(peer: Peer): Promise<ProbeReport> {
     } catch (error) {
       // An object that cannot be opened ends its probe only.
       const isRefused = !peer.closed && current !== undefined && !isTimeout(error) && !isEnd(error);
-      if (!isRefused) return { results, reason: messageOf(error) };
-      refused = { code: codeOf(error), reason: messageOf(error) };
+      if (!isRefused) return { results, reason: limitedMessageOf(error) };
+      refused = { code: codeOf(error), reason: limitedMessageOf(error) };
       continue;
     }
     if (offer === undefined)
@@ -309,7 +311,7 @@ async function checkObject(probe: ProbeName, object: object): Promise<string> {
     else return 'it arrived as another object';
     return '';
   } catch (error) {
-    return messageOf(error);
+    return limitedMessageOf(error);
   } finally {
     const { close } = object as { close?: unknown };
     if (typeof close === 'function') runAll([() => (object as Shareable).close()]);
@@ -348,8 +350,7 @@ function checkOffer(value: unknown, current: ProbeName | undefined): Offer | und
 const textOf = (value: unknown): string =>
   typeof value === 'string' ? value.slice(0, MAX_MESSAGE_LENGTH) : '';
 
-const messageOf = (error: unknown): string =>
-  (error instanceof Error ? error.message : String(error)).slice(0, MAX_MESSAGE_LENGTH);
+const limitedMessageOf = (error: unknown): string => messageOf(error).slice(0, MAX_MESSAGE_LENGTH);
 
 const codeOf = (error: unknown): string => (error instanceof CuffiError ? error.code : 'failed');
 

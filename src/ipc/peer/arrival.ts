@@ -2,7 +2,7 @@
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { isShortage, SystemError } from '../../../ffi/linux/libc.ts';
-import { ClosedError, CuffiError, IpcError } from '../../errors.ts';
+import { ClosedError, CuffiError, IpcError, prefixMessage } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import type { ImportTable } from '../lease/import-table.ts';
 import { discardImported } from '../sharing/kinds.ts';
@@ -100,7 +100,7 @@ function withPath(error: unknown, { value, objects }: ValueMessage, at: number):
       `${place} is an object of this process, which came back after it was closed here`,
       error,
     );
-  error.message = `${place}: ${error.message}`;
+  prefixMessage(error, place);
   return error;
 }
 

@@ -1,13 +1,23 @@
+import { types } from 'node:util';
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, isShortage, SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { isMainThread } from '../../../ffi/thread.ts';
-import { ClosedError, CuffiError, IpcError, type PeerGoneError } from '../../errors.ts';
+import {
+  ClosedError,
+  CuffiError,
+  IpcError,
+  type PeerGoneError,
+  prefixMessage,
+} from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
+import { closedMessage, type ResourceState } from '../../lifetime.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
+import { messageOf } from '../../validate.ts';
 import { ByteWriter } from '../bytes.ts';
+import type { IpcDescriptor } from '../descriptor.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { FrameKind, HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH } from '../protocol.ts';
 import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
@@ -36,7 +46,6 @@ import { Readiness } from './readiness.ts';
 import { type MessageSize, ReceiveQueue, type Recipient } from './receive-queue.ts';
 import { Requests, type ServeSettings, type Serving } from './requests.ts';
 import { type LeasedObjects, Session } from './session.ts';
-import { DescriptorVerifier, type VerificationRequest } from './verification.ts';
 
 /** Why a connection has ended. */
 export type ConnectionEnd = ClosedError | PeerGoneError | IpcError;
@@ -69,6 +78,9 @@ const TRANSITIONS = {
   failed: { open: 'close', closing: 'close', closed: 'nothing' },
 } as const satisfies Record<string, Record<State, Action>>;
 
+/** The events by which the other end ends a connection, in whichever way. */
+const BY_PEER: ReadonlySet<ConnectionEvent> = new Set(['closed by peer', 'end explained']);
+
 /**
  * How long a closed connection without leases waits until the peer has read the messages that are
  * being sent. It keeps the process alive that long.
@@ -100,7 +112,6 @@ export class Connection implements FramedSocketHandler {
   readonly #session: Session;
   readonly #socket: FramedSocket;
   readonly #receiveQueue: ReceiveQueue;
-  readonly #verifier: DescriptorVerifier;
   readonly #requests: Requests;
   readonly #readiness: Readiness;
   #state: State = 'open';
@@ -110,6 +121,12 @@ export class Connection implements FramedSocketHandler {
   #isExitAwaited = false;
   /** Finds out why a child could not run; undefined for other peers. */
   #findFault: (() => string | undefined) | undefined;
+  /** What a child calls for its connection. */
+  #parentCall = '';
+  /** The state of what the user of this end holds, which says what closed it. */
+  resource: ResourceState | undefined;
+  /** Whether the other end ended the connection, or its process did. */
+  isEndedByPeer = false;
   #isDoneSent = false;
   /** Set while sending control messages is scheduled. */
   #controlImmediate: NodeJS.Immediate | undefined;
@@ -138,10 +155,6 @@ export class Connection implements FramedSocketHandler {
       this.#session.end();
       throw error;
     }
-    this.#verifier = new DescriptorVerifier(peerName, this.#session, (...message) => {
-      const [value, kind, request] = message;
-      this.#send(value, { kind, request })?.catch(() => {});
-    });
     this.#requests = new Requests(
       peerName,
       this.#session,
@@ -172,8 +185,7 @@ export class Connection implements FramedSocketHandler {
       rejectUnsentValues: (error) => this.#socket.sendQueue.rejectUnstarted(error, FrameKind.value),
     });
     this.#poller = new BusyPoller(this.#socket, {
-      isAwaited: () =>
-        this.#receiveQueue.isAwaited || this.#verifier.isAwaited || this.#requests.isAwaited,
+      isAwaited: () => this.#receiveQueue.isAwaited || this.#requests.isAwaited,
       sendControl: () => this.#controlImmediate && this.#sendControl(),
     });
     this.#session.onControlPending = () => {
@@ -210,16 +222,18 @@ export class Connection implements FramedSocketHandler {
    * Announces that the peer is a child of this process, so that its exit status will be known.
    *
    * @param findFault returns why the child could not run, if it finds a reason
+   * @param parentCall what the child calls for its connection
    */
-  awaitExit(findFault: () => string | undefined): void {
+  awaitExit(findFault: () => string | undefined, parentCall: string): void {
     this.#isExitAwaited = true;
     this.#findFault = findFault;
+    this.#parentCall = parentCall;
   }
 
   /** What is probably wrong with a child that has not sent anything. */
   get silenceHint(): string | undefined {
     return this.#findFault && !this.#socket.hasMet
-      ? (this.#findFault() ?? 'it has sent nothing yet: does it call parentPeer()?')
+      ? (this.#findFault() ?? `it has sent nothing yet: does it call ${this.#parentCall}?`)
       : undefined;
   }
 
@@ -230,7 +244,13 @@ export class Connection implements FramedSocketHandler {
 
   /** Why a value may not be sent yet, for its time-out. */
   get sendHint(): string | undefined {
-    return this.silenceHint ?? this.#readiness.sendHint;
+    return (
+      this.silenceHint ??
+      this.#readiness.sendHint ??
+      (this.#socket.sendQueue.isAwaitingAck
+        ? 'the process that owns a forwarded object has not confirmed that it keeps it'
+        : undefined)
+    );
   }
 
   // ---- Sending ----
@@ -247,10 +267,11 @@ export class Connection implements FramedSocketHandler {
     return this.#readiness.confirm(sending);
   }
 
-  /** As {@link DescriptorVerifier.request}. */
-  verify(asker: VerificationRequest): void {
-    this.#verifier.request(asker);
+  /** As {@link Requests.verify}. */
+  verify(descriptor: IpcDescriptor, recipient: Recipient): () => void {
+    const giveUp = this.#requests.verify(descriptor, recipient);
     this.#beginPolling();
+    return giveUp;
   }
 
   /** As {@link Requests.request}. */
@@ -535,11 +556,7 @@ export class Connection implements FramedSocketHandler {
       this.#session.imports.releaseAll(firstLease, entries.length);
       return false;
     }
-    if (kind === FrameKind.verification) this.#verifier.respond(request, message, fds);
-    else if (kind === FrameKind.confirmation)
-      this.#verifier.receiveResponse(request, message, fds, refusal);
-    else if (kind === FrameKind.cancellation)
-      this.#requests.receiveCancellation(request, message, fds);
+    if (kind === FrameKind.cancellation) this.#requests.receiveCancellation(request, message, fds);
     else if (kind === FrameKind.unserved) this.#requests.receiveRefusal(request, message, fds);
     else {
       const byteLength = queuedByteLength(bytes.byteLength, entries.length);
@@ -550,7 +567,7 @@ export class Connection implements FramedSocketHandler {
       if (!isServed) this.#readiness.check();
       return isServed;
     }
-    return kind === FrameKind.confirmation || kind === FrameKind.unserved;
+    return kind === FrameKind.unserved;
   }
 
   /** Queues a value, a request or an answer. Returns whether a caller waited for it. */
@@ -564,6 +581,10 @@ export class Connection implements FramedSocketHandler {
   ): boolean {
     if (kind === FrameKind.request)
       return this.#requests.receiveRequest(request, message, fds, size, refusal);
+    if (kind === FrameKind.verification) {
+      this.#requests.receiveVerification(request, message, fds, size);
+      return false;
+    }
     if (kind !== FrameKind.value) {
       const hasFailed = kind === FrameKind.failure;
       return this.#requests.receiveAnswer(request, hasFailed, message, fds, size, refusal);
@@ -580,7 +601,9 @@ export class Connection implements FramedSocketHandler {
    * have arrived, or still arrive, are released. The second call does nothing.
    */
   close(): void {
-    this.#on('closed here', new ClosedError('this Peer is closed'));
+    const { resource } = this;
+    const message = resource ? closedMessage('Peer', resource) : 'this Peer is closed';
+    this.#on('closed here', new ClosedError(message));
     this.#receiveQueue.clear();
     this.#requests.clear();
     this.#onReceivingOver();
@@ -609,7 +632,9 @@ export class Connection implements FramedSocketHandler {
    * peer waits for.
    */
   onThreadExit(isOrderly: boolean): void {
-    const reason = new ClosedError('this Peer is closed');
+    const reason = new ClosedError(
+      `this Peer is closed: this ${isMainThread() ? 'process' : 'worker thread'} is exiting`,
+    );
     if (isOrderly && !this.#session.timeline.isAwaitedByPeer) this.#on('closed here', reason);
     // The kernel closes the socket with the process, but not with a worker thread.
     if (!isMainThread()) this.#on('failed', reason);
@@ -624,7 +649,7 @@ export class Connection implements FramedSocketHandler {
   onFailure(error: unknown): void {
     // Catches everything: a message of another process must not crash this one.
     const isMismatch = error instanceof IpcError && error.code === 'version-mismatch';
-    const reason = error instanceof Error ? error.message : String(error);
+    const reason = messageOf(error);
     const failure = new IpcError(
       `the connection to ${this.peerName} was closed: ${reason}`,
       undefined,
@@ -646,7 +671,10 @@ export class Connection implements FramedSocketHandler {
     if (action === 'nothing') return;
     if (action === 'close if unused') this.#closeIfUnused();
     else if (action === 'await exit') this.#awaitEndOfProcess(reason as ConnectionEnd);
-    else this.#finish(reason as ConnectionEnd, action === 'close' ? 'closed' : 'closing');
+    else {
+      if (this.#state === 'open') this.isEndedByPeer = BY_PEER.has(event);
+      this.#finish(reason as ConnectionEnd, action === 'close' ? 'closed' : 'closing');
+    }
   }
 
   #finish(reason: ConnectionEnd, state: 'closing' | 'closed'): void {
@@ -661,7 +689,6 @@ export class Connection implements FramedSocketHandler {
     }
     if (!isFirst) return;
     this.onEnd?.(reason);
-    this.#verifier.end(reason);
     this.#requests.end(reason);
     this.#readiness.end(reason);
     this.#receiveQueue.end(reason);
@@ -804,7 +831,7 @@ const queuedByteLength = (byteLength: number, objects: number): number =>
 const sendable: TransferableObjects<Shareable> = {
   includes: isShareable,
   alternativeTo(object) {
-    if (object instanceof Promise) return 'await it first';
+    if (types.isPromise(object)) return 'await it first';
     if (object instanceof IpcMemoryHandle)
       return (
         `send the ${object instanceof IpcArrayHandle ? 'array' : 'buffer'} itself, or toJSON() of ` +
@@ -827,7 +854,7 @@ function exportPlaced({ object, path }: PlacedObject<Shareable>): EncodedExport 
   } catch (error) {
     if (isShortage(error))
       throw new IpcError(`${formatPath(path)} cannot be sent`, error, 'limit-exceeded');
-    if (error instanceof CuffiError) error.message = `${formatPath(path)}: ${error.message}`;
+    if (error instanceof CuffiError) prefixMessage(error, formatPath(path));
     throw error;
   }
 }

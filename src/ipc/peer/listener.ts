@@ -9,7 +9,9 @@ import {
   closeSocket,
   peerCredentials,
 } from '../../../ffi/linux/socket.ts';
-import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
+import { UNCLONEABLE } from '../../conversions.ts';
+import { addCallers, checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
+import { ClosedError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { Resource } from '../../lifetime.ts';
 import { isTurnDue, nextLoopIteration } from '../../poller.ts';
@@ -99,6 +101,8 @@ export class Listener<Receives = unknown, Sends = Anything>
   extends Resource
   implements AsyncIterable<Peer<Receives, Sends>>
 {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   /** The absolute path or the abstract name of the socket. */
   readonly name: string;
   readonly #fd: number;
@@ -145,17 +149,22 @@ export class Listener<Receives = unknown, Sends = Anything>
     const deadline = checkDeadline(options, 'listener.accept');
     this.assertOpen();
     const canceled = new AbortController();
-    return withDeadline<Peer<Receives, Sends>>(
-      deadline,
-      `waiting at ${this.name}`,
-      (resolve, reject) => {
-        const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
-        this.#lastAccept = accepted.catch(() => {});
-        // If the wait was aborted at the moment of the connection, nobody takes the peer.
-        accepted.then((peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)), reject);
-        return () => canceled.abort();
-      },
-    );
+    try {
+      return await withDeadline<Peer<Receives, Sends>>(
+        deadline,
+        `waiting at ${this.name} for a process that calls connect()`,
+        (resolve, reject) => {
+          const accepted = this.#lastAccept.then(() => this.#accept(canceled.signal));
+          this.#lastAccept = accepted.catch(() => {});
+          // If the wait was aborted at the moment of the connection, nobody takes the peer.
+          accepted.then((peer) => (canceled.signal.aborted ? peer.close() : resolve(peer)), reject);
+          return () => canceled.abort();
+        },
+      );
+    } catch (error) {
+      if (error instanceof ClosedError) addCallers(error);
+      throw error;
+    }
   }
 
   /** Iterates over the processes that connect, until `close()`. */

@@ -1,16 +1,22 @@
 import { closeSocket } from '../../../ffi/linux/socket.ts';
+import { UNCLONEABLE } from '../../conversions.ts';
 import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
-import { ClosedError, IpcError, PeerGoneError } from '../../errors.ts';
+import { ClosedError, copyIpcError, IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
-import { Resource } from '../../lifetime.ts';
+import { Resource, stateKey } from '../../lifetime.ts';
 import { isTurnDue, nextLoopIteration } from '../../poller.ts';
 import { type Stream, streamOf } from '../../stream.ts';
-import { assertInternal, checkInteger, checkOptions, formatValue } from '../../validate.ts';
+import {
+  assertInternal,
+  checkInteger,
+  checkOptions,
+  formatValue,
+  isError,
+} from '../../validate.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
 import { noteFirstUse } from '../first-use.ts';
 import { processName } from '../identity.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
-import { discardImported } from '../sharing/kinds.ts';
 import type { Opened } from '../sharing/open.ts';
 import { Connection, type ConnectionEnd } from './connection.ts';
 import type { PeerCredentials } from './credentials.ts';
@@ -78,6 +84,8 @@ export class Peer<Receives = unknown, Sends = Anything>
   extends Resource
   implements AsyncIterable<Receives>
 {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   /** The other process; 0 if it is of another pid namespace. */
   readonly pid: number;
   /** The user of the other process. */
@@ -110,6 +118,7 @@ export class Peer<Receives = unknown, Sends = Anything>
     connection.busyPollUs = busyPollUs;
     noteFirstUse();
     super('Peer', { release: () => connection.close() });
+    connection.resource = this[stateKey];
     this.pid = credentials.pid;
     this.uid = credentials.uid;
     this.#connection = connection;
@@ -260,9 +269,12 @@ export class Peer<Receives = unknown, Sends = Anything>
    * A descriptor alone cannot tell: the driver may reuse the handle of freed memory for the next
    * allocation.
    *
-   * @throws IpcError, whose `code` is `exporter-gone` if the object no longer exists. Also if the
-   * other end returns another object, which is not opened; ClosedError and PeerGoneError as
-   * {@link receive}
+   * Aborting, or the time-out, drops the answer, and closes the object if it still comes.
+   *
+   * @throws IpcError, whose `code` is `exporter-gone` if the object no longer exists, and `not-supported`
+   * if the other end is of Python, which confirms no descriptors. Also if the other end returns another
+   * object, which is not opened; with `limit-exceeded` as {@link request}, among whose requests it counts;
+   * ClosedError and PeerGoneError as {@link receive}
    * @example
    * const buffer = await peer.open(descriptor);
    */
@@ -273,20 +285,12 @@ export class Peer<Receives = unknown, Sends = Anything>
     const { peerName } = this.#connection;
     if (this.pid > 0 && sound.pid !== this.pid)
       throw new IpcError(`the descriptor is of process ${sound.pid}, which ${peerName} is not`);
-    let isGivenUp = false;
     try {
-      return await withDeadline<Opened>(deadline, `asking ${peerName}`, (resolve, reject) => {
-        this.#connection.verify({
-          descriptor: sound,
-          stream,
-          resolve: (opened) =>
-            isGivenUp ? discardImported(opened as object) : resolve(opened as Opened),
-          reject,
-        });
-        return () => {
-          isGivenUp = true;
-        };
-      });
+      return (await withDeadline<unknown>(
+        deadline,
+        `asking ${peerName} whether the object still exists`,
+        (resolve, reject) => this.#connection.verify(sound, { resolve, reject, stream }),
+      )) as Opened;
     } catch (error) {
       throw errorForCall(error);
     }
@@ -372,7 +376,7 @@ function errorForCall(reason: unknown): unknown {
 
 /** Returns what a handler threw. An error gets the stack of the awaiting caller behind its own. */
 function failureForCall({ thrown }: HandlerFailure, peerName: string): unknown {
-  if (!(thrown instanceof Error)) return thrown;
+  if (!isError(thrown)) return thrown;
   const here = { stack: '' };
   Error.captureStackTrace(here, failureForCall);
   const frames = here.stack.split('\n').slice(1).join('\n');
@@ -381,10 +385,9 @@ function failureForCall({ thrown }: HandlerFailure, peerName: string): unknown {
 }
 
 function copyError(reason: unknown): Error | undefined {
-  if (reason instanceof PeerGoneError)
-    return new PeerGoneError(reason.message, reason, { cause: reason });
-  if (reason instanceof ClosedError) return new ClosedError(reason.message, { cause: reason });
-  return reason instanceof IpcError ? reason.copyWithCause() : undefined;
+  if (reason instanceof PeerGoneError) return new PeerGoneError(reason.message, reason);
+  if (reason instanceof ClosedError) return new ClosedError(reason.message);
+  return reason instanceof IpcError ? copyIpcError(reason) : undefined;
 }
 
 /** @throws SystemError; then the socket is closed */

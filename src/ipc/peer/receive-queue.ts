@@ -193,7 +193,7 @@ export class ReceiveQueue {
  * Gives a built value to its caller behind the peer's work on its objects. Returns false if the host
  * must wait for that work first.
  */
-export function deliverOrdered(
+function deliverOrdered(
   session: Session,
   { contents, objects, points }: ReceivedValue,
   recipient: Recipient,

@@ -1,21 +1,24 @@
-/** Requests and their answers, of both ends of one connection. */
+/** Requests and their answers, of both ends of one connection: for a handler, and for the object of a descriptor. */
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { CuffiError, IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
-import { formatBytes, formatValue } from '../../validate.ts';
+import { formatBytes, formatValue, isError } from '../../validate.ts';
+import type { IpcDescriptor } from '../descriptor.ts';
 import {
   FrameKind,
   MAX_PENDING_REQUEST_BYTE_LENGTH,
   MAX_PENDING_REQUESTS,
   MAX_QUEUED_FDS,
 } from '../protocol.ts';
+import { asArray } from '../sharing/array.ts';
 import type { ValueMessage } from '../wire/value-message.ts';
 import { closeObjects, openArrival } from './arrival.ts';
 import { type MessageSize, ReceiveQueue, type Recipient } from './receive-queue.ts';
 import type { Session } from './session.ts';
+import { refusalOf, verifyExport } from './verification.ts';
 
 /** What a handler gets beside the value. */
 export interface RequestContext {
@@ -83,8 +86,7 @@ export class Requests {
   readonly #onAwaited: () => void;
   readonly #onBroken: (error: unknown) => void;
   /** The requests of this end. */
-  readonly #asked = new PendingRequests<AskedRequest>('requests wait for their answers');
-  readonly #askedSize = new PendingSize();
+  readonly #asked = new AskedRequests();
   /** Their answers, each with its caller. */
   readonly #answers: ReceiveQueue;
   /** The requests of the peer that have no answer yet, by number. */
@@ -158,26 +160,30 @@ export class Requests {
    * @throws IpcError if too many requests are pending; as `peer.send`
    */
   request(value: unknown, recipient: Recipient): () => void {
-    const asked: AskedRequest = { recipient, isGivenUp: false, size: undefined };
+    return this.#ask(FrameKind.request, value, new AskedRequest(recipient));
+  }
+
+  /**
+   * Asks the peer for the object of one of its descriptors. Returns a function that gives it up.
+   *
+   * @throws IpcError if too many requests are pending; as `peer.send`
+   */
+  verify(descriptor: IpcDescriptor, recipient: Recipient): () => void {
+    const asked = new AskedRequest(recipient, descriptor);
+    return this.#ask(FrameKind.verification, { ...descriptor }, asked);
+  }
+
+  #ask(kind: FrameKind, value: unknown, asked: AskedRequest): () => void {
     const number = this.#asked.add(asked);
     try {
       this.#send(value, {
-        kind: FrameKind.request,
+        kind,
         request: number,
-        stream: recipient.stream,
-        admit: (size) => {
-          if (!this.#askedSize.add(size))
-            throw new IpcError(
-              `${this.#askedSize} wait for their answers already: await some of them first`,
-              undefined,
-              'limit-exceeded',
-            );
-          asked.size = size;
-        },
+        stream: asked.recipient.stream,
+        admit: (size) => this.#asked.admit(asked, size),
       })?.catch(() => {});
     } catch (error) {
-      this.#asked.take(number);
-      this.#askedSize.remove(asked.size);
+      this.#asked.remove(number, asked);
       throw error;
     }
     return () => {
@@ -197,9 +203,9 @@ export class Requests {
   /**
    * Delivers the answer of a request. Returns whether a caller waited for it.
    *
-   * @param hasFailed whether it is what the handler threw
+   * @param hasFailed whether it is what the handler threw, or why the peer does not return the object
    * @param refusal as of {@link openArrival}
-   * @throws IpcError for anything but the answer to a pending request
+   * @throws IpcError for anything but the answer to a pending request; its caller waits for the end
    */
   receiveAnswer(
     number: number,
@@ -210,23 +216,28 @@ export class Requests {
     refusal?: IpcError,
   ): boolean {
     let asked: AskedRequest;
+    let mismatch: IpcError | undefined;
     try {
-      asked = this.#asked.take(number);
+      asked = this.#asked.get(number);
+      mismatch =
+        asked.descriptor &&
+        refusalOf(asked.descriptor, message, hasFailed, this.#session, this.#peerName);
     } catch (error) {
       discardFds(fds);
       throw error;
     }
-    this.#askedSize.remove(asked.size);
-    const arrival = openArrival(message, fds, this.#session, refusal);
+    this.#asked.remove(number, asked);
+    const arrival = openArrival(message, fds, this.#session, refusal ?? mismatch);
     const objects = 'error' in arrival ? [] : arrival.objects;
-    const { stream, resolve, reject } = asked.recipient;
+    const { descriptor, recipient } = asked;
+    const { stream, resolve, reject } = recipient;
     // Both queues are in order: the answer that comes next is for the recipient that comes next.
     this.#answers.receive({
       stream,
       resolve: (value) => {
         if (asked.isGivenUp) closeObjects(objects);
         else if (hasFailed) reject(new HandlerFailure(value));
-        else resolve(value);
+        else resolve(descriptor ? asArray(objects[0], descriptor) : value);
       },
       reject,
     });
@@ -237,13 +248,15 @@ export class Requests {
   /**
    * Rejects a request because nobody serves the peer's requests.
    *
-   * @throws IpcError for anything but the refusal of a pending request
+   * @throws IpcError for anything but the refusal of a pending request for a handler
    */
   receiveRefusal(number: number, message: ValueMessage, fds: readonly number[]): void {
     discardFds(fds);
     assertNull(message, 'a refusal');
-    const asked = this.#asked.take(number);
-    this.#askedSize.remove(asked.size);
+    const asked = this.#asked.get(number);
+    if (asked.descriptor)
+      throw new IpcError('a question about a descriptor was refused as if it needed a handler');
+    this.#asked.remove(number, asked);
     asked.recipient.reject(
       new IpcError(
         `${this.#peerName} serves no requests: it waits for values and has never called serve(). ` +
@@ -268,6 +281,35 @@ export class Requests {
     size: MessageSize,
     refusal?: IpcError,
   ): boolean {
+    this.#admit(number, fds, size);
+    const arrival = openArrival(message, fds, this.#session, refusal);
+    const request = new ReceivedRequest(number, size, 'error' in arrival ? [] : arrival.objects);
+    this.#received.set(number, request);
+    this.#waiting.push(request);
+    return this.#values.add(arrival, size);
+  }
+
+  /**
+   * Answers a request for the object of a descriptor, at once: nobody needs to serve, and it waits behind no
+   * request for a handler.
+   *
+   * @throws IpcError as {@link receiveRequest}, and for anything but such a request
+   */
+  receiveVerification(
+    number: number,
+    message: ValueMessage,
+    fds: readonly number[],
+    size: MessageSize,
+  ): void {
+    this.#admit(number, fds, size);
+    discardFds(fds);
+    const answer = verifyExport(message);
+    const kind = answer instanceof IpcError ? FrameKind.failure : FrameKind.response;
+    void this.#answer({ number, size }, kind, answer, undefined);
+  }
+
+  /** Counts a request of the peer as pending. @throws IpcError if it may not be; then closes `fds` */
+  #admit(number: number, fds: readonly number[], size: MessageSize): void {
     if (this.#received.has(number) || !this.#receivedSize.add(size)) {
       discardFds(fds);
       throw new IpcError(
@@ -276,11 +318,6 @@ export class Requests {
           : `more came than the ${this.#receivedSize} that may wait for their answers`,
       );
     }
-    const arrival = openArrival(message, fds, this.#session, refusal);
-    const request = new ReceivedRequest(number, size, 'error' in arrival ? [] : arrival.objects);
-    this.#received.set(number, request);
-    this.#waiting.push(request);
-    return this.#values.add(arrival, size);
   }
 
   /** Aborts the signal of a request's handler. Does nothing if the request was answered meanwhile. */
@@ -383,7 +420,7 @@ export class Requests {
   }
 
   async #answer(
-    { number, size }: ReceivedRequest,
+    { number, size }: Pick<ReceivedRequest, 'number' | 'size'>,
     kind: FrameKind,
     answer: unknown,
     stream: Stream | undefined,
@@ -433,11 +470,18 @@ export class Requests {
 }
 
 /** A request of this end. */
-interface AskedRequest {
+class AskedRequest {
   readonly recipient: Recipient;
-  isGivenUp: boolean;
+  /** The descriptor whose object it asks for; undefined if it is for a handler. */
+  readonly descriptor: IpcDescriptor | undefined;
+  isGivenUp = false;
   /** Undefined until it is encoded. */
   size: MessageSize | undefined;
+
+  constructor(recipient: Recipient, descriptor?: IpcDescriptor) {
+    this.recipient = recipient;
+    this.descriptor = descriptor;
+  }
 }
 
 /** A request of the peer, as its handler sees it. */
@@ -559,16 +603,11 @@ class PendingSize implements MessageSize {
   }
 }
 
-/** What waits for an answer of the peer, by number. */
-export class PendingRequests<T> {
-  readonly #requests = new Map<number, T>();
-  readonly #what: string;
+/** The requests of this end that have no answer yet, by number. */
+class AskedRequests {
+  readonly #requests = new Map<number, AskedRequest>();
+  readonly #size = new PendingSize();
   #last = 0;
-
-  /** @param what what there are too many of, in words */
-  constructor(what: string) {
-    this.#what = what;
-  }
 
   get isEmpty(): boolean {
     return this.#requests.size === 0;
@@ -579,13 +618,9 @@ export class PendingRequests<T> {
   }
 
   /** Adds a request and returns its number. @throws IpcError for too many */
-  add(request: T): number {
+  add(request: AskedRequest): number {
     if (this.#requests.size >= MAX_PENDING_REQUESTS)
-      throw new IpcError(
-        `${MAX_PENDING_REQUESTS} ${this.#what} already: await some of them first`,
-        undefined,
-        'limit-exceeded',
-      );
+      throw pendingError(`${MAX_PENDING_REQUESTS} requests`);
     // From 1 to 2^32 - 1, and then again.
     do this.#last = (this.#last % 0xffff_ffff) + 1;
     while (this.#requests.has(this.#last));
@@ -593,21 +628,38 @@ export class PendingRequests<T> {
     return this.#last;
   }
 
-  /** Removes a request. @throws IpcError for an answer that nobody asked for */
-  take(number: number): T {
+  /** Counts the size of a request. @throws IpcError for too much */
+  admit(request: AskedRequest, size: MessageSize): void {
+    if (!this.#size.add(size)) throw pendingError(String(this.#size));
+    request.size = size;
+  }
+
+  /** @throws IpcError for the number of an answer that nobody asked for */
+  get(number: number): AskedRequest {
     const request = this.#requests.get(number);
     if (!request) throw new IpcError('an answer came that nobody asked for');
-    this.#requests.delete(number);
     return request;
   }
 
+  remove(number: number, { size }: AskedRequest): void {
+    this.#requests.delete(number);
+    this.#size.remove(size);
+  }
+
   /** Removes all requests. */
-  takeAll(): readonly T[] {
+  takeAll(): readonly AskedRequest[] {
     const requests = [...this.#requests.values()];
     this.#requests.clear();
     return requests;
   }
 }
+
+const pendingError = (pending: string): IpcError =>
+  new IpcError(
+    `${pending} wait for their answers already: await some of them first`,
+    undefined,
+    'limit-exceeded',
+  );
 
 /** @throws IpcError for a message that has more than a number */
 function assertNull({ objects, value }: ValueMessage, what: string): void {
@@ -617,10 +669,10 @@ function assertNull({ objects, value }: ValueMessage, what: string): void {
 
 /** An error that says what another value says, and can be sent whatever that is. */
 function sendableError(thrown: unknown): Error {
-  if (!(thrown instanceof Error)) return new Error(`the handler threw ${formatValue(thrown)}`);
-  const { name, message, stack } = thrown;
+  if (!isError(thrown)) return new Error(`the handler threw ${formatValue(thrown)}`);
+  const { name, message, stack, code } = thrown as Error & { readonly code?: unknown };
   const error = new Error(String(message));
   error.name = String(name);
   error.stack = String(stack);
-  return error;
+  return typeof code === 'string' ? Object.assign(error, { code }) : error;
 }

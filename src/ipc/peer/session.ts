@@ -43,6 +43,7 @@ import {
 } from '../wire/control-block.ts';
 import { MAX_CACHED_DESCRIPTORS, MAX_PENDING_CONTROL } from '../wire/limits.ts';
 import { type ObjectEntry, writeObjectTable } from '../wire/value-message.ts';
+import { lastWords } from './child-output.ts';
 
 /** The most revoked leases, or closed pools, of one message. */
 const MAX_NUMBERS_PER_MESSAGE = 1024;
@@ -161,8 +162,8 @@ export class Session implements SharingSession {
       abandonedWaits > 0
         ? `; ${abandonedWaits} waits for its work were abandoned, so memory that it should have written is incomplete`
         : ' without closing the connection';
-    const lastLine = exit?.stderr?.trimEnd().split('\n').at(-1);
-    const reason = lastLine ? `: ${lastLine}` : '';
+    const words = exit?.stderr && lastWords(exit.stderr);
+    const reason = words ? `: ${words}` : '';
     return new PeerGoneError(`${this.#peerName} ${how}${consequence}${reason}`, {
       pid,
       abandonedWaits,

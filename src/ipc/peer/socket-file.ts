@@ -1,4 +1,5 @@
 /** Where the sockets of listeners are, and how one name gets only one listener. */
+
 import {
   chmodSync,
   closeSync,
@@ -27,6 +28,7 @@ import {
 } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
+import { isError } from '../../validate.ts';
 
 /**
  * Resolves a user's name to the name of a socket. `@…` stays as it is. A path becomes absolute, so
@@ -311,7 +313,7 @@ const isNameTaken = (error: unknown): boolean =>
   codeOf(error) === 'EADDRINUSE' || codeOf(error) === 'EEXIST';
 
 const codeOf = (error: unknown): unknown =>
-  error instanceof Error && 'code' in error ? error.code : undefined;
+  isError(error) && 'code' in error ? error.code : undefined;
 
 function closedOnFailure<T>(fd: number, use: () => T): T {
   try {

@@ -1,14 +1,12 @@
-import type { ChildProcess } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { delimiter, join, resolve } from 'node:path';
-import type { Readable } from 'node:stream';
 import { fileURLToPath } from 'node:url';
 import { readSetting } from '../../../ffi/settings.ts';
 import { companionPath } from '../../python/companion.ts';
 import { checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 import type { Anything } from './sendable.ts';
-import { ChildPeer, scriptPath, startChild } from './spawn.ts';
+import { ChildPeer, isUrl, scriptPath, startChild } from './spawn.ts';
 
 /** Options of {@link spawnPython}: how the child is started. */
 export interface SpawnPythonOptions extends BusyPollOptions {
@@ -57,7 +55,7 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
   if (python !== undefined && (typeof python !== 'string' || python === ''))
     throw new TypeError(`python must be the path of an interpreter, not ${formatValue(python)}`);
   const path = scriptPath(script);
-  const file = resolve(cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.'), path);
+  const file = resolve(isUrl(cwd) ? fileURLToPath(cwd) : (cwd ?? '.'), path);
   const companion = companionPath();
   const command = {
     file: python ?? interpreterIn(env),
@@ -66,22 +64,24 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
     stdio: ['inherit', 'inherit', 'pipe'],
     cwd,
   };
-  return startChild(command, (socket, child) => {
-    const stderr = new LastOutput(child);
-    return new ChildPeer<Receives, Sends>(
-      socket,
-      child,
-      {
-        findFault() {
-          if (!existsSync(file)) return `there is no script ${file}`;
-          return companion === undefined ? NO_COMPANION : undefined;
+  return startChild(
+    command,
+    (socket, child) =>
+      new ChildPeer<Receives, Sends>(
+        socket,
+        child,
+        {
+          findFault() {
+            if (!existsSync(file)) return `there is no script ${file}`;
+            return companion === undefined ? NO_COMPANION : undefined;
+          },
+          parentCall: 'cuffi.parent()',
+          passesOnStderr: true,
+          remedy: ': name the interpreter with { python } or CUFFI_PYTHON',
         },
-        lastOutput: () => stderr.whenEnded(),
-        remedy: ': name the interpreter with { python } or CUFFI_PYTHON',
-      },
-      init,
-    );
-  });
+        init,
+      ),
+  );
 }
 
 function interpreterIn(env: NodeJS.ProcessEnv): string {
@@ -100,37 +100,3 @@ const NO_COMPANION =
 /** The companion comes last: a script may have its own copy. */
 const withCompanion = (path: string | undefined, companion: string | undefined): string =>
   [...(path ? [path] : []), ...(companion === undefined ? [] : [companion])].join(delimiter);
-
-const KEPT_BYTES = 4096;
-/** How long the rest of the output may take after the exit: another process may hold the pipe. */
-const REST_MS = 200;
-
-/** Passes a child's stderr through, and keeps its end. */
-class LastOutput {
-  #kept: Buffer = Buffer.alloc(0);
-  readonly #ended: Promise<unknown>;
-
-  constructor({ stderr }: ChildProcess) {
-    const stream = stderr as Readable;
-    stream.on('data', (chunk: Buffer) => {
-      process.stderr.write(chunk);
-      this.#kept = Buffer.concat([this.#kept, chunk]).subarray(-KEPT_BYTES);
-    });
-    this.#ended = new Promise((done) => {
-      stream.once('close', done);
-    });
-    // The connection keeps this process alive, not the pipe.
-    (stream as Readable & { unref?(): void }).unref?.();
-  }
-
-  /** Resolves with the end of the output, when it has ended. */
-  async whenEnded(): Promise<string> {
-    let timer: NodeJS.Timeout | undefined;
-    const late = new Promise((done) => {
-      timer = setTimeout(done, REST_MS);
-    });
-    await Promise.race([this.#ended, late]);
-    clearTimeout(timer);
-    return this.#kept.toString();
-  }
-}

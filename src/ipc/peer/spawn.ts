@@ -5,11 +5,12 @@ import { fileURLToPath } from 'node:url';
 import { closeFd, setCloseOnExec } from '../../../ffi/linux/libc.ts';
 import { peerCredentials, socketPair } from '../../../ffi/linux/socket.ts';
 import { isMainThread } from '../../../ffi/thread.ts';
-import { IpcError } from '../../errors.ts';
+import { IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { assertInternal, checkOptions, checkStrings, formatValue } from '../../validate.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { PARENT_VARIABLE } from '../protocol.ts';
+import { ChildOutput, ignoreBrokenStderr } from './child-output.ts';
 import { Peer } from './peer.ts';
 import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 import type { Anything } from './sendable.ts';
@@ -22,7 +23,11 @@ export interface SpawnPeerOptions extends BusyPollOptions {
   readonly env?: NodeJS.ProcessEnv;
   /** Node's own arguments. Default: those of this process, so that TypeScript still runs. */
   readonly execArgv?: readonly string[];
-  /** As of `child_process.spawn`. Default: 'inherit'. */
+  /**
+   * As of `child_process.spawn`. Default: 'inherit'. An inherited stderr is a pipe, which this process
+   * passes on to its own: so the {@link PeerGoneError} of a child has the end of it. Pass the file
+   * descriptor 2 for the terminal itself, or for a child that outlives this process.
+   */
   readonly stdio?: SpawnOptions['stdio'];
   readonly cwd?: string | URL;
 }
@@ -63,14 +68,24 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
   const path = scriptPath(script);
   const streams = Array.isArray(stdio) ? [...stdio] : [stdio, stdio, stdio];
   while (streams.length < 3) streams.push('inherit');
+  const passesOnStderr = streams[2] === 'inherit';
+  if (passesOnStderr) streams[2] = 'pipe';
   return startChild(
     { file: process.execPath, args: [...ownArgs, path, ...given], env, stdio: streams, cwd },
     (socket, child) => {
-      const file = resolve(cwd instanceof URL ? fileURLToPath(cwd) : (cwd ?? '.'), path);
-      return new ChildPeer(socket, child, { findFault: () => missingScript(file) }, init);
+      const file = resolve(isUrl(cwd) ? fileURLToPath(cwd) : (cwd ?? '.'), path);
+      const findFault = (): string | undefined => missingScript(file);
+      const parentCall = 'parentPeer()';
+      return new ChildPeer(socket, child, { findFault, parentCall, passesOnStderr }, init);
     },
   );
 }
+
+/** Whether it is a URL of Node, or of a DOM in JavaScript, such as jsdom's. */
+export const isUrl = (value: unknown): value is URL =>
+  value instanceof URL ||
+  (Object.prototype.toString.call(value) === '[object URL]' &&
+    typeof (value as URL).href === 'string');
 
 /**
  * Returns the path of a script as an argument that no interpreter takes for an option or a command.
@@ -78,7 +93,7 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
  * @throws TypeError for anything but a path or a file URL
  */
 export function scriptPath(script: unknown): string {
-  const path = script instanceof URL ? fileURLToPath(script) : script;
+  const path = isUrl(script) ? fileURLToPath(script) : script;
   if (typeof path === 'string' && path.startsWith('file:'))
     throw new TypeError(`the script is a file URL as a string: pass new URL(${formatValue(path)})`);
   if (typeof path !== 'string' || path === '')
@@ -137,8 +152,10 @@ function ownExecArgv(): string[] {
 interface ChildInit {
   /** Returns why it could not run, if a reason is found. */
   findFault(): string | undefined;
-  /** Resolves with the end of what it has written to stderr, once it has exited. */
-  lastOutput?(): Promise<string>;
+  /** What a program of its language calls for its connection. */
+  readonly parentCall: string;
+  /** Whether its stderr is a pipe, which is passed on to that of this process. */
+  readonly passesOnStderr: boolean;
   /** What to do if it cannot be started. */
   readonly remedy?: string;
 }
@@ -153,6 +170,7 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
 {
   /** The child itself: its exit code, its standard streams, `kill()`. */
   readonly process: ChildProcess;
+  readonly #output: ChildOutput | undefined;
 
   /** @internal */
   constructor(socket: number, child: ChildProcess, init: ChildInit, options: BusyPollOptions) {
@@ -163,14 +181,17 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
     super(socket, { pid, uid: process.getuid?.() ?? 0 }, { process: peerProcess, busyPollUs });
     this.process = child;
     const { connection } = this;
-    connection.awaitExit(init.findFault);
+    connection.awaitExit(init.findFault, init.parentCall);
+    // None if it could not be started.
+    const output = init.passesOnStderr && child.stderr ? new ChildOutput(child) : undefined;
+    this.#output = output;
     child.once('exit', (exitCode, signal) => {
       const report = (stderr?: string): void => {
         peerProcess.exit = { exitCode: exitCode ?? undefined, signal: signal ?? undefined, stderr };
         peerProcess.markGone();
         connection.onExitKnown();
       };
-      if (init.lastOutput) void init.lastOutput().then(report);
+      if (output) void output.whenEnded().then(report);
       else report();
     });
     child.on('error', (error) => {
@@ -209,13 +230,15 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
    * await using child = spawnPeer(new URL('./worker.js', import.meta.url));
    */
   async [Symbol.asyncDispose](): Promise<void> {
-    this.close();
+    this[Symbol.dispose]();
     const child = this.process;
     const hasStarted = child.pid !== undefined;
     if (!hasStarted || child.exitCode !== null || child.signalCode !== null) return;
     // The process must not exit while it waits.
     child.ref();
     await new Promise((resolve) => child.once('exit', resolve));
+    // What it has written is passed on before this process may exit.
+    await this.#output?.whenEnded();
   }
 
   override ref(): void {
@@ -269,8 +292,34 @@ function connectToParent(): Peer {
       'no-parent',
     );
   setCloseOnExec(Number(fd));
-  return new Peer(Number(fd), peerCredentials(Number(fd)));
+  const peer = new Peer(Number(fd), peerCredentials(Number(fd)));
+  endQuietlyWith(peer);
+  return peer;
 }
+
+/**
+ * Makes the end of the parent, if nothing here handles it, end this process without a stack in each
+ * child: no line of this program is wrong. An orderly end needs no word, as that of Node's own channel:
+ * if it comes of an error of the parent, that must not stand behind the words of its children.
+ */
+function endQuietlyWith(peer: Peer): void {
+  process.on('uncaughtExceptionMonitor', (error) => {
+    const { end, isEndedByPeer } = peer.connection;
+    const isTheEnd = isEndedByPeer && error.name === end?.name && error.message === end.message;
+    if (!isTheEnd || process.env['CUFFI_TRACE'] === '1' || handlesUncaught()) return;
+    if (end instanceof PeerGoneError)
+      process.stderr.write(`cuffi: this process ends, as its parent has: ${error.message}\n`);
+    process.exit(1);
+  });
+  // Its stderr may be a pipe to the parent. Not before: to open the stream takes milliseconds.
+  void peer.ended.then(() => {
+    if (peer.connection.isEndedByPeer) ignoreBrokenStderr();
+  });
+}
+
+/** Whether the program handles uncaught errors itself. */
+const handlesUncaught = (): boolean =>
+  process.listenerCount('uncaughtException') > 0 || process.hasUncaughtExceptionCaptureCallback();
 
 function isSocket(fd: number, inode: number): boolean {
   try {

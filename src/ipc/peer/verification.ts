@@ -1,6 +1,10 @@
-import { discardFds } from '../../../ffi/linux/close-fd.ts';
-import { type ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
-import { formatBytes } from '../../validate.ts';
+/**
+ * Requests for the object of a descriptor. The process that made the descriptor returns the object if it
+ * still exists and is the same. cuffi itself answers them: no handler of a program sees one.
+ */
+
+import { IpcError } from '../../errors.ts';
+import { formatBytes, messageOf } from '../../validate.ts';
 import {
   type AnyFields,
   type DescriptorFields,
@@ -9,182 +13,110 @@ import {
 } from '../descriptor.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess } from '../identity.ts';
-import { FrameKind, MAX_VERIFICATION_BYTE_LENGTH } from '../protocol.ts';
+import { MAX_VERIFICATION_BYTE_LENGTH } from '../protocol.ts';
 import { openAlias } from '../sharing/alias.ts';
-import { asArray } from '../sharing/array.ts';
 import { exportIpc } from '../sharing/export.ts';
 import type { Shareable } from '../sharing/kinds.ts';
 import type { ValueMessage } from '../wire/value-message.ts';
-import { closeObjects, openArrival, type ReceivedValue } from './arrival.ts';
-import { deliverOrdered, type Recipient } from './receive-queue.ts';
-import { PendingRequests } from './requests.ts';
 import type { Session } from './session.ts';
 
-/** Sends a request or a response. @throws as `peer.send` */
-type SendNumbered = (value: unknown, kind: FrameKind, request: number) => void;
+// ---- At the process that made the object ----
 
-/** Verifies with the peer that the object of a descriptor still exists. */
-export class DescriptorVerifier {
-  readonly #peerName: string;
-  readonly #session: Session;
-  readonly #send: SendNumbered;
-  readonly #pending = new PendingRequests<VerificationRequest>('descriptors wait to be confirmed');
-  /** For each response that the host must wait with, a function that cancels it at the end. */
-  readonly #waiting = new Set<() => void>();
-  #end: ClosedError | PeerGoneError | IpcError | undefined;
-
-  /** @param peerName the peer in words */
-  constructor(peerName: string, session: Session, send: SendNumbered) {
-    this.#peerName = peerName;
-    this.#session = session;
-    this.#send = send;
+/**
+ * Returns the object that the peer asks for, if this process made it and it is still the same. Otherwise
+ * returns the error for the peer.
+ *
+ * @throws IpcError for anything but a question
+ */
+export function verifyExport({ objects, value }: ValueMessage): Shareable | IpcError {
+  if (objects.entries.length > 0) throw new IpcError('a question came with GPU objects');
+  checkLength(value, 'a question');
+  const question = value.buildAll([]);
+  try {
+    const descriptor = parseDescriptor(question);
+    if (!isFromThisProcess(descriptor)) return refusal('it was made by another process');
+    const object = openAlias(descriptor) as Shareable;
+    // A handle alone does not identify an object: the driver may reuse it.
+    return differenceFrom(descriptor, exportIpc(object).descriptor)
+      ? refusal('what it names is another one now')
+      : object;
+  } catch (error) {
+    return refusal(messageOf(error));
   }
+}
 
-  /** Whether a request waits for its response. */
-  get isAwaited(): boolean {
-    return !this.#pending.isEmpty;
-  }
+/** An error for the peer. The stack is of no use there. */
+function refusal(reason: string): IpcError {
+  const error = new IpcError(sanitize(reason), undefined, 'exporter-gone');
+  delete error.stack;
+  return error;
+}
 
-  /**
-   * Asks the peer for the object of one of its descriptors.
-   *
-   * @throws IpcError if too many requests are pending; as `peer.send`
-   */
-  request(request: VerificationRequest): void {
-    const number = this.#pending.add(request);
-    try {
-      this.#send({ ...request.descriptor }, FrameKind.verification, number);
-    } catch (error) {
-      this.#pending.take(number);
-      throw error;
-    }
-  }
+// ---- At the process that asks ----
 
-  /** Responds to a request with the object of the descriptor, or with the reason why not. */
-  respond(number: number, question: ValueMessage, fds: readonly number[]): void {
-    discardFds(fds);
-    if (question.objects.entries.length > 0) throw new IpcError('a question came with GPU objects');
-    checkLength(question, 'a question');
-    // If the send queue is full because the peer does not read, this ends the connection.
-    this.#send(verifyExport(question.value.buildAll([])), FrameKind.confirmation, number);
+/**
+ * Returns why the object of an answer is not opened; undefined if it is the object that was asked for.
+ * The peer's claims are not trusted. Opens nothing.
+ *
+ * @param hasFailed whether the answer is an error
+ * @param peerName the peer in words
+ * @throws IpcError for what is not an answer
+ */
+export function refusalOf(
+  descriptor: IpcDescriptor,
+  answer: ValueMessage,
+  hasFailed: boolean,
+  session: Session,
+  peerName: string,
+): IpcError | undefined {
+  const { value, objects } = answer;
+  const [entry] = objects.entries;
+  checkLength(value, 'an answer');
+  const built = value.buildAll(objects.entries);
+  if (hasFailed && !entry && built instanceof Error) return refusalError(built, peerName);
+  // The place of the object holds its entry. A value that is a place has no other.
+  if (hasFailed || !entry || built !== entry)
+    throw new IpcError('the other end sent an answer that is not one');
+  let named: AnyFields;
+  try {
+    named = session.decodeDescriptor(entry.bytes);
+  } catch {
+    // Opening it fails in the same way.
+    return undefined;
   }
+  const difference = isHostFields(named) ? `it is a ${named.kind}` : mismatch(descriptor, named);
+  return difference
+    ? new IpcError(
+        `${peerName} answered with another object than the one that the descriptor names: ` +
+          `${difference}. It was not opened: do not trust this process, or have it send the ` +
+          'object itself',
+      )
+    : undefined;
+}
 
-  /**
-   * Delivers a response to its caller.
-   *
-   * @throws IpcError for anything but the response to a pending request; that caller waits for the
-   * end
-   */
-  receiveResponse(
-    number: number,
-    answer: ValueMessage,
-    fds: readonly number[],
-    shortage?: IpcError,
-  ): void {
-    let request: VerificationRequest;
-    let reason: string | undefined;
-    try {
-      reason = reasonIn(answer);
-      request = this.#pending.take(number);
-    } catch (error) {
-      discardFds(fds);
-      throw error;
-    }
-    const refusal =
-      shortage ??
-      (reason === undefined ? this.#mismatchError(request, answer) : this.#refusalError(reason));
-    const arrival = openArrival(answer, fds, this.#session, refusal);
-    if ('error' in arrival) request.reject(arrival.error);
-    else this.#deliver(arrival, request);
-  }
-
-  #refusalError(reason: string): IpcError {
-    return new IpcError(
-      `${this.#peerName} does not confirm this descriptor: ${sanitize(reason)}`,
-      undefined,
-      'exporter-gone',
-    );
-  }
-
-  /** Returns why the object of a response is not opened. The peer's claims are not trusted. */
-  #mismatchError({ descriptor }: VerificationRequest, answer: ValueMessage): IpcError | undefined {
-    let named: AnyFields;
-    try {
-      named = this.#session.decodeDescriptor(answer.objects.entries[0]?.bytes as Uint8Array);
-    } catch {
-      // Opening it fails in the same way.
-      return undefined;
-    }
-    const difference = isHostFields(named) ? `it is a ${named.kind}` : mismatch(descriptor, named);
-    return difference
-      ? new IpcError(
-          `${this.#peerName} answered with another object than the one that the descriptor names: ` +
-            `${difference}. It was not opened: do not trust this process, or have it send the ` +
-            'object itself',
-        )
-      : undefined;
-  }
-
-  #deliver(arrival: ReceivedValue, request: VerificationRequest): void {
-    let received: ReceivedValue;
-    try {
-      const value = asArray(arrival.objects[0], request.descriptor);
-      received = { ...arrival, contents: { value, build: () => true } };
-    } catch (error) {
-      closeObjects(arrival.objects);
-      request.reject(error);
-      return;
-    }
-    if (deliverOrdered(this.#session, received, request)) return;
-    const cancel = (): void => {
-      closeObjects(received.objects);
-      request.reject(this.#end);
-    };
-    this.#waiting.add(cancel);
-    void this.#session.whenReached(received.points).then(() => {
-      if (this.#waiting.delete(cancel)) deliverOrdered(this.#session, received, request);
-    });
-  }
-
-  /** Rejects all requests, because responses stop. */
-  end(reason: ClosedError | PeerGoneError | IpcError): void {
-    this.#end ??= reason;
-    for (const { reject } of this.#pending.takeAll()) reject(reason);
-    const waiting = [...this.#waiting];
-    this.#waiting.clear();
-    for (const cancel of waiting) cancel();
-  }
+/** Returns the error for the caller. Of the peer's code only those that say something else are taken. */
+function refusalError({ message, code }: Error & { code?: unknown }, peerName: string): IpcError {
+  return new IpcError(
+    `${peerName} does not confirm this descriptor: ${sanitize(message)}`,
+    undefined,
+    code === 'not-supported' || code === 'limit-exceeded' ? code : 'exporter-gone',
+  );
 }
 
 /** Cleans up text of another process for an error message: short, without control characters. */
 const sanitize = (text: string): string => text.slice(0, 500).replace(/\p{Cc}+/gu, ' ');
 
-/** A caller that asked the peer for the object of a descriptor. */
-export interface VerificationRequest extends Recipient {
-  readonly descriptor: IpcDescriptor;
-}
-
-/**
- * Returns the reason of a refusal; undefined for an object. Opens nothing.
- *
- * @throws IpcError for anything else
- */
-function reasonIn(answer: ValueMessage): string | undefined {
-  checkLength(answer, 'an answer');
-  const { entries } = answer.objects;
-  const value = answer.value.buildAll(entries);
-  if (entries.length === 0 && typeof value === 'string') return value;
-  // The place of the object holds its entry.
-  if (entries.length === 1 && value === entries[0]) return undefined;
-  throw new IpcError('the other end sent an answer that is not one');
-}
-
-function checkLength({ value }: ValueMessage, what: 'a question' | 'an answer'): void {
-  if (value.byteLength > MAX_VERIFICATION_BYTE_LENGTH)
+function checkLength(
+  { byteLength }: ValueMessage['value'],
+  what: 'a question' | 'an answer',
+): void {
+  if (byteLength > MAX_VERIFICATION_BYTE_LENGTH)
     throw new IpcError(
-      `the other end sent ${what} of ${formatBytes(value.byteLength)}: it may have ${MAX_VERIFICATION_BYTE_LENGTH}`,
+      `the other end sent ${what} of ${formatBytes(byteLength)}: it may have ${MAX_VERIFICATION_BYTE_LENGTH}`,
     );
 }
+
+// ---- Whether two descriptors name the same object ----
 
 /** Fields that do not identify the object: how it is used, or what follows from other fields. */
 const NOT_IDENTITY: ReadonlySet<string> = new Set([
@@ -226,22 +158,4 @@ function mismatch(asked: IpcDescriptor, found: DescriptorFields): string | undef
   return asked.access === 'read' && found.access !== 'read'
     ? `its access is ${found.access}, not read`
     : undefined;
-}
-
-/**
- * Returns the object of a descriptor if this process made it and it is still the same. Otherwise
- * returns the reason in words.
- */
-function verifyExport(message: unknown): Shareable | string {
-  try {
-    const descriptor = parseDescriptor(message);
-    if (!isFromThisProcess(descriptor)) return 'it was made by another process';
-    const object = openAlias(descriptor) as Shareable;
-    // A handle alone does not identify an object: the driver may reuse it.
-    return differenceFrom(descriptor, exportIpc(object).descriptor)
-      ? 'what it names is another one now'
-      : object;
-  } catch (error) {
-    return error instanceof Error ? error.message : String(error);
-  }
 }

@@ -130,7 +130,7 @@ export abstract class IpcMemoryHandle<T extends Resource>
   }
 
   /** The descriptor alone. */
-  toJSON(): IpcBufferDescriptor {
+  override toJSON(): IpcBufferDescriptor {
     return { ...this.#descriptor };
   }
 

@@ -4,14 +4,13 @@ import type { AnyDtypeName, Dtype, NamedDtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
-import { type StreamOption, streamOf } from '../../stream.ts';
+import { type Stream, type StreamOption, streamOf } from '../../stream.ts';
 import { checkBoolean, checkOptions } from '../../validate.ts';
 import {
   checkIsArray,
   type DescriptorFields,
   type IpcDescriptors,
   type IpcKind,
-  type IpcMemoryDescriptor,
   MEMORY_KINDS,
 } from '../descriptor.ts';
 import { parseDescriptor } from '../descriptor-codec.ts';
@@ -112,10 +111,12 @@ export interface OpenArrayOptions extends OpenOptions, StreamOption {}
  * cannot tell an allocation from an earlier one: close the array before its exporter frees the
  * memory.
  *
+ * @param message the message from the other process, or the handle with what it lacks
  * @param options the context to open it in (by default that of the descriptor's GPU; for a handle
- * alone, the primary one of device 0), and the stream for work on the array
+ * alone, the primary one of device 0), and the stream for work on the array; for a descriptor, those
+ * of {@link openIpcBuffer} too
  * @throws IpcError if it cannot be opened, for a descriptor of plain bytes, and for items beyond
- * the allocation; TypeError, RangeError
+ * the allocation; the file descriptors are then closed; TypeError, RangeError
  * @example
  * using array = openIpcArray(message);
  * @example
@@ -130,28 +131,38 @@ export function openIpcArray<N extends AnyDtypeName>(
   source: RawIpcArray & { readonly dtype: N },
   options?: OpenRawArrayOptions,
 ): DeviceArray<NamedDtype<N>>;
-export function openIpcArray(source: RawIpcArray, options?: OpenRawArrayOptions): DeviceArray;
-export function openIpcArray(
-  descriptor: IpcMemoryDescriptor,
-  options?: OpenArrayOptions,
-): DeviceArray;
-export function openIpcArray(
-  source: RawIpcArray | IpcMemoryDescriptor,
-  options?: OpenArrayOptions,
-): DeviceArray {
-  const isDescribed = typeof source === 'object' && source !== null && 'kind' in source;
-  return isDescribed ? openDescribed(source, options) : openRawArray(source, options);
+export function openIpcArray(message: unknown, options?: OpenArrayOptions): DeviceArray;
+export function openIpcArray(message: unknown, options?: OpenArrayOptions): DeviceArray {
+  const names = [...optionNames, 'stream'] as const;
+  const { stream, ...rest } = checkOptions(options, names, 'openIpcArray');
+  const ordered = streamOf(stream);
+  if (isRawArray(message)) return openRaw(message, rest, ordered);
+  return openAs(MEMORY_KINDS, message, rest, 'openIpcArray', (descriptor, fds, checked) => {
+    checkIsArray(descriptor);
+    return asArray(openDescriptor(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
+  });
 }
 
 // ---- Messages, then descriptors, then the kinds ----
 
-function openDescribed(source: IpcMemoryDescriptor, options: OpenArrayOptions = {}): DeviceArray {
-  const { stream, ...rest } = options;
-  const ordered = streamOf(stream);
-  return openAs(MEMORY_KINDS, source, rest, 'openIpcArray', (descriptor, fds, checked) => {
-    checkIsArray(descriptor);
-    return asArray(openDescriptor(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
-  });
+/** Whether the message is meant as the driver's handle alone: descriptors have a kind. */
+const isRawArray = (message: unknown): message is RawIpcArray =>
+  typeof message === 'object' &&
+  message !== null &&
+  !('kind' in message) &&
+  ['handle', 'shape', 'dtype'].some((name) => name in message);
+
+/** @throws IpcError if file descriptors came with the handle, which are then closed */
+function openRaw(source: RawIpcArray, options: OpenOptions, stream?: Stream): DeviceArray {
+  const { fds: received = [], ...rest } = checkOpenOptions(options, 'openIpcArray');
+  using fds = new OwnedFds(received, true);
+  if (fds.numbers.length > 0)
+    throw new IpcError(
+      "the driver's handle alone has no file descriptors: pass the descriptor that they came with",
+      undefined,
+      'invalid-descriptor',
+    );
+  return openRawArray(source, { ...rest, ...(stream && { stream }) });
 }
 
 const isPoolDescriptor = ({

@@ -7,7 +7,7 @@ import { Context } from '../../context.ts';
 import { Device } from '../../device.ts';
 import { IpcError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
-import { ReferenceCount, runAll, ShareableResource } from '../../lifetime.ts';
+import { ReferenceCount, Resource, runAll } from '../../lifetime.ts';
 import type { DeviceAccess, DeviceBuffer, MemoryResource } from '../../memory/buffer.ts';
 import { freeNonBlocking } from '../../memory/internal-stream.ts';
 import type { PoolAccess, PoolCloseOptions } from '../../memory/pool-attributes.ts';
@@ -48,7 +48,7 @@ import { POOL_ITSELF } from './pool.ts';
  * console.log(buffer.resource === pool);
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
-export class ImportedPool extends ShareableResource implements MemoryResource, DeviceAccess {
+export class ImportedPool extends Resource implements MemoryResource, DeviceAccess {
   readonly context: Context;
   readonly deviceAccessible = true;
   readonly hostAccessible = false;

@@ -204,7 +204,7 @@ const channel: ShareableKind<Channel> = {
     openChannel(descriptor as HostFields<'channel'>, fds, options, sender),
   discard: (object) => object.close(),
   isOpened: (object) => object instanceof ChannelConsumer,
-  keep: (object) => object.exported.addSeat(),
+  keep: (object, name) => object.exported.addSeat(name),
   memoryOf: ({ memory }) => memory,
   fdsForPeer: ({ exported }) => exported.takeSeatFds(),
 };

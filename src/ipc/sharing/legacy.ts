@@ -1,4 +1,4 @@
-import { OUT0, OUT1, readHandle, readSize, writeUint64 } from '../../../ffi/arena.ts';
+import { OUT0, OUT1, readSize } from '../../../ffi/arena.ts';
 import {
   CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
   CU_MEMORYTYPE_HOST,
@@ -15,7 +15,11 @@ import { IpcError } from '../../errors.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { HostVisibleBuffer } from '../../memory/host-visible.ts';
 import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
-import { allocationOf, getLegacyHandle } from '../../memory/pointer-attributes.ts';
+import {
+  allocationOf,
+  getLegacyHandle,
+  pointerAttribute,
+} from '../../memory/pointer-attributes.ts';
 import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkReadOnlyKind, type DescriptorFields } from '../descriptor.ts';
@@ -124,26 +128,15 @@ const unmap = ({ context, base }: Mapping): void =>
  * memory
  */
 function checkIpcCapable(address: CUdeviceptr): void {
-  if (readAttribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) !== 0) return;
+  if (pointerAttribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address) !== 0) return;
   const isHost =
-    readAttribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, address) === 1 ||
-    readAttribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) === CU_MEMORYTYPE_HOST;
-  const isOfPool = (readAttribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) ?? 0) !== 0;
+    pointerAttribute(CU_POINTER_ATTRIBUTE_IS_MANAGED, address) === 1 ||
+    pointerAttribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) === CU_MEMORYTYPE_HOST;
+  const isOfPool = (pointerAttribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) ?? 0) !== 0;
   const what = isHost
     ? 'host-accessible memory'
     : isOfPool
       ? 'memory of a pool that another library made'
       : 'memory that is virtual, or of another process,';
   throw new IpcError(`${what} has no legacy IPC handle: copy it to device memory, and share that`);
-}
-
-/**
- * Reads an attribute of memory that another library allocated; undefined if the driver does not
- * know it.
- */
-function readAttribute(attribute: number, address: CUdeviceptr): number | undefined {
-  // Some attributes have one byte, some four, some eight.
-  writeUint64(0, OUT0);
-  const status = cu.cuPointerGetAttribute(OUT0, attribute, address);
-  return status === 0 ? readHandle(OUT0) : undefined;
 }

@@ -95,9 +95,9 @@ export function openDescriptor(
 ): OpenedBytes {
   assertNotCapturing('opening what another process shared');
   if (isFromThisProcess(descriptor)) return openOwn(descriptor, fds, options, sender);
-  const blocker = foreignBlocker(descriptor, localProcess());
+  const blocker = foreignBlocker(descriptor, localProcess(), sender);
   if (blocker) throw blockedError(blocker);
-  const { context, access } = placeFor(descriptor, fds, options);
+  const { context, access } = placeFor(descriptor, fds, options, sender);
   const { allowOtherUsers = false } = options;
   const request = {
     context,
@@ -138,7 +138,7 @@ function openOwn(
   if (descriptor.kind === 'event' || !isFromOtherThread(descriptor))
     return openAlias(descriptor, options.access, sender);
   if (sender && !sender.isOwnProcess) throw notExportedToSender();
-  const place = placeFor(descriptor, fds, options);
+  const place = placeFor(descriptor, fds, options, sender);
   return openThreadMemory({ descriptor, ...place, fds, lease: sender?.lease });
 }
 
@@ -149,10 +149,11 @@ function placeFor(
   descriptor: DescriptorFields,
   fds: ReceivedFds,
   options: OpenOptions,
+  sender: Sender | undefined,
 ): { readonly context: Context; readonly access: Access } {
   const context = contextFor(descriptor, options);
   if (context) return { context, access: effectiveAccess(descriptor, options.access, fds.numbers) };
-  throw blockedError(deviceBlocker(descriptor));
+  throw blockedError(deviceBlocker(descriptor, sender));
 }
 
 /**
@@ -221,6 +222,7 @@ export function ownBlocker(
 export function foreignBlocker(
   descriptor: DescriptorFields,
   self: LocalProcess,
+  sender?: Sender,
 ): OpenBlocker | undefined {
   const { kind, machine, pid, pidNamespace } = descriptor;
   if (machine !== self.machine)
@@ -247,13 +249,19 @@ export function foreignBlocker(
     code: 'not-supported',
     reason: `process ${pid} shared ${alwaysWritable} read-only, but the driver maps it for writing as well`,
     hint:
-      'Ask that process to share virtual memory, a copy, or the memory for reading and writing; ' +
-      "{ access: 'read' } keeps cuffi's own copies and fills from writing to it.",
+      'Ask that process to share virtual memory, a copy, or the memory for reading and writing' +
+      (sender
+        ? '.'
+        : "; { access: 'read' } keeps cuffi's own copies and fills from writing to it."),
   };
 }
 
-/** Describes why no device here can open it. */
-export function deviceBlocker({ device: uuid }: DescriptorFields): OpenBlocker {
+/**
+ * Describes why no device here can open it.
+ *
+ * @param sender the other end of the connection that it came over: receiving has no option for a device
+ */
+export function deviceBlocker({ device: uuid }: DescriptorFields, sender?: Sender): OpenBlocker {
   const visible = devices().map((candidate) => candidate.uuid);
   const reason = `the descriptor is of GPU ${uuid}, which this process does not see; it sees ${visible.join(', ')}`;
   if (uuid.startsWith('MIG-') || visible.every((seen) => seen.startsWith('MIG-')))
@@ -265,9 +273,9 @@ export function deviceBlocker({ device: uuid }: DescriptorFields): OpenBlocker {
   return {
     code: 'device-not-visible',
     reason,
-    hint:
-      'Make it visible (CUDA_VISIBLE_DEVICES). Opened by hand (openIpc, openIpcBuffer), plain memory also ' +
-      'opens on a device with peer access to it: { device }.',
+    hint: sender
+      ? 'Make it visible (CUDA_VISIBLE_DEVICES), or have the other process send a copy in the memory of a device that both see: receive() opens memory where it is.'
+      : 'Make it visible (CUDA_VISIBLE_DEVICES). Plain memory also opens on a device with peer access to it: { device }.',
   };
 }
 

@@ -67,15 +67,19 @@ export async function waitReady(
   const event = openIpcEvent(readyEvent, { ...place, sameProcess: 'alias' });
   try {
     const isDone = donePoller(event, readyEvent);
-    await withDeadline<void>(deadline, 'waiting for shared memory', (resolve, reject) => {
-      const abandoned = new AbortController();
-      const poll = (): boolean => {
-        check();
-        return isDone();
-      };
-      pollUntil(poll, { signal: abandoned.signal }).then(resolve, reject);
-      return () => abandoned.abort();
-    });
+    await withDeadline<void>(
+      deadline,
+      `waiting for work of process ${pid} on shared memory`,
+      (resolve, reject) => {
+        const abandoned = new AbortController();
+        const poll = (): boolean => {
+          check();
+          return isDone();
+        };
+        pollUntil(poll, { signal: abandoned.signal }).then(resolve, reject);
+        return () => abandoned.abort();
+      },
+    );
   } finally {
     event.close();
   }

@@ -3,6 +3,7 @@ import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
 import type { CUstream } from '../../../ffi/types.ts';
 import { Context } from '../../context.ts';
+import { UNCLONEABLE } from '../../conversions.ts';
 import { beginWait, type WaitOptions } from '../../deadline.ts';
 import { Device } from '../../device.ts';
 import {
@@ -17,7 +18,7 @@ import type { Fence } from '../../fence.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import type { Details } from '../../inspect.ts';
 import { InternalEvent } from '../../internal-event.ts';
-import { ReferenceCount, releaseOrWarn, ShareableResource } from '../../lifetime.ts';
+import { ReferenceCount, Resource, releaseOrWarn } from '../../lifetime.ts';
 import { pollInBackground, pollUntil } from '../../poller.ts';
 import { type Stream, type StreamOption, streamOption } from '../../stream.ts';
 import { assertInternal, checkInteger } from '../../validate.ts';
@@ -46,7 +47,9 @@ import { enqueueWait, StreamWaits } from './stream-waits.ts';
  * timeline.signal(1, { stream }); // there: timeline.wait(1, { stream }), or await timeline.reached(1)
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEMOP.html
  */
-export class Timeline extends ShareableResource {
+export class Timeline extends Resource {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   readonly #state: TimelineState;
 
   private constructor(state: TimelineState) {
@@ -147,7 +150,7 @@ export class Timeline extends ShareableResource {
   async reached(value: number, options?: WaitOptions): Promise<void> {
     this.assertOpen();
     checkInteger(value, 'value', 0);
-    const wait = beginWait(options, `waiting for value ${value} of a timeline`);
+    const wait = beginWait(options, `waiting for value ${value} of a timeline`, this.#state.hint);
     await pollUntil(() => {
       this.assertOpen();
       return this.#state.isReachedOrThrow(value);
@@ -179,7 +182,9 @@ export class Timeline extends ShareableResource {
  * The right to signal a timeline, on its way to another process: see {@link Timeline.signaler}. If it
  * is closed instead of sent, the timeline has ended for all.
  */
-export class TimelineSignaler extends ShareableResource {
+export class TimelineSignaler extends Resource {
+  /** @internal */
+  readonly uncloneable = UNCLONEABLE;
   readonly #init: SignalerInit;
 
   /** @internal */
@@ -297,6 +302,16 @@ class TimelineState {
   get isSignaler(): boolean {
     return this.#writeEnd !== undefined;
   }
+
+  /** How far it is and who signals, for a time-out. */
+  readonly hint = (): string => {
+    const { writerPid } = this.counter;
+    const signaler =
+      writerPid === 0 ? 'a process of another pid namespace' : `process ${writerPid}`;
+    const last = this.#last > this.counter.value ? `, and has queued ${this.#last}` : '';
+    const who = this.isSignaler ? `this process signals it${last}` : `${signaler} signals it`;
+    return `it stands at ${this.counter.value}; ${who}`;
+  };
 
   get value(): number {
     const { value } = this.counter;

@@ -30,9 +30,7 @@ export interface FrameHeader {
   readonly byteLength: number;
   /** Where in the message this frame's part begins. */
   readonly offset: number;
-  /**
-   * Which verification or request this message is, answers or gives up, from 1; 0 for other messages.
-   */
+  /** Which request this message is, answers or gives up, from 1; 0 for other messages. */
   readonly request: number;
 }
 
@@ -241,5 +239,6 @@ function readKind(frame: Uint8Array): { readonly version: number; readonly kind:
   };
 }
 
-const isKind = (kind: number): kind is FrameKind =>
-  kind > FrameKind.hello && kind <= FrameKind.unserved;
+const kinds: ReadonlySet<number> = new Set(Object.values(FrameKind));
+
+const isKind = (kind: number): kind is FrameKind => kind !== FrameKind.hello && kinds.has(kind);

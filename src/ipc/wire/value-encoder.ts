@@ -1,12 +1,15 @@
 /** Encodes a value. GPU objects leave a place in it, and are returned, as by `structuredClone`. */
 
 import { types } from 'node:util';
+import { thrownFrom } from '../../errors.ts';
 import { typedArrayKind } from '../../typed-array.ts';
 import {
   checkHostMemory,
   classNameOf,
   formatBytes,
   formatValue,
+  isError,
+  isPlainObject,
   withArticle,
 } from '../../validate.ts';
 import type { ByteWriter } from '../bytes.ts';
@@ -81,9 +84,12 @@ export function encodeValue<T extends object>(
 }
 
 const tooLarge = (): RangeError =>
-  new RangeError(
-    `a value may have ${formatBytes(MAX_VALUE_BYTE_LENGTH)}, and this one has more: send large data ` +
-      'as a DeviceBuffer, or in parts',
+  thrownFrom(
+    encodeValue,
+    new RangeError(
+      `a value may have ${formatBytes(MAX_VALUE_BYTE_LENGTH)}, and this one has more: send large data ` +
+        'as a DeviceBuffer, or in parts',
+    ),
   );
 
 const typeCodes = new Map(binaryTypes.map(([name], code) => [name, code]));
@@ -116,7 +122,11 @@ class ValueEncoder<T extends object> {
     else if (typeof value === 'boolean') this.#to.uint8(value ? Tag.true : Tag.false);
     else if (value === undefined) this.#to.uint8(Tag.undefined);
     else if (typeof value === 'bigint') this.#writeBigint(value);
-    else throw new TypeError(`${this.#currentPath} is a ${typeof value}, which cannot be sent`);
+    else
+      throw thrownFrom(
+        encodeValue,
+        new TypeError(`${this.#currentPath} is a ${typeof value}, which cannot be sent`),
+      );
   }
 
   #writeString(text: string): void {
@@ -143,8 +153,11 @@ class ValueEncoder<T extends object> {
     }
     const digits = Buffer.from((value < 0n ? -value : value).toString(16), 'latin1');
     if (digits.byteLength > MAX_BIGINT_DIGITS)
-      throw new RangeError(
-        `${this.#currentPath} is a bigint of ${digits.byteLength} hexadecimal digits: at most ${MAX_BIGINT_DIGITS} can be sent`,
+      throw thrownFrom(
+        encodeValue,
+        new RangeError(
+          `${this.#currentPath} is a bigint of ${digits.byteLength} hexadecimal digits: at most ${MAX_BIGINT_DIGITS} can be sent`,
+        ),
       );
     this.#to.uint8(Tag.bigint);
     this.#to.uint8(value < 0n ? 1 : 0);
@@ -157,18 +170,23 @@ class ValueEncoder<T extends object> {
     if (Array.isArray(object)) this.#writeContainer(object, this.#writeArray);
     else if (prototype === Object.prototype || prototype === null)
       this.#writeContainer(object as Readonly<Record<string, unknown>>, this.#writeRecord);
-    else if (ArrayBuffer.isView(object) || object instanceof ArrayBuffer) this.#writeBinary(object);
+    else if (ArrayBuffer.isView(object) || types.isArrayBuffer(object)) this.#writeBinary(object);
     else if (this.#objects.includes(object)) this.#placeObject(object);
     // The engine's own checks are independent of subclasses, as those of binary data.
     else if (types.isMap(object)) this.#writeContainer(object, this.#writeMap);
     else if (types.isSet(object)) this.#writeContainer(object, this.#writeSet);
     else if (types.isDate(object)) this.#writeDate(object);
-    else if (types.isNativeError(object) || object instanceof Error)
-      this.#writeContainer(object, this.#writeError);
+    // Only here, as it costs more: most plain objects are of this realm.
+    else if (isPlainObject(object))
+      this.#writeContainer(object as Readonly<Record<string, unknown>>, this.#writeRecord);
+    else if (isError(object)) this.#writeContainer(object, this.#writeError);
     else
-      throw new TypeError(
-        `${this.#currentPath} is ${withArticle(classNameOf(object))}, which cannot be sent: ` +
-          this.#objects.alternativeTo(object),
+      throw thrownFrom(
+        encodeValue,
+        new TypeError(
+          `${this.#currentPath} is ${withArticle(classNameOf(object))}, which cannot be sent: ` +
+            this.#objects.alternativeTo(object),
+        ),
       );
   }
 
@@ -177,9 +195,12 @@ class ValueEncoder<T extends object> {
     const ancestors = this.#ancestors;
     const at = ancestors.indexOf(container);
     if (at >= 0)
-      throw new TypeError(
-        `${this.#currentPath} is a cycle, which cannot be sent: it is ` +
-          `${formatPath(this.#path.slice(0, at))} again. Send an id in its place`,
+      throw thrownFrom(
+        encodeValue,
+        new TypeError(
+          `${this.#currentPath} is a cycle, which cannot be sent: it is ` +
+            `${formatPath(this.#path.slice(0, at))} again. Send an id in its place`,
+        ),
       );
     this.#checkDepth();
     ancestors.push(container);
@@ -189,8 +210,11 @@ class ValueEncoder<T extends object> {
 
   #checkDepth(): void {
     if (this.#path.length >= MAX_VALUE_DEPTH)
-      throw new RangeError(
-        `${this.#currentPath.slice(0, 100)} is nested deeper than ${MAX_VALUE_DEPTH} levels`,
+      throw thrownFrom(
+        encodeValue,
+        new RangeError(
+          `${this.#currentPath.slice(0, 100)} is nested deeper than ${MAX_VALUE_DEPTH} levels`,
+        ),
       );
   }
 
@@ -227,7 +251,10 @@ class ValueEncoder<T extends object> {
     for (const key of keys) {
       this.#path.push(key);
       if (key === '__proto__')
-        throw new TypeError(`${this.#currentPath} has a name that cannot be sent`);
+        throw thrownFrom(
+          encodeValue,
+          new TypeError(`${this.#currentPath} has a name that cannot be sent`),
+        );
       if (key.length > MAX_NAME_LENGTH) this.#refuseLongName(key);
       this.#writeString(key);
       this.write(record[key]);
@@ -237,9 +264,12 @@ class ValueEncoder<T extends object> {
 
   #refuseLongName(name: string): never {
     this.#path.pop();
-    throw new RangeError(
-      `${this.#currentPath} has a name of ${name.length} characters: at most ${MAX_NAME_LENGTH} can be ` +
-        'sent. Send a Map',
+    throw thrownFrom(
+      encodeValue,
+      new RangeError(
+        `${this.#currentPath} has a name of ${name.length} characters: at most ${MAX_NAME_LENGTH} can be ` +
+          'sent. Send a Map',
+      ),
     );
   }
 
@@ -275,9 +305,12 @@ class ValueEncoder<T extends object> {
     const collisions = new HashCollisions();
     for (const key of keys)
       if (!collisions.add(key))
-        throw new RangeError(
-          `${this.#currentPath} has too many ${what} with the same hash, so the receiver's Map or Set ` +
-            'would be very slow: send an array of them, or strings in their place',
+        throw thrownFrom(
+          encodeValue,
+          new RangeError(
+            `${this.#currentPath} has too many ${what} with the same hash, so the receiver's Map or Set ` +
+              'would be very slow: send an array of them, or strings in their place',
+          ),
         );
   }
 
@@ -321,11 +354,17 @@ class ValueEncoder<T extends object> {
     const name = typedArrayKind(data) ?? (ArrayBuffer.isView(data) ? 'DataView' : 'ArrayBuffer');
     const code = typeCodes.get(name);
     if (code === undefined)
-      throw new TypeError(`${this.#currentPath} is a ${name}, which cannot be sent`);
+      throw thrownFrom(
+        encodeValue,
+        new TypeError(`${this.#currentPath} is a ${name}, which cannot be sent`),
+      );
     this.#binaries += 1;
     if (this.#binaries > MAX_VALUE_BINARIES)
-      throw new RangeError(
-        `a value may have ${MAX_VALUE_BINARIES} typed arrays, and this one has more: send fewer, larger ones`,
+      throw thrownFrom(
+        encodeValue,
+        new RangeError(
+          `a value may have ${MAX_VALUE_BINARIES} typed arrays, and this one has more: send fewer, larger ones`,
+        ),
       );
     const bytes = checkHostMemory(data, this.#currentPath);
     this.#to.uint8(Tag.binary);
@@ -336,8 +375,11 @@ class ValueEncoder<T extends object> {
 
   #placeObject(object: T): void {
     if (this.placed.length === MAX_VALUE_OBJECTS)
-      throw new RangeError(
-        `${this.#currentPath} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects`,
+      throw thrownFrom(
+        encodeValue,
+        new RangeError(
+          `${this.#currentPath} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects`,
+        ),
       );
     this.placed.push({ object, path: this.#path.slice() });
     this.#to.uint8(Tag.gpuObject);
@@ -346,17 +388,23 @@ class ValueEncoder<T extends object> {
   #countPart(): void {
     this.#parts += 1;
     if (this.#parts > MAX_VALUE_PARTS)
-      throw new RangeError(
-        `a value may have ${MAX_VALUE_PARTS} parts, and this one has more: send numbers as typed arrays`,
+      throw thrownFrom(
+        encodeValue,
+        new RangeError(
+          `a value may have ${MAX_VALUE_PARTS} parts, and this one has more: send numbers as typed arrays`,
+        ),
       );
   }
 
   #countCollection(): void {
     this.#collections += 1;
     if (this.#collections > MAX_VALUE_COLLECTIONS)
-      throw new RangeError(
-        `a value may have ${MAX_VALUE_COLLECTIONS} Maps, Sets and errors, and this one has more: ` +
-          'send plain objects or arrays',
+      throw thrownFrom(
+        encodeValue,
+        new RangeError(
+          `a value may have ${MAX_VALUE_COLLECTIONS} Maps, Sets and errors, and this one has more: ` +
+            'send plain objects or arrays',
+        ),
       );
   }
 

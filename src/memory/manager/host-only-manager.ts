@@ -13,7 +13,6 @@ import {
 import type { AllocateOptions } from '../buffer.ts';
 import { allocateHost } from '../host-allocation.ts';
 import type { ViewsReference } from '../host-views.ts';
-import { markReleasing } from '../page-lock.ts';
 import { checkPinnable, lockHost } from '../pin.ts';
 import type { IpcHandle } from './ipc-handle.ts';
 import {
@@ -168,7 +167,7 @@ export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
     };
     const memory = checkPinnable(owner, 'owner');
     const { context } = this;
-    const unlock = lockHost(context, memory, 'owner', flags);
+    const lock = lockHost(context, memory, 'owner', flags);
     const init = withAddress(memory, (pointer) => ({
       context,
       pointer,
@@ -176,8 +175,8 @@ export abstract class HostOnlyMemoryManager extends BaseMemoryManager {
       owner,
     }));
     return this.#makePointer(flags.mapped, init, () => {
-      markReleasing(unlock);
-      context.releases.enqueue(unlock);
+      lock.markReleasing();
+      context.releases.enqueue(() => lock.unlock());
     });
   }
 

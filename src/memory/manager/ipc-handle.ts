@@ -1,7 +1,7 @@
 import { inspect } from 'node:util';
 import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
 import { describeObject } from '../../inspect.ts';
-import { checkInstance, checkInteger, checkOptions } from '../../validate.ts';
+import { checkInstance, checkInteger, checkOptions, checkUint8Array } from '../../validate.ts';
 import { MemoryPointer } from './memory-pointer.ts';
 
 /** The constructor argument of {@link IpcHandle}. */
@@ -36,7 +36,7 @@ export class IpcHandle {
       'IpcHandle',
     );
     const base = checkInstance(required.base, MemoryPointer, 'base');
-    const handle = checkInstance(required.handle, Uint8Array, 'handle');
+    const handle = checkUint8Array(required.handle, 'handle');
     this.base = base;
     this.handle = handle;
     if (handle.byteLength !== CU_IPC_HANDLE_SIZE)

@@ -1,17 +1,12 @@
+import { withAddress } from '../../../ffi/native.ts';
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context, MemoryInfo } from '../../context.ts';
 import type { Stream } from '../../stream.ts';
-import {
-  type ClassOf,
-  checkInteger,
-  checkOptions,
-  className,
-  type HostMemory,
-} from '../../validate.ts';
+import { type ClassOf, checkInteger, checkOptions, className } from '../../validate.ts';
 import { type AllocateOptions, DeviceBuffer, type ManagerResource } from '../buffer.ts';
 import type { HostAllocation, HostMemoryKind } from '../host-allocation.ts';
 import { viewDriverMemory } from '../host-views.ts';
-import type { LockFlags } from '../page-lock.ts';
+import type { LockFlags, PageLock } from '../page-lock.ts';
 import { type BaseMemoryManager, viewsOfPointer } from './host-only-manager.ts';
 import { AutoFreePointer, MappedPointer, MemoryPointer, PinnedPointer } from './memory-pointer.ts';
 import * as validate from './validate-manager.ts';
@@ -34,6 +29,8 @@ export class ManagerAdapter implements ManagerResource {
   #manager: BaseMemoryManager | undefined;
   #isReady = false;
   #isInManager = false;
+  /** The locks of host memory whose release waits for the GPU. */
+  readonly #releasingLocks: ReleasingLocks = new Map();
 
   constructor(context: Context, Manager: MemoryManagerClass) {
     this.context = context;
@@ -103,14 +100,19 @@ export class ManagerAdapter implements ManagerResource {
     };
   }
 
-  lockHost(memory: HostMemory, { mapped, portable }: LockFlags): () => void {
+  lockHost(memory: Uint8Array, flags: LockFlags): PageLock {
+    const range = describeRange(memory, flags);
+    const releasing = this.#releasingLocks;
+    const pointer = releasing.get(range)?.takeOver() ?? this.#pinHost(memory, flags);
+    return new PointerLock(pointer, memory, range, releasing);
+  }
+
+  #pinHost(memory: Uint8Array, { mapped, portable }: LockFlags): PinnedPointer | MemoryPointer {
     const result = this.#callManager((manager) => manager.mempin(memory, { mapped, portable }));
-    if (!mapped) {
-      const pinned = this.#check('mempin', result, PinnedPointer, memory.byteLength);
-      return () => pinned.close();
-    }
-    const ownPointer = this.#check('mempin', result, MappedPointer, memory.byteLength).own();
-    return () => ownPointer.close();
+    const { byteLength } = memory;
+    return mapped
+      ? this.#check('mempin', result, MappedPointer, byteLength).own()
+      : this.#check('mempin', result, PinnedPointer, byteLength);
   }
 
   /**
@@ -155,6 +157,7 @@ export class ManagerAdapter implements ManagerResource {
 
   reset(): void {
     this.#isReady = false;
+    this.#releasingLocks.clear();
     const manager = this.#manager;
     // A manager that was never created has nothing to drop.
     if (manager) this.#insideManager(() => manager.reset());
@@ -208,6 +211,55 @@ export class ManagerAdapter implements ManagerResource {
     if (!existing) return viewDriverMemory(this.context, address, byteLength, close);
     existing.views?.shorten(byteLength);
     return { viewsReference: existing, release: close };
+  }
+}
+
+/** By range and flags. */
+type ReleasingLocks = Map<string, PointerLock>;
+
+const describeRange = (memory: Uint8Array, { mapped, portable }: LockFlags): string =>
+  withAddress(memory, (address) => `${address} ${memory.byteLength} ${mapped} ${portable}`);
+
+/** Host memory that a manager has page-locked, for as long as its pointer is open. */
+class PointerLock implements PageLock {
+  /** Undefined if it was unlocked, or a new lock has it. */
+  #pointer: PinnedPointer | MemoryPointer | undefined;
+  /** Must not be garbage collected while it is locked. */
+  readonly memory: Uint8Array;
+  readonly #range: string;
+  readonly #releasing: ReleasingLocks;
+
+  constructor(
+    pointer: PinnedPointer | MemoryPointer,
+    memory: Uint8Array,
+    range: string,
+    releasing: ReleasingLocks,
+  ) {
+    this.#pointer = pointer;
+    this.memory = memory;
+    this.#range = range;
+    this.#releasing = releasing;
+  }
+
+  markReleasing(): void {
+    this.#releasing.set(this.#range, this);
+  }
+
+  /** Returns the pointer, which the caller owns from now on; undefined if the manager has closed it. */
+  takeOver(): PinnedPointer | MemoryPointer | undefined {
+    const pointer = this.#release();
+    return pointer?.closed ? undefined : pointer;
+  }
+
+  unlock(): void {
+    this.#release()?.close();
+  }
+
+  #release(): PinnedPointer | MemoryPointer | undefined {
+    if (this.#releasing.get(this.#range) === this) this.#releasing.delete(this.#range);
+    const pointer = this.#pointer;
+    this.#pointer = undefined;
+    return pointer;
   }
 }
 

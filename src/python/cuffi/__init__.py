@@ -86,7 +86,6 @@ from ._protocol import (
     ERROR_STACK,
     ERROR_TYPES,
     FRAME_CANCELLATION,
-    FRAME_CONFIRMATION,
     FRAME_CONTROL,
     FRAME_FAILURE,
     FRAME_MAGIC,
@@ -131,6 +130,7 @@ from ._protocol import (
     MAX_VALUE_DEPTH,
     MAX_VALUE_OBJECTS,
     MAX_VALUE_PARTS,
+    MAX_VERIFICATION_BYTE_LENGTH,
     MAX_VERSION,
     MIN_VERSION,
     OUTCOME_ABANDONED,
@@ -203,7 +203,8 @@ class CudaError(CuffiError):
         self.status, self.call = status, call
         self.code, description = _describe_status(status)
         while_doing = f' while {doing}' if doing else ''
-        super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status})')
+        hint = _INSTALLATION.get(status) if call == 'cuInit' else None
+        super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status})' + (f'\n{hint}' if hint else ''))
 
     @property
     def sticky(self) -> bool:
@@ -211,6 +212,21 @@ class CudaError(CuffiError):
         return self.status in _STICKY
 
 
+# As src/hints.ts.
+_INSTALLATION = {
+    34: 'This libcuda is the stub of the CUDA toolkit: remove its folder from the library path.',
+    46: 'Another process has the device for itself (compute mode exclusive), or it is being reset: nvidia-smi shows who '
+        'uses it, and nvidia-smi -c DEFAULT lets several use it.',
+    100: 'No GPU is visible: check nvidia-smi, CUDA_VISIBLE_DEVICES, permission for /dev/nvidia*, and that the container '
+         'has access to GPUs.',
+    304: 'The driver could not open or map a device file. Likely causes: no permission for /dev/nvidia*, a container without '
+         'the devices (--gpus all) or without /dev/nvidia-uvm (nvidia-modprobe -u), a sandbox, or a limit such as ulimit -v.',
+    803: 'The kernel driver and libcuda differ in version: reload the driver, or reboot.',
+    804: 'This libcuda is of the forward compatibility package (cuda-compat), which this GPU does not support: remove its '
+         'folder from LD_LIBRARY_PATH, or update the driver of the host.',
+    999: 'Likely causes: the module nvidia-uvm is not loaded or stopped after the machine slept (nvidia-modprobe -u, or '
+         'reload it), or the GPU has failed. Check dmesg for NVRM: Xid messages.',
+}
 _STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719))
 
 
@@ -349,6 +365,14 @@ def _cuda() -> _Driver:
     return _driver
 
 
+# As ffi/driver.ts.
+_NO_DRIVER = """\
+Install the NVIDIA driver. A container needs GPUs (--gpus all) and the driver in it
+(NVIDIA_DRIVER_CAPABILITIES with compute). WSL has the Windows driver in /usr/lib/wsl/lib.
+CUFFI_DRIVER can be the path of a libcuda. Without a GPU, CUFFI_DRIVER=emulated selects the
+emulated driver."""
+
+
 def _open_library() -> Any:
     chosen = os.environ.get('CUFFI_DRIVER') or 'cuda'
     if chosen == 'emulated':
@@ -361,8 +385,12 @@ def _open_library() -> Any:
         try:
             return ctypes.CDLL(path)
         except OSError as error:
-            tried.append(f'  {path}: {error}')
-    raise DriverNotFoundError('no CUDA driver (libcuda.so.1) was found. Tried:\n' + '\n'.join(tried))
+            # The loader's words begin with the path, most times.
+            tried.append(f'  {path}: {str(error).replace(f"{path}: ", "", 1)}')
+    if chosen != 'cuda':
+        raise DriverNotFoundError('\n'.join((
+            'the chosen library is not a CUDA driver:', *tried, 'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda.')))
+    raise DriverNotFoundError('\n'.join(('no CUDA driver (libcuda.so.1) was found. Tried:', *tried, _NO_DRIVER)))
 
 
 def _describe_status(status: int) -> Tuple[str, str]:
@@ -729,11 +757,18 @@ _Memory = Union[_OwnMemory, _ReceivedMemory, _BorrowedMemory]
 class _Context:
     """What a `with` block closes."""
 
+    _why_closed = 'close() was called'
+
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        if not self.closed:  # type: ignore[attr-defined]
+            self._why_closed = 'its with block ended'
         self.close()  # type: ignore[attr-defined]
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f'this {type(self).__name__} is closed: {self._why_closed}')
 
 
 class GpuArray(_Context):
@@ -761,7 +796,7 @@ class GpuArray(_Context):
 
     @property
     def dtype(self) -> str:
-        """NumPy's name, such as float32. bfloat16 is `bfloat16`, raw bytes are `V12`."""
+        """NumPy's name, such as float32; `bfloat16`, `float8_e4m3fn` and `float8_e5m2`; raw bytes are `V12`."""
         return self._dtype.name
 
     @property
@@ -805,7 +840,7 @@ class GpuArray(_Context):
     def _held(self) -> _Memory:
         memory = self._memory
         if memory is None:
-            raise ClosedError(f'this {type(self).__name__} is closed')
+            raise self._closed_error()
         if isinstance(memory, _ReceivedMemory) and memory.revoked_by:
             raise ClosedError(f'this {type(self).__name__} is closed: {memory.revoked_by} has revoked it')
         return memory
@@ -814,7 +849,7 @@ class GpuArray(_Context):
     def __cuda_array_interface__(self) -> Dict[str, Any]:
         """Version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html"""
         if not self._dtype.typestr:
-            raise AttributeError('bfloat16 has no typestr: use DLPack, such as torch.from_dlpack(array)')
+            raise AttributeError(f'{self.dtype} has no typestr: use DLPack, such as torch.from_dlpack(array)')
         self._exposed = self._held()
         is_contiguous = self._strides == _contiguous(self._shape, self.itemsize)
         return {
@@ -985,9 +1020,13 @@ class Event(_Context):
         event._own = handle
         return event
 
+    @property
+    def closed(self) -> bool:
+        return self._own is None
+
     def _held(self) -> _EventHandle:
         if self._own is None:
-            raise ClosedError('this Event is closed')
+            raise self._closed_error()
         return self._own
 
     @property
@@ -1053,15 +1092,15 @@ class _Deadline:
     def __init__(self, timeout: Optional[float]) -> None:
         self._timeout, self._at = timeout, math.inf if timeout is None else time.monotonic() + timeout
 
-    def left(self, what: str) -> float:
+    def left(self, what: Union[str, Callable[[], str]]) -> float:
         """How many seconds are left. Raises TimeoutError if none are."""
         left = self._at - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f'waiting for {what} took more than {self._timeout} s')
+            raise TimeoutError(f'waiting for {what() if callable(what) else what} took more than {self._timeout} s')
         return left
 
 
-def _pauses(is_done: Callable[[], bool], deadline: _Deadline, what: str) -> Iterator[float]:
+def _pauses(is_done: Callable[[], bool], deadline: _Deadline, what: Any) -> Iterator[float]:
     """How long to sleep each time until it is done. Raises TimeoutError."""
     pause = 0.0
     while not is_done():
@@ -1070,12 +1109,12 @@ def _pauses(is_done: Callable[[], bool], deadline: _Deadline, what: str) -> Iter
         pause = min(pause + 0.00002, 0.001)
 
 
-def _wait_until(is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+def _wait_until(is_done: Callable[[], bool], timeout: Optional[float], what: Any) -> None:
     for pause in _pauses(is_done, _Deadline(timeout), what):
         time.sleep(pause)
 
 
-async def _await_until(is_done: Callable[[], bool], timeout: Optional[float], what: str) -> None:
+async def _await_until(is_done: Callable[[], bool], timeout: Optional[float], what: Any) -> None:
     """As `_wait_until`, for asyncio."""
     await _turn_if_due()
     for pause in _pauses(is_done, _Deadline(timeout), what):
@@ -2107,6 +2146,8 @@ def _virtual_key(fields: _Fields, device: _Device, fds: Sequence[int], read_only
 _HEADER, _MAGIC = struct.Struct('<2sBBIIII'), FRAME_MAGIC.encode()
 # The value null: what a message without content has.
 _NULL = bytes((TAG_NULL,))
+# Frames behind the hello.
+_KINDS = (FRAME_VALUE, FRAME_CONTROL, FRAME_VERIFICATION, FRAME_REQUEST, FRAME_RESPONSE, FRAME_FAILURE, FRAME_CANCELLATION, FRAME_UNSERVED)
 # Control fields that do not come with a value, and what an end may say that it has begun.
 _ALONE = (CONTROL_TIMELINE_PAGE, CONTROL_CLOSING, CONTROL_FORWARD_REQUESTS, CONTROL_DONE, CONTROL_BEGUN)
 _BEGUN = (BEGUN_RECEIVING, BEGUN_SERVING, BEGUN_RECEIVING | BEGUN_SERVING, BEGUN_SERVING | BEGUN_IGNORING_VALUES)
@@ -2462,7 +2503,7 @@ class _Connection:
 
     # ---- Reading ----
 
-    def wait(self, is_done: Callable[[], bool], deadline: _Deadline, what: str, kind: int = 0) -> None:
+    def wait(self, is_done: Callable[[], bool], deadline: _Deadline, what: Any, kind: int = 0) -> None:
         """Waits in this thread, and reads meanwhile. Raises TimeoutError.
 
         :param kind: FRAME_VALUE or FRAME_REQUEST, if that is what it waits for
@@ -2658,7 +2699,7 @@ class _Connection:
         header = (kind, number, length, request)
         if number != self._received or offset != had or (had and header != self._part_header):
             raise IpcError(f'received byte {offset} of message {number} instead of byte {had} of message {self._received}')
-        if not 1 <= kind <= FRAME_UNSERVED or (request > 0) != (kind > FRAME_CONTROL):
+        if kind not in _KINDS or (request > 0) != (kind > FRAME_CONTROL):
             raise IpcError(f'a frame of kind {kind} has the request number {request}')
         if length > _MAX_MESSAGE:
             raise _limit_exceeded(f'a message of {length} bytes is too large')
@@ -2718,7 +2759,7 @@ class _Connection:
         decoder = _Decoder(reader)
         arrived.value = decoder.read(None)
         arrived.places, arrived.refusal, arrived.is_cut = decoder.places, decoder.refusal, is_cut
-        if reader.at > MAX_VALUE_BYTE_LENGTH:
+        if reader.at > (MAX_VERIFICATION_BYTE_LENGTH if kind == FRAME_VERIFICATION else MAX_VALUE_BYTE_LENGTH):
             raise _limit_exceeded(f'a value of {reader.at} bytes is too large')
         entries = self._read_table(reader, len(arrived.places)) if arrived.places else []
         if reader.end - reader.at > MAX_CONTROL_BYTE_LENGTH:
@@ -2789,16 +2830,28 @@ class _Connection:
             # What is being answered goes on; what waits is not begun.
             if request in self._unanswered:
                 self._canceled.add(request)
-        elif arrived.objects or arrived.size > 1 << 15 or kind in (FRAME_CANCELLATION, FRAME_UNSERVED):
-            raise IpcError(f'received a message of kind {kind} that is none')
-        elif kind == FRAME_VERIFICATION:
-            self._post(FRAME_CONFIRMATION, _encoded('the companion for Python confirms no descriptors'), request=request)
+        elif kind == FRAME_VERIFICATION and not arrived.objects:
+            self._on_verification(request)
         else:
-            raise IpcError(f'received the confirmation {request} of nothing that was asked')
+            raise IpcError(f'received a message of kind {kind} that is none')
+
+    def _on_verification(self, request: int) -> None:
+        """Answers at once, as nothing waits for a handler."""
+        self._check_number(request)
+        # Its answers count as pending until they are sent, for an end that asks and does not read.
+        if len(self._outgoing) >= MAX_PENDING_REQUESTS:
+            headers = (_HEADER.unpack_from(frame) for frame, _, _, _ in self._outgoing)
+            if sum(kind == FRAME_FAILURE and offset == 0 for _, _, kind, _, _, offset, _ in headers) >= MAX_PENDING_REQUESTS:
+                raise IpcError(f'{MAX_PENDING_REQUESTS} answers wait to be sent, and nobody there reads them', 'limit-exceeded')
+        error = IpcError('the companion for Python confirms no descriptors', 'not-supported')
+        self._post(FRAME_FAILURE, _encoded(error), request=request)
+
+    def _check_number(self, request: int) -> None:
+        if request in self._unanswered:
+            raise IpcError(f'received request {request} a second time')
 
     def _on_request(self, arrived: _Arrived) -> None:
-        if arrived.request in self._unanswered:
-            raise IpcError(f'received request {arrived.request} a second time')
+        self._check_number(arrived.request)
         self._request_bytes += arrived.size
         if len(self._requests) >= MAX_PENDING_REQUESTS or self._request_bytes > MAX_PENDING_REQUEST_BYTE_LENGTH:
             raise IpcError('too many requests wait to be served', 'limit-exceeded')
@@ -3393,10 +3446,10 @@ class _Connection:
 
     # ---- The end ----
 
-    def close(self) -> None:
+    def close(self, why: str = 'close() was called') -> None:
         with self._cond:
             self._is_closed_here = True
-            self._begin_closing(ClosedError('this Peer is closed'))
+            self._begin_closing(ClosedError(f'this Peer is closed: {why}'))
             for waiting in (self._values, self._requests):
                 while waiting:
                     self.discard(waiting.popleft())
@@ -4041,7 +4094,7 @@ class Peer(_Context):
 
     def close(self) -> None:
         """Closes the connection. What was received stays usable until it is closed. The second call does nothing."""
-        self._connection.close()
+        self._connection.close(self._why_closed)
 
     def __repr__(self) -> str:
         return f'<cuffi.Peer {self._connection.name}{" closed" if self.closed else ""}>'
@@ -4076,7 +4129,23 @@ def parent() -> Peer:
         sock.set_inheritable(False)
         _parent = Peer(_Connection(sock, False))
         _parent._connection._is_of_parent = True
+        _end_quietly_with(_parent)
     return _parent
+
+
+def _end_quietly_with(parent: Peer) -> None:
+    """Makes the end of the parent, if nothing here handles it, end this process without a traceback: one line if it failed."""
+    before, connection = sys.excepthook, parent._connection
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        end = connection.end
+        is_the_end = type(error) is type(end) and str(error) == str(end) and not connection._is_closed_here
+        if before is not sys.__excepthook__ or not is_the_end or os.environ.get('CUFFI_TRACE') == '1':
+            before(kind, error, trace)
+        elif isinstance(error, PeerGoneError):
+            print(f'cuffi: this process ends, as its parent has: {error}', file=sys.stderr)
+
+    sys.excepthook = hook
 
 
 def _address_of(name: str) -> Tuple[str, bool]:
@@ -4130,9 +4199,12 @@ def connect(name: str, timeout: Optional[float] = None, allow_other_users: bool 
             is_nobody = error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN)
             if not is_nobody or timeout is None:
                 code = 'not-listening' if is_nobody else 'ipc-failed'
-                raise IpcError(f'cannot connect to {name}: {error.strerror or error}', code) from None
+                reason = errno.errorcode.get(error.errno or 0, error.errno)
+                why = f'nobody listens there ({reason}); timeout=SECONDS waits for one' if is_nobody else error.strerror or error
+                raise IpcError(f'cannot connect to {name}: {why}', code) from None
             if time.monotonic() >= until:
-                raise TimeoutError(f'nobody listened at {name} within {timeout} s') from None
+                raise TimeoutError(f'connecting to {name} took more than {timeout} s: nobody listens there: start the '
+                                   'process that calls listen()') from None  # fmt: skip
             time.sleep(0.01)
     _trust(sock, allow_other_users)
     return Peer(_Connection(sock, allow_other_users))
@@ -4169,6 +4241,10 @@ class Listener(_Context):
         atexit.register(self.close)
         _listeners.add(self)
 
+    @property
+    def closed(self) -> bool:
+        return self._socket.fileno() < 0
+
     def accept(self, timeout: Optional[float] = None) -> Peer:
         """Waits for the next process. Those of other users are refused. Raises TimeoutError, ClosedError.
 
@@ -4181,7 +4257,7 @@ class Listener(_Context):
                 return peer
             left = 1.0 if until is None else min(1.0, until - time.monotonic())
             if left <= 0:
-                raise TimeoutError(f'nobody connected within {timeout} s')
+                raise TimeoutError(f'waiting for a process that connects took more than {timeout} s: start the one that calls connect()')
             waiting = select.poll()
             try:
                 waiting.register(self._socket, select.POLLIN)
@@ -4198,7 +4274,7 @@ class Listener(_Context):
             return None
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.EBADF):
-                raise ClosedError('this Listener is closed') from None
+                raise self._closed_error() from None
             raise IpcError(f'a connection cannot be accepted: {error.strerror}') from None
         except IpcError as error:
             if error.code == 'other-user':
@@ -4458,7 +4534,7 @@ class _Closable(_Context):
     def _held(self) -> Any:
         state = self._state
         if state is None:
-            raise ClosedError(f'this {type(self).__name__} is closed')
+            raise self._closed_error()
         return state
 
     def close(self) -> None:
@@ -5311,13 +5387,14 @@ class Timeline(_Closable):
         """Waits on the host until a value is reached. Raises TimeoutError, PeerGoneError, ClosedError."""
         _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
-        _wait_until(lambda: state.is_reached(value), timeout, f'value {value} of a timeline')
+        _wait_until(lambda: state.is_reached(value), timeout, lambda: f'value {value} of a timeline that stands at {state.read()}')
 
     async def areached(self, value: int, timeout: Optional[float] = None) -> None:
         """As `reached`."""
         _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
-        await _await_until(lambda: state.is_reached(value), timeout, f'value {value} of a timeline')
+        await _await_until(lambda: state.is_reached(value), timeout,
+                           lambda: f'value {value} of a timeline that stands at {state.read()}')  # fmt: skip
 
     def signaler(self) -> 'TimelineSignaler':
         """Returns the right to signal, to send to another process once: what arrives there signals.
@@ -5606,7 +5683,7 @@ class _Sleepers:
         self._lock = threading.Lock()
         self._asleep: Set[Callable[[], Any]] = set()
 
-    def _polls(self, poll: Callable[[], Any], timeout: Optional[float], what: str, wake: Callable[[], Any]) -> Generator[float, None, Any]:
+    def _polls(self, poll: Callable[[], Any], timeout: Optional[float], what: Any, wake: Callable[[], Any]) -> Generator[float, None, Any]:
         """Polls until there is something, and returns that. Yields for how long to sleep, unless `wake` is called."""
         deadline, eager_until = _Deadline(timeout), time.monotonic() + max(self.busy_poll_us / 1e6, _EAGER_S)
         try:
@@ -5633,7 +5710,7 @@ class _Sleepers:
                 self._asleep.add(wake)
                 self._set_asleep(True)
 
-    def wait(self, poll: Callable[[], Any], timeout: Optional[float], what: str) -> Any:
+    def wait(self, poll: Callable[[], Any], timeout: Optional[float], what: Any) -> Any:
         """Returns what `poll` does, when that is not None. Raises TimeoutError, and what `poll` raises."""
         found = poll()
         if found is not None:
@@ -5653,7 +5730,7 @@ class _Sleepers:
         finally:
             polls.close()
 
-    async def await_(self, poll: Callable[[], Any], timeout: Optional[float], what: str) -> Any:
+    async def await_(self, poll: Callable[[], Any], timeout: Optional[float], what: Any) -> Any:
         """As `wait`, for asyncio."""
         await _turn_if_due()
         event, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -6431,6 +6508,14 @@ class _Producer(_ChannelState):
             self._acquired = message + 1
             return ProducerSlot(self, message, stream)
 
+    def slot_in_words(self) -> str:
+        """The slot that is waited for, and who has it."""
+        message = self._acquired - self.ring.slots
+        if message >= self.published:
+            return f'a free slot (message {message} was acquired here, and not published)'
+        holders = sum(seat.start <= message and not seat.is_released(message) for seat in self.seats)
+        return f'a free slot ({holders} of {len(self.seats)} consumers have not released message {message})'
+
     def _enqueue_waits(self, message: int, stream: _Stream) -> bool:
         """Makes a stream wait until nobody uses a message. Returns False if there is no room for that now."""
         if message >= self.published:
@@ -6828,12 +6913,12 @@ class Channel(_ChannelEnd):
         Raises TimeoutError, ClosedError, CuffiError if a stream is given and the slot was not published yet.
         """
         state: _Producer = self._state or self._held()
-        return state.try_acquire(stream) or state.sleepers.wait(lambda: state.try_acquire(stream), timeout, 'a free slot')
+        return state.try_acquire(stream) or state.sleepers.wait(lambda: state.try_acquire(stream), timeout, state.slot_in_words)
 
     async def aacquire(self, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
         """As `acquire`."""
         state: _Producer = self._held()
-        return await state.sleepers.await_(lambda: state.try_acquire(stream), timeout, 'a free slot')
+        return await state.sleepers.await_(lambda: state.try_acquire(stream), timeout, state.slot_in_words)
 
     def try_acquire(self, stream: Any = None) -> Optional[ProducerSlot]:
         """As `acquire`, without waiting: None if there is no free slot, or no more waits may be queued now.

@@ -146,7 +146,7 @@ describe('Context', () => {
     }
     assert.throws(() => (resources[0] as DeviceBuffer).address, {
       name: 'ClosedError',
-      message: 'this DeviceBuffer is closed: its context was reset',
+      message: /^this DeviceBuffer is closed: its context was reset$/m,
     });
     assert.equal(context.memoryInfo().free, free);
     assert.equal(context.resources.size, 0);

@@ -73,7 +73,10 @@ async function outcome(
     if (how === 'aborted before') controller.abort(reason);
     const before = timers();
     const time = { timeoutMs: how === 'timeout' ? 1 : 60_000 };
-    const settled = wait.begin({ signal, ...time }).then(
+    async function lineOfTheCaller(): Promise<unknown> {
+      return await wait.begin({ signal, ...time });
+    }
+    const settled = lineOfTheCaller().then(
       () => 'resolved',
       (error: unknown) => error,
     );
@@ -91,6 +94,8 @@ async function outcome(
         new RegExp(`^[a-zA-Z].* took longer than 1 ms${wait.hint ? `: ${wait.hint}.*` : ''}$`),
       );
     } else assert.equal(got, reason);
+    if (how === 'timeout' || how === 'fail')
+      assert.match((got as Error).stack ?? '', /\n {4}at (async )?lineOfTheCaller /, how);
     assert.deepEqual(getEventListeners(signal, 'abort'), [], `${how}: listeners`);
     assert.equal(timers(), before, `${how}: timers`);
     // What is left over would fail now, with nobody to catch it.

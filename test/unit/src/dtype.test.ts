@@ -12,6 +12,8 @@ import {
   dtypeFromDlpack,
   dtypeOf,
   dtypes,
+  float8_e4m3fn,
+  float8_e5m2,
   float16,
   float32,
   float64,
@@ -40,6 +42,8 @@ describe('Dtype', () => {
     [uint64, 'uint64', 8, '<u8', [1, 64], BigUint64Array],
     [float16, 'float16', 2, '<f2', [2, 16], Uint16Array],
     [bfloat16, 'bfloat16', 2, '<V2', [4, 16], Uint16Array],
+    [float8_e4m3fn, 'float8_e4m3fn', 1, '|V1', [10, 8], Uint8Array],
+    [float8_e5m2, 'float8_e5m2', 1, '|V1', [12, 8], Uint8Array],
     [float32, 'float32', 4, '<f4', [2, 32], Float32Array],
     [float64, 'float64', 8, '<f8', [2, 64], Float64Array],
     [complex64, 'complex64', 8, '<c8', [5, 64], Float32Array],
@@ -55,7 +59,7 @@ describe('Dtype', () => {
       assert.equal(dtype.TypedArray, array, name);
       assert.equal(dtype.elementsPerItem * array.BYTES_PER_ELEMENT, itemsize, name);
       assert.equal(new dtype.TypedArray(dtype.elementsPerItem).byteLength, itemsize, name);
-      assert.equal(dtype.isRaw, false);
+      assert.equal(dtype.isRaw, name.startsWith('float8'));
       assert.equal(String(dtype), name);
     }
     assert.equal(inspect(float32), 'Dtype float32');
@@ -122,11 +126,13 @@ describe('Dtype', () => {
 
 describe('dtype', () => {
   test('dtype() finds every dtype by its name, its typestr, its DLPack type and as itself', () => {
-    assert.equal(dtypes.length, 15);
+    assert.equal(dtypes.length, 17);
     for (const each of [...dtypes, Dtype.bytes(12), Dtype.bytes(65_535)]) {
       assert.equal(dtype(each), each);
       assert.equal(dtype(each.name).name, each.name);
-      assert.equal(dtype(each.typestr).name, each.name);
+      // The interface has no 8-bit floats.
+      const isFloat8 = each.name.startsWith('float8');
+      assert.equal(dtype(each.typestr).name, isFloat8 ? 'V1' : each.name);
       assert.equal(dtypeFromDlpack(each.dlpack).name, each.name);
     }
   });
@@ -144,6 +150,13 @@ describe('dtype', () => {
     for (const typestr of ['|V2', '=V2', '>V2', 'V2']) assert.equal(dtype(typestr).name, 'V2');
   });
 
+  test('one raw byte is no 8-bit float, which only its name tells', () => {
+    for (const typestr of ['|V1', '<V1', 'V1']) assert.equal(dtype(typestr).name, 'V1');
+    assert.equal(dtype('float8_e4m3fn'), float8_e4m3fn);
+    assert.equal(dtypeFromDlpack({ code: 12, bits: 8, lanes: 1 }), float8_e5m2);
+    assert.equal(dtypeFromDlpack({ code: 10, bits: 8, lanes: 4 }).name, 'V4');
+  });
+
   test('big-endian items are rejected with a hint', () => {
     assert.throws(() => dtype('>f4'), {
       name: 'TypeError',
@@ -158,6 +171,34 @@ describe('dtype', () => {
       "a dtype with fields is not supported: use raw bytes, e.g. 'V12' for items of 12 bytes";
     for (const fields of ['i4,f4', [['x', '<i4']], []])
       assert.throws(() => dtype(fields as never), { name: 'TypeError', message });
+  });
+
+  test('the error of a name that other languages and libraries use says which dtype that is', () => {
+    const meant = {
+      float: 'float32',
+      double: 'float64',
+      half: 'float16',
+      int: 'int32',
+      f32: 'float32',
+      u8_: undefined,
+      bf16: 'bfloat16',
+      uint32_t: 'uint32',
+      boolean: 'bool',
+      complex: 'complex128',
+      'torch.float16': 'float16',
+      BigInt64Array: 'int64',
+      Float32: 'float32',
+      flaot32: undefined,
+      float3: 'float32',
+      tensor: undefined,
+    };
+    for (const [name, known] of Object.entries(meant))
+      assert.throws(() => dtype(name), {
+        name: 'TypeError',
+        message: new RegExp(
+          `^there is no dtype "${name}"${known ? ` \\(did you mean '${known}'\\?\\)` : ''}; known: `,
+        ),
+      });
   });
 
   test('an unknown dtype is rejected, and the error lists the known ones', () => {
@@ -226,7 +267,7 @@ describe('dtype', () => {
     assert.equal(dtypeFromDlpack({ code: 2, bits: 32, lanes: 4 }).name, 'V16');
     for (const [code, bits] of [
       [3, 64],
-      [10, 8],
+      [8, 8],
       [17, 4],
       [2, 8],
       [6, 1],

@@ -1,15 +1,19 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
+import { inspect } from 'node:util';
 import {
   ClosedError,
   CompileError,
   CompilerNotFoundError,
   CudaError,
   CuffiError,
+  copyIpcError,
   DriverNotFoundError,
   IpcError,
   NotSupportedError,
   PeerGoneError,
+  prefixMessage,
+  thrownFrom,
 } from '../../../src/errors.ts';
 
 const outOfMemory = new CudaError({
@@ -40,6 +44,103 @@ describe('CuffiError', () => {
       assert.match(String(error.stack), new RegExp(`^${name}`));
     }
     assert.equal(new IpcError('x', undefined, 'exporter-gone').code, 'exporter-gone');
+  });
+});
+
+/** What Node prints of an error, without the lines of its stack. */
+const printed = (error: Error): string =>
+  inspect(error)
+    .split('\n')
+    .filter((line) => !/^ +at .*[^{]$/.test(line))
+    .join('\n');
+
+describe('an error that is printed', () => {
+  const everything: readonly CuffiError[] = [
+    new CuffiError('it is so'),
+    outOfMemory,
+    new CudaError({ status: 218, call: 'cuLink', description: 'bad PTX', log: 'line 1: error' }),
+    new DriverNotFoundError('it is so'),
+    new NotSupportedError('it is so'),
+    new ClosedError('it is so'),
+    new PeerGoneError('it is so', { pid: 1, abandonedWaits: 0 }),
+    new PeerGoneError('it is so: oh', { pid: 1, abandonedWaits: 0, exitCode: 1, stderr: 'oh\n' }),
+    new PeerGoneError('it is so', { pid: 1, abandonedWaits: 2, signal: 'SIGKILL' }),
+    new IpcError('it is so', undefined, 'mig'),
+    new CompileError('it is so', 'the log'),
+    new CompilerNotFoundError('it is so'),
+  ];
+
+  test('says each thing once, and nothing that is undefined', () => {
+    for (const error of everything) {
+      const text = printed(error);
+      assert.doesNotMatch(text, /undefined|\[cause\]|name:/, text);
+      for (const line of error.message.split('\n'))
+        assert.equal(text.split(line).length, 2, `${line} in ${text}`);
+      assert.ok(text.startsWith(`${error.name}: `), text);
+      assert.ok(text.includes(`code: '${error.code}'`), text);
+    }
+  });
+
+  test('still has the details that the message repeats', () => {
+    const { hint, doing, log } = outOfMemory;
+    assert.deepEqual([hint, doing, log], ['Ask for less.', 'allocating 16 bytes', undefined]);
+    assert.equal((everything[2] as CudaError).log, 'line 1: error');
+    assert.equal((everything[7] as PeerGoneError).stderr, 'oh\n');
+    assert.equal((everything[10] as CompileError).log, 'the log');
+    assert.equal((everything[6] as PeerGoneError).exitCode, undefined);
+  });
+
+  test('begins with words that are put before its message later', () => {
+    const error = new IpcError('it cannot be shared', undefined, 'mig');
+    prefixMessage(error, 'value.layers[3]');
+    assert.equal(error.message, 'value.layers[3]: it cannot be shared');
+    assert.match(printed(error), /^IpcError: value\.layers\[3\]: it cannot be shared\n/);
+  });
+
+  test('is copied with its code, its message and the cause of that', () => {
+    const copy = copyIpcError(new IpcError('it cannot be opened', outOfMemory, 'mig'));
+    const { code, message, cause } = new IpcError('it cannot be opened', outOfMemory, 'mig');
+    assert.deepEqual([copy.code, copy.message, copy.cause], [code, message, cause]);
+    assert.equal('cause' in copyIpcError(new IpcError('alone')), false);
+  });
+});
+
+describe('the stack of an error', () => {
+  test('reaches the caller however many calls of cuffi lie between', () => {
+    const deep = (calls: number): CuffiError =>
+      calls === 0 ? new ClosedError('deep') : deep(calls - 1);
+    function lineOfTheCaller(): CuffiError {
+      return deep(25);
+    }
+    const { stackTraceLimit } = Error;
+    assert.match(lineOfTheCaller().stack ?? '', /\n {4}at lineOfTheCaller /);
+    assert.equal(Error.stackTraceLimit, stackTraceLimit);
+  });
+
+  test('is made as the program asks: none, or however its limit is frozen', () => {
+    const { stackTraceLimit } = Error;
+    try {
+      Error.stackTraceLimit = 0;
+      assert.doesNotMatch(new ClosedError('none').stack ?? '', /\n/);
+      assert.equal(Error.stackTraceLimit, 0);
+    } finally {
+      Error.stackTraceLimit = stackTraceLimit;
+    }
+  });
+
+  test('begins at the caller of a function that starts a recursion', () => {
+    const recursive = (calls: number): Error =>
+      calls === 0 ? thrownFrom(entry, new TypeError('x')) : recursive(calls - 1);
+    function entry(): Error {
+      return recursive(50);
+    }
+    function lineOfTheCaller(): Error {
+      return entry();
+    }
+    const { stack } = lineOfTheCaller();
+    assert.match(stack ?? '', /^TypeError: x\n {4}at lineOfTheCaller /);
+    // Not called by that, the error keeps the stack that it has.
+    assert.match(thrownFrom(entry, new TypeError('y')).stack ?? '', /errors\.test/);
   });
 });
 

@@ -1,6 +1,9 @@
 import assert from 'node:assert/strict';
-import { describe, test } from 'node:test';
-import { hintFor } from '../../../src/hints.ts';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, describe, test } from 'node:test';
+import { hintFor, refusedDeviceFiles } from '../../../src/hints.ts';
 
 describe('hintFor', () => {
   test('the same status has another hint if the call says more', () => {
@@ -18,7 +21,12 @@ describe('hintFor', () => {
     assert.match(String(hintFor('cuInit', 34)), /stub of the CUDA toolkit/);
     assert.match(String(hintFor('cuInit', 803)), /differ in version/);
     assert.match(String(hintFor('cuMemAlloc_v2', 2)), /Close buffers/);
-    assert.match(String(hintFor('cuInit', 999)), /dmesg/);
+    assert.match(String(hintFor('cuInit', 999)), /nvidia-uvm.*dmesg/);
+    assert.match(String(hintFor('cuInit', 304)), /permission for \/dev\/nvidia\*/);
+    assert.match(String(hintFor('cuDevicePrimaryCtxRetain', 304)), /operating system refused/);
+    assert.match(String(hintFor('cuInit', 804)), /cuda-compat/);
+    for (const call of ['cuInit', 'cuDevicePrimaryCtxRetain'])
+      assert.match(String(hintFor(call, 46)), /compute mode exclusive.*nvidia-smi -c DEFAULT/);
   });
 
   test('the hint for calls that the emulated driver never supports says that they need a GPU', () => {
@@ -35,5 +43,34 @@ describe('hintFor', () => {
   test('a status without a remedy has no hint', () => {
     assert.equal(hintFor('cuInit', 1), undefined);
     assert.equal(hintFor('toString', 98_765), undefined);
+  });
+});
+
+describe('refusedDeviceFiles', () => {
+  const folder = mkdtempSync(join(tmpdir(), 'cuffi-dev-'));
+  after(() => rmSync(folder, { recursive: true }));
+  for (const name of ['nvidiactl', 'nvidia0', 'nvidia1', 'nvidia-uvm', 'nvidia-caps', 'null'])
+    writeFileSync(join(folder, name), '');
+
+  const refusing =
+    (code: string, ...names: readonly string[]) =>
+    (path: string): void => {
+      if (names.some((name) => path.endsWith(name))) throw Object.assign(new Error(code), { code });
+    };
+
+  test('names the files without permission, and what to do', () => {
+    for (const code of ['EACCES', 'EPERM'])
+      assert.match(
+        String(refusedDeviceFiles(folder, refusing(code, 'nvidia1', 'nvidia-uvm', 'null'))),
+        new RegExp(
+          `^User \\d+ has no permission to open ${folder}/nvidia-uvm, ${folder}/nvidia1: .*--gpus all`,
+        ),
+      );
+  });
+
+  test('says nothing if all can be opened, or fail for another reason, or there are none', () => {
+    assert.equal(refusedDeviceFiles(folder), undefined);
+    assert.equal(refusedDeviceFiles(folder, refusing('EIO', 'nvidia0')), undefined);
+    assert.equal(refusedDeviceFiles(join(folder, 'none')), undefined);
   });
 });

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { type Release, Resource, Scope } from '../../../src/lifetime.ts';
+import { closedMessage, type Release, Resource, Scope, stateKey } from '../../../src/lifetime.ts';
 import { collectGarbage } from '../../support/process-state.ts';
 import { runProgram } from './emulate.ts';
 
@@ -30,13 +30,13 @@ describe('Resource and Scope', () => {
     thing[Symbol.dispose]();
     assert.equal(thing.closed, true);
     assert.equal(released, 1);
-    assert.throws(() => thing.use(), { name: 'ClosedError', message: 'this Thing is closed' });
+    assert.throws(() => thing.use(), { name: 'ClosedError', message: /^this Thing is closed: / });
   });
 
   test('copies and JSON of a resource contain neither its state nor its token', () => {
     const owner = new Scope();
     const [, thing] = [new Thing(() => {}, owner), new Thing(() => {}, owner)];
-    assert.equal(JSON.stringify(thing), '{}');
+    assert.equal(JSON.stringify(thing), '"Thing"');
     assert.deepEqual(structuredClone(thing), {});
   });
 
@@ -91,7 +91,7 @@ describe('Resource and Scope', () => {
     letGo();
     const second = first.moved();
     first.close();
-    assert.throws(() => first.use(), { message: 'this Thing is closed: it was moved' });
+    assert.throws(() => first.use(), { message: /^this Thing is closed: it was moved$/m });
     assert.deepEqual([first.closed, second.closed, owner.size, released], [true, false, 1, 0]);
     owner.closeAll('the owner was closed');
     assert.deepEqual([second.closed, released], [true, 1]);
@@ -105,6 +105,106 @@ describe('Resource and Scope', () => {
       throw new Error('out');
     }, /^Error: out$/);
     assert.deepEqual(released, ['second', 'first']);
+  });
+
+  test('what is used after its end says what closed it, and how to find the place', () => {
+    const trace = 'CUFFI_TRACE=1 shows where it was opened and closed.';
+    const wordsOf = (thing: Thing): string => {
+      try {
+        thing.use();
+      } catch (error) {
+        return (error as Error).message;
+      }
+      return 'it is open';
+    };
+    const make = (): Thing => new Thing(() => {});
+    const closed = make();
+    closed.close();
+    assert.equal(wordsOf(closed), `this Thing is closed: close() was called\n${trace}`);
+    // The scope comes too late.
+    closed[Symbol.dispose]();
+    assert.equal(wordsOf(closed), `this Thing is closed: close() was called\n${trace}`);
+    let kept: Thing;
+    {
+      using scoped = make();
+      kept = scoped;
+    }
+    assert.equal(wordsOf(kept), `this Thing is closed: its using scope ended\n${trace}`);
+    kept.close();
+    assert.equal(wordsOf(kept), `this Thing is closed: its using scope ended\n${trace}`);
+    const owner = new Scope();
+    const owned = new Thing(() => {}, owner);
+    owner.closeAll('the owner was closed');
+    owned[Symbol.dispose]();
+    assert.equal(wordsOf(owned), `this Thing is closed: the owner was closed\n${trace}`);
+  });
+
+  test('a scope whose end does not close a resource is not named by its later close()', () => {
+    class Refusing extends Thing {
+      isRefusing = true;
+
+      override close(): void {
+        if (this.isRefusing) throw new Error('it is in use');
+        super.close();
+      }
+    }
+    const thing = new Refusing(() => {});
+    assert.throws(() => thing[Symbol.dispose](), /it is in use/);
+    assert.equal(thing.closed, false);
+    thing.isRefusing = false;
+    thing.close();
+    assert.throws(() => thing.use(), { message: /^this Thing is closed: close\(\) was called$/m });
+  });
+
+  test('its state says why, while it is released and after its object is gone', () => {
+    const words: string[] = [];
+    const make = (): Thing => {
+      const thing: Thing = new Thing(() => words.push(closedMessage('Thing', state)));
+      const state = thing[stateKey];
+      return thing;
+    };
+    make().close();
+    make()[Symbol.dispose]();
+    const kept = make();
+    const letGo = kept.addKeepalive();
+    kept[Symbol.dispose]();
+    assert.equal(words.length, 2);
+    letGo();
+    assert.deepEqual(
+      words.map((text) => text.split('\n', 1)[0]),
+      [
+        'this Thing is closed: close() was called',
+        'this Thing is closed: its using scope ended',
+        'this Thing is closed: its using scope ended',
+      ],
+    );
+  });
+
+  test('a resource that ends with another says how that ended', () => {
+    class Part extends Thing {
+      readonly #whole: Thing;
+
+      constructor(whole: Thing) {
+        super(() => {});
+        this.#whole = whole;
+      }
+
+      override get closed(): boolean {
+        return super.closed || this.#whole.closed;
+      }
+
+      protected override get closedWith(): Resource {
+        return this.#whole;
+      }
+    }
+    const whole = new Thing(() => {});
+    const [part, own] = [new Part(whole), new Part(whole)];
+    own.close();
+    whole[Symbol.dispose]();
+    assert.throws(() => part.use(), {
+      message: /^this Thing is closed: its Thing is closed: its using scope ended$/m,
+    });
+    assert.throws(() => own.use(), { message: /^this Thing is closed: close\(\) was called$/m });
   });
 
   test('a resource is closed even if its release fails, and the error is thrown once', () => {
@@ -127,9 +227,9 @@ describe('Resource and Scope', () => {
     assert.deepEqual(released, [2, 4, 3, 1]);
     assert.equal(owner.size, 0);
     assert.throws(() => things[0]?.use(), {
-      message: 'this Thing is closed: the owner was closed',
+      message: /^this Thing is closed: the owner was closed$/m,
     });
-    assert.throws(() => things[1]?.use(), { message: 'this Thing is closed' });
+    assert.throws(() => things[1]?.use(), { message: /^this Thing is closed: / });
   });
 
   test('a release that fails does not stop the others', () => {
@@ -255,7 +355,7 @@ describe('Resource and Scope', () => {
     outer.closeAll('the owner was closed');
     assert.deepEqual(released, ['last', 'within', 'first']);
     assert.ok([first, within, last].every((thing) => thing.closed));
-    assert.throws(() => within.use(), { message: 'this Thing is closed: the owner was closed' });
+    assert.throws(() => within.use(), { message: /^this Thing is closed: the owner was closed$/m });
     assert.deepEqual([outer.size, inner.size], [0, 0]);
     // Not listed: its own owner closes what is in it.
     const apart = new Scope(outer);
@@ -268,7 +368,7 @@ describe('Resource and Scope', () => {
     const thing = new Thing(() => assert.fail('released'), owner);
     owner.discardAll('its context was reset');
     thing.close();
-    assert.throws(() => thing.use(), { message: 'this Thing is closed: its context was reset' });
+    assert.throws(() => thing.use(), { message: /^this Thing is closed: its context was reset$/m });
   });
 
   test('discardAll() of a scope within another one takes its own resources only', () => {
@@ -279,14 +379,14 @@ describe('Resource and Scope', () => {
     const letGo = taken.addKeepalive();
     inner.discardAll('its memory was freed');
     letGo();
-    assert.throws(() => taken.use(), { message: 'this Thing is closed: its memory was freed' });
+    assert.throws(() => taken.use(), { message: /^this Thing is closed: its memory was freed$/m });
     assert.deepEqual([taken.closed, inOuter.closed], [true, false]);
     assert.deepEqual([outer.size, inner.size], [1, 0]);
     // The scope goes on, and a reset of the outer one takes what is in it since.
     const later = new Thing(() => assert.fail('released'), inner);
     assert.equal(outer.size, 2);
     outer.discardAll('the context was reset');
-    assert.throws(() => later.use(), { message: 'this Thing is closed: the context was reset' });
+    assert.throws(() => later.use(), { message: /^this Thing is closed: the context was reset$/m });
     assert.equal(new Thing(() => {}, inner).closed, false);
   });
 
@@ -327,9 +427,14 @@ describe('Resource and Scope', () => {
     assert.equal(code, 0);
   });
 
-  test('with CUFFI_TRACE=1 the ClosedError says where the object was opened', () => {
+  test('with CUFFI_TRACE=1 the ClosedError says where the object was opened and closed', () => {
     const { stdout } = leak('closed', { CUFFI_TRACE: '1' });
-    assert.match(stdout, /this DeviceBuffer is closed\nopened at\n.*fixtures\/leak\.ts/s);
+    const lineOf = (what: string): string =>
+      `${what} at\\n( +at .*\\n)*? +at .*fixtures/leak\\.ts:`;
+    assert.match(stdout, /^this DeviceBuffer is closed: close\(\) was called$/m);
+    assert.match(stdout, new RegExp(`${lineOf('opened')}\\d+`));
+    assert.match(stdout, new RegExp(`${lineOf('closed')}\\d+`));
+    assert.doesNotMatch(stdout, /CUFFI_TRACE/);
   });
 
   test('a closed resource causes no warning when it is collected', () => {
@@ -374,7 +479,9 @@ describe('Resource and Scope', () => {
     assert.deepEqual(thing.keepaliveNames, ['process 1', 'process 2']);
     first();
     thing.invalidate('process 3 has revoked it');
-    assert.throws(() => thing.use(), { message: 'this Thing is closed: process 3 has revoked it' });
+    assert.throws(() => thing.use(), {
+      message: /^this Thing is closed: process 3 has revoked it$/m,
+    });
     assert.equal(owner.size, 0);
     first();
     assert.equal(released, 0);

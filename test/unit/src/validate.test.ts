@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
+import { runInNewContext } from 'node:vm';
 import { closeFd, createMemfd, isOpenFd } from '../../../ffi/linux/libc.ts';
 import * as cuda from '../../../src/index.ts';
 import * as ipc from '../../../src/ipc/index.ts';
@@ -11,6 +12,8 @@ import {
   checkOptions,
   checkString,
   checkStrings,
+  isError,
+  messageOf,
 } from '../../../src/validate.ts';
 
 interface Known {
@@ -49,6 +52,46 @@ describe('checkOptions', () => {
       message: "Thing.make: unknown option 'strem' (did you mean 'stream'?); known: stream, device",
     });
     assert.throws(() => options({ x: 1 }, []), { message: /known: none$/ });
+  });
+
+  test('options of another realm count as those of this one', () => {
+    assert.deepEqual(options(runInNewContext('({ stream: 1 })')), { stream: 1 });
+    assert.deepEqual(options(runInNewContext('Object.create(null, {})')), {});
+    assert.throws(() => options(runInNewContext('({ strem: 1 })')), /unknown option 'strem'/);
+  });
+
+  test('only plain objects of another realm are taken, and nothing that imitates them', () => {
+    const elsewhere = (code: string): unknown => runInNewContext(code);
+    for (const [given, shown] of [
+      [elsewhere('[]'), 'an Array'],
+      [elsewhere('new Map()'), 'a Map'],
+      [elsewhere('new (class Options {})()'), 'an Options'],
+      [elsewhere('new (class Object {})()'), 'an Object'],
+      [
+        elsewhere(
+          'new (class Object extends null { constructor() { return { __proto__: new.target.prototype }; } })()',
+        ),
+        'an Object',
+      ],
+      [elsewhere('Object.create({})'), 'an Object'],
+      [elsewhere('Object.create(Object.create(null))'), 'an object'],
+      [elsewhere('Object.create({ constructor: Object, __proto__: null })'), 'an Object'],
+      [
+        elsewhere('Object.create({ constructor: function Object() {}, __proto__: null })'),
+        'an Object',
+      ],
+      [
+        elsewhere('Object.create({ constructor: Object.bind(), __proto__: null })'),
+        'a bound Object',
+      ],
+      [elsewhere('new Proxy(new (class Options {})(), {})'), 'an Options'],
+      [elsewhere('(() => 0)'), 'a function'],
+      [elsewhere('new Error()'), 'an Error'],
+    ] as const)
+      assert.throws(() => options(given), {
+        name: 'TypeError',
+        message: `Thing.make: options must be a plain object, not ${shown}`,
+      });
   });
 
   test('options that are not a plain object are rejected with what they are', () => {
@@ -271,5 +314,36 @@ describe('assertInternal', () => {
       assert.ok(isOpenFd(fd));
     }
     closeFd(fd);
+  });
+});
+
+describe('isError', () => {
+  test('errors of every realm are errors, DOMExceptions too, and nothing that imitates them', () => {
+    const elsewhere = (code: string): unknown => runInNewContext(code);
+    for (const error of [
+      new RangeError('it'),
+      new DOMException('it', 'AbortError'),
+      Object.assign(Object.create(Error.prototype), { message: 'it' }),
+      elsewhere("new RangeError('it')"),
+      elsewhere("new (class Own extends Error {})('it')"),
+      // As a DOMException of another realm: it has that realm's prototypes, but is none of its errors.
+      elsewhere("Object.assign(Object.create(TypeError.prototype), { message: 'it' })"),
+    ]) {
+      assert.equal(isError(error), true);
+      assert.equal(messageOf(error), 'it');
+    }
+    for (const thrown of [
+      'it',
+      undefined,
+      null,
+      { message: 'it' },
+      elsewhere("({ name: 'Error', message: 'it' })"),
+      elsewhere('new (class Error {})()'),
+      elsewhere('Object.create({ constructor: Error })'),
+      elsewhere('Object.create({ constructor: function Error() {} })'),
+    ]) {
+      assert.equal(isError(thrown), false, String(thrown));
+      assert.equal(messageOf(thrown), String(thrown));
+    }
   });
 });

@@ -216,7 +216,7 @@ describe('DeviceArray copies', () => {
       for (const wait of waits)
         await assert.rejects(wait, {
           name: 'ClosedError',
-          message: /^this Device(Array|Buffer) is closed$/,
+          message: /^this Device(Array|Buffer) is closed: /,
         });
       for (const array of [source, target]) array.close();
     }

@@ -137,3 +137,39 @@ describe('cudaArrayInterface', () => {
     assert.equal(taken(1, {}), undefined);
   });
 });
+
+describe('fromCudaArrayInterface', () => {
+  test('a default stream is that of the memory’s device, whatever context is given', () => {
+    const { first, second, waited } = setUp();
+    using array = deviceArray(8, undefined, { device: 1 });
+    for (const [stream, handle] of [
+      [1, CU_STREAM_LEGACY],
+      [2, CU_STREAM_PER_THREAD],
+    ] as const) {
+      const described = { ...JSON.parse(JSON.stringify(cudaArrayInterface(array))), stream };
+      using consumer = Stream.create({ nonBlocking: true, context: first });
+      const waits = waited(() => {
+        const taken = fromCudaArrayInterface(described, { context: first, stream: consumer });
+        assert.equal(taken.context, first);
+      });
+      assert.deepEqual(waits, [[consumer.handle], [handle, second.handle]]);
+    }
+  });
+
+  test('a default stream of another device is waited for', () => {
+    const { first, second, waited } = setUp();
+    using array = deviceArray(8, undefined, { device: 1 });
+    const ofFirst = Stream.legacyDefault({ context: first });
+    for (const describeIt of [
+      () => cudaArrayInterface(array, { stream: ofFirst }),
+      () => cudaArrayInterface(array.withStream(ofFirst)),
+    ])
+      assert.deepEqual(
+        waited(() => assert.equal(describeIt().stream, CU_STREAM_LEGACY)),
+        [
+          [CU_STREAM_LEGACY, second.handle],
+          [CU_STREAM_LEGACY, first.handle],
+        ],
+      );
+  });
+});

@@ -116,7 +116,7 @@ describe('DeviceBuffer', () => {
       for (const use of uses)
         assert.throws(
           use,
-          { name: 'ClosedError', message: 'this DeviceBuffer is closed' },
+          { name: 'ClosedError', message: /^this DeviceBuffer is closed: / },
           String(use),
         );
       await assert.rejects(closed.copyFrom(new Uint8Array(1)), { name: 'ClosedError' });

@@ -613,7 +613,7 @@ describe('copySync and copyAsync', () => {
       const copying = copyPitched(target, source, box, { stream });
       buffers[closes].close();
       latch[Symbol.dispose]();
-      await assert.rejects(copying, /^ClosedError: this DeviceBuffer is closed$/);
+      await assert.rejects(copying, /^ClosedError: this DeviceBuffer is closed: /);
       for (const buffer of buffers) buffer.close();
     }
   });

@@ -5,7 +5,7 @@ import { libc } from '../../../../ffi/linux/libc.ts';
 import { addressOf } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { Context } from '../../../../src/index.ts';
-import { findLockingContext, lockPages } from '../../../../src/memory/page-lock.ts';
+import { findLockingContext, lockPages, type PageLock } from '../../../../src/memory/page-lock.ts';
 import { emulate } from '../emulate.ts';
 
 const PAGE = libc.getpagesize();
@@ -23,7 +23,7 @@ describe('findLockingContext', () => {
     const context = Context.primary();
     const { memory, address } = pages();
     const within = { address: (address + PAGE + 100) as Address, byteLength: PAGE };
-    const unlock = lockPages(context, { ...within, what: 'memory', memory }, FLAGS);
+    const lock = lockPages(context, { ...within, what: 'memory', memory }, FLAGS);
     const isLocked = (from: number, byteLength: number): boolean =>
       findLockingContext(context, (address + from) as Address, byteLength) === context;
     assert.deepEqual(
@@ -34,7 +34,7 @@ describe('findLockingContext', () => {
       [isLocked(PAGE - 1, 2), isLocked(PAGE, 2 * PAGE + 1), isLocked(3 * PAGE, 1)],
       [false, false, false],
     );
-    unlock();
+    lock.unlock();
     assert.equal(isLocked(PAGE, 1), false);
   });
 
@@ -44,7 +44,7 @@ describe('findLockingContext', () => {
     const { memory, address } = pages();
     const [mine, everyones] = [address as Address, (address + PAGE) as Address];
     const range = { byteLength: PAGE, what: 'memory', memory };
-    const unlocks = [
+    const locks = [
       lockPages(first, { ...range, address: mine }, FLAGS),
       lockPages(first, { ...range, address: everyones }, { ...FLAGS, portable: true }),
     ];
@@ -56,7 +56,7 @@ describe('findLockingContext', () => {
       ],
       [first, undefined, first],
     );
-    for (const unlock of unlocks) unlock();
+    for (const lock of locks) lock.unlock();
   });
 });
 
@@ -65,13 +65,13 @@ describe('lockPages', () => {
     emulate();
     const context = Context.primary();
     const { memory, address } = pages();
-    const lock = (from: number, byteLength: number): (() => void) =>
+    const lock = (from: number, byteLength: number): PageLock =>
       lockPages(
         context,
         { address: (address + from) as Address, byteLength, what: 'it', memory },
         FLAGS,
       );
-    const unlock = lock(PAGE + 8, PAGE);
+    const locked = lock(PAGE + 8, PAGE);
     const refused = {
       name: 'RangeError',
       message: /^it shares a page with memory that is already page-locked: lock one larger array/,
@@ -84,7 +84,7 @@ describe('lockPages', () => {
     ] as const)
       assert.throws(() => lock(from, byteLength), refused, `${from} ${byteLength}`);
     const neighbours = [lock(0, PAGE), lock(3 * PAGE, PAGE)];
-    for (const each of [unlock, ...neighbours]) each();
+    for (const each of [locked, ...neighbours]) each.unlock();
   });
 
   test('pages that a reset unlocked are not unlocked again, and can be locked anew', () => {
@@ -96,10 +96,10 @@ describe('lockPages', () => {
     context.resetSync();
     const after = lockPages(context, range, FLAGS);
     const recorder = recordCalls();
-    before();
+    before.unlock();
     assert.deepEqual(recorder.calls, []);
     assert.equal(findLockingContext(context, range.address, PAGE), context);
-    after();
+    after.unlock();
     recorder.stop();
     assert.equal(recorder.calls.filter(({ name }) => name === 'cuMemHostUnregister').length, 1);
   });

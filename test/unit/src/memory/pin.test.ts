@@ -3,9 +3,10 @@ import { describe, test } from 'node:test';
 import { CU_MEMHOSTREGISTER_PORTABLE } from '../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
 import { addressOf } from '../../../../ffi/native.ts';
-import { Context, pin } from '../../../../src/index.ts';
+import { Context, pin, Stream } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
+import { Latch } from '../../../support/latch.ts';
 import { collectGarbage, collectUntil } from '../../../support/process-state.ts';
 import { emulate } from '../emulate.ts';
 
@@ -59,6 +60,21 @@ describe('pin', () => {
     assert.deepEqual(first.arrays, [plain]);
     using second = pin(new Uint8Array(shared, 8192, 100));
     assert.equal(second.context, context);
+  });
+
+  test('what a failed pin() had locked can be pinned again at once', async () => {
+    emulate();
+    const [first, second] = apart(2) as [Uint8Array, Uint8Array];
+    using stream = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(stream);
+    using busy = pin(second);
+    assert.throws(() => pin(first, second), /^RangeError: arrays\[1\] shares a page/);
+    using again = pin(first);
+    latch.open();
+    await again.context.flush();
+    assert.deepEqual([busy.closed, again.closed], [false, false]);
+    assert.throws(() => pin(first), /^RangeError: arrays\[0\] shares a page/);
   });
 
   test('pin() locks each array in place, with the given flags, in the given context', () => {

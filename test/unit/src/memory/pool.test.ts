@@ -482,7 +482,7 @@ describe('MemoryPool', () => {
     assert.throws(() => buffer.close({ stream: 1 } as never), /stream must be a Stream/);
     const closed = Stream.create();
     closed.close();
-    assert.throws(() => buffer.close({ stream: closed }), /^ClosedError: this Stream is closed$/);
+    assert.throws(() => buffer.close({ stream: closed }), /^ClosedError: this Stream is closed: /);
     assert.equal(buffer.closed, false);
     buffer.close({ stream });
     buffer.close({ stream });

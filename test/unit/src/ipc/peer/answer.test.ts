@@ -1,8 +1,8 @@
-/** What the answer to `peer.open` may be, from an end that answers as it likes. */
+/** `peer.open` of an end that answers as it likes, and questions of one that asks as it likes. */
 
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { closeFd } from '../../../../../ffi/linux/libc.ts';
+import { closeFd, isShortage, SystemError } from '../../../../../ffi/linux/libc.ts';
 import {
   CudaEvent,
   type DeviceArray,
@@ -11,11 +11,21 @@ import {
   MemoryPool,
   toDeviceSync,
 } from '../../../../../src/index.ts';
+import { ByteWriter } from '../../../../../src/ipc/bytes.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
 import { encodeFields, withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
-import { FrameKind, HEADER_BYTE_LENGTH, Tag } from '../../../../../src/ipc/protocol.ts';
+import { Session } from '../../../../../src/ipc/peer/session.ts';
+import {
+  ErrorField,
+  FrameKind,
+  HEADER_BYTE_LENGTH,
+  MAX_VERIFICATION_BYTE_LENGTH,
+  Tag,
+} from '../../../../../src/ipc/protocol.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
+import { readHeader } from '../../../../../src/ipc/wire/frames.ts';
+import { encodeValue } from '../../../../../src/ipc/wire/value-encoder.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
@@ -41,10 +51,27 @@ const entry = (descriptor: IpcDescriptor, fdCount = 0): Entry => ({
   bytes: [...encodeFields(descriptor)],
   fdCount,
 });
+/** An error as an answer, with a message and whatever else is given. */
+const failure = (message: string, code = 'exporter-gone'): Buffer =>
+  Buffer.concat([
+    Buffer.of(Tag.error, 0, ErrorField.message | ErrorField.code),
+    text(message),
+    text(code),
+  ]);
 /** The place of an object. */
 const place = Buffer.of(Tag.gpuObject);
 const list = (...parts: readonly Uint8Array[]): Buffer =>
   Buffer.concat([Buffer.of(Tag.array, parts.length), ...parts]);
+
+/** The kind and the request number of each packet that has come. */
+function packets(other: RawPeer): (readonly [kind: number, request: number])[] {
+  const found: (readonly [number, number])[] = [];
+  for (let next = other.receive(); typeof next === 'object'; next = other.receive()) {
+    const { kind, request } = readHeader(next.data);
+    found.push([kind, request]);
+  }
+  return found;
+}
 
 /** One whose answers are made here. */
 class Answerer extends RawPeer {
@@ -59,10 +86,10 @@ class Answerer extends RawPeer {
     this.answerWith(this.#number, place, [entry(descriptor, fds.length)], fds);
   }
 
-  /** Replies to the next question with a value without objects. */
+  /** Replies to the next question with an error. */
   refuse(value: Uint8Array): void {
     this.#number += 1;
-    this.answerWith(this.#number, value);
+    this.answerWith(this.#number, value, [], [], FrameKind.failure);
   }
 
   /** Answers any question with anything. */
@@ -71,12 +98,19 @@ class Answerer extends RawPeer {
     value: Uint8Array,
     objects: readonly Entry[] = [],
     fds: readonly number[] = [],
+    kind: FrameKind = FrameKind.response,
   ): void {
     const table = objects.length > 0 ? tableOf(this.#leases, ...objects) : [];
     this.#leases += objects.length;
     const body = Buffer.concat([value, Buffer.from(table)]);
-    this.send(body, { kind: FrameKind.confirmation, sequence: this.#sequence, request }, fds);
+    this.send(body, { kind, sequence: this.#sequence, request }, fds);
     this.#sequence += 1;
+  }
+
+  /** Waits until so many leases were returned. */
+  async returns(count: number): Promise<readonly number[]> {
+    for (let turn = 0; turn < 100 && (await this.returned()).length < count; turn++);
+    return this.#returned;
   }
 
   /** The leases that were returned so far. */
@@ -174,7 +208,7 @@ describe('Peer.open', () => {
     pool.close({ buffers: true });
   });
 
-  test('a response that is neither an object nor a reason ends the connection, and the caller gets that IpcError', async () => {
+  test('an answer that is neither an object nor an error ends the connection, and the caller gets that IpcError', async () => {
     using buffer = DeviceBuffer.allocate(64);
     const asked = getIpcHandle(buffer);
     const object = entry(asked);
@@ -183,24 +217,44 @@ describe('Peer.open', () => {
         Buffer.of(Tag.object, keys.length),
         ...keys.flatMap((key) => [text(key), Buffer.of(Tag.null)]),
       ]);
-    type Answer = readonly [value: Buffer, objects?: readonly Entry[], request?: number];
+    const withCause = Buffer.concat([
+      Buffer.of(Tag.error, 0, ErrorField.message | ErrorField.cause),
+      text('gone'),
+      place,
+    ]);
+    const long = 'x'.repeat(MAX_VERIFICATION_BYTE_LENGTH);
+    const { response, failure: failed, unserved } = FrameKind;
+    type Answer = readonly [
+      kind: FrameKind,
+      value: Buffer,
+      objects?: readonly Entry[],
+      request?: number,
+    ];
     const answers: Readonly<Record<string, Answer>> = {
-      'what cannot be text': [record('toString', 'valueOf')],
-      nothing: [Buffer.of(Tag.undefined)],
-      'a number': [int32(1)],
-      'a list': [list(text('gone'))],
-      'an object in a list': [list(place), [object]],
-      'two objects': [list(place, place), [object, object]],
-      'an object and a reason': [list(place, text('gone')), [object]],
-      'a number that nobody has': [text('gone'), [], 7],
-      'an object with a number that nobody has': [place, [object], 7],
+      'what cannot be text': [response, record('toString', 'valueOf')],
+      nothing: [response, Buffer.of(Tag.undefined)],
+      'a number': [response, int32(1)],
+      'a string': [response, text('gone')],
+      'a list': [response, list(text('gone'))],
+      'an error that is not a failure': [response, failure('gone')],
+      'an object in a list': [response, list(place), [object]],
+      'two objects': [response, list(place, place), [object, object]],
+      'an object and a reason': [response, list(place, text('gone')), [object]],
+      'a number that nobody has': [response, place, [object], 7],
+      'a failure with a string': [failed, text('gone')],
+      'a failure with what looks like an error': [failed, record('message', 'code')],
+      'a failure with an object': [failed, place, [object]],
+      'a failure with an object in its error': [failed, withCause, [object]],
+      'a failure with a number that nobody has': [failed, failure('gone'), [], 7],
+      'a failure that is too long': [failed, failure(long)],
+      'a refusal for lack of a handler': [unserved, Buffer.of(Tag.null)],
     };
-    for (const [what, [value, objects, request = 1]] of Object.entries(answers))
+    for (const [what, [kind, value, objects, request = 1]] of Object.entries(answers))
       await leavingNone(async () => {
         using answerer = new Answerer();
         const opening = answerer.peer.open(asked, { timeoutMs: 10_000 });
-        answerer.answerWith(request, value, objects);
-        await assert.rejects(opening, { name: 'IpcError', message: /answer/ }, what);
+        answerer.answerWith(request, value, objects, [], kind);
+        await assert.rejects(opening, { name: 'IpcError', message: /answer|question/ }, what);
         const reason = await answerer.peer.ended;
         assert.deepEqual([reason.name, answerer.peer.closed], ['IpcError', true], what);
       });
@@ -215,11 +269,7 @@ describe('Peer.open', () => {
     stop.abort(new Error('enough'));
     await assert.rejects(opening, /enough/);
     answerer.answer(asked);
-    const returned = async (count: number): Promise<readonly number[]> => {
-      for (let turn = 0; turn < 100 && (await answerer.returned()).length < count; turn++);
-      return answerer.returned();
-    };
-    assert.deepEqual(await returned(1), [0]);
+    assert.deepEqual(await answerer.returns(1), [0]);
     assert.equal(buffer.closed, false);
     // The next one is answered.
     const next = answerer.peer.open(asked);
@@ -227,7 +277,66 @@ describe('Peer.open', () => {
     const opened = (await next) as DeviceBuffer;
     assert.equal(opened.address, buffer.address);
     opened.close();
-    assert.deepEqual(await returned(2), [0, 1]);
+    assert.deepEqual(await answerer.returns(2), [0, 1]);
+  });
+
+  test('an open that is aborted, or takes too long, is given up with the number of its request', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    const asked = getIpcHandle(buffer);
+    using answerer = new Answerer();
+    const stop = new AbortController();
+    const aborted = answerer.peer.open(asked, { signal: stop.signal });
+    const late = answerer.peer.open(asked, { timeoutMs: 0 });
+    stop.abort(new Error('enough'));
+    await assert.rejects(aborted, /enough/);
+    await assert.rejects(late, {
+      name: 'TimeoutError',
+      message: /^asking process \d+ took longer/,
+    });
+    assert.deepEqual(packets(answerer), [
+      [FrameKind.verification, 1],
+      [FrameKind.verification, 2],
+      [FrameKind.cancellation, 1],
+      [FrameKind.cancellation, 2],
+    ]);
+    // Their answers still come, and each only once.
+    answerer.answer(asked);
+    answerer.refuse(failure('gone'));
+    await answerer.returns(1);
+    answerer.answerWith(1, place, [entry(asked)]);
+    await assert.rejects(
+      answerer.peer.receive({ timeoutMs: 10_000 }),
+      /an answer came that nobody asked for/,
+    );
+  });
+
+  test('has a number of its own among requests, and each answer is for its number', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    const asked = getIpcHandle(buffer);
+    using answerer = new Answerer();
+    const { peer } = answerer;
+    const calls = [peer.request(1), peer.open(asked), peer.request(2), peer.open(asked)];
+    const { request, verification, response, failure: failed } = FrameKind;
+    assert.deepEqual(packets(answerer), [
+      [request, 1],
+      [verification, 2],
+      [request, 3],
+      [verification, 4],
+    ]);
+    const thrown = assert.rejects(calls[2] as Promise<unknown>, { message: 'thrown there' });
+    const refused = assert.rejects(calls[3] as Promise<unknown>, { code: 'exporter-gone' });
+    answerer.answerWith(4, failure('gone'), [], [], failed);
+    answerer.answerWith(3, failure('thrown there', 'x'), [], [], failed);
+    answerer.answerWith(2, place, [entry(asked)]);
+    answerer.answerWith(1, text('answer'), [], [], response);
+    await Promise.all([thrown, refused]);
+    const opened = (await calls[1]) as DeviceBuffer;
+    assert.deepEqual([opened.address, await calls[0]], [buffer.address, 'answer']);
+    opened.close();
+    // What is right for the one kind of request is not for the other.
+    const opening = peer.open(asked);
+    answerer.answerWith(5, text('answer'));
+    await assert.rejects(opening, /an answer that is not one/);
   });
 
   test('a descriptor of a process other than the peer is refused at once', async () => {
@@ -242,27 +351,43 @@ describe('Peer.open', () => {
     assert.equal(answerer.receive(), undefined);
   });
 
-  test('the reason of a refusal is shown as text of limited length', async () => {
+  test('the error of a refusal is shown as text of limited length, with a code that cuffi has for it', async () => {
     using buffer = DeviceBuffer.allocate(64);
     using answerer = new Answerer();
-    const opening = answerer.peer.open(getIpcHandle(buffer));
-    answerer.refuse(text(`gone\u001b[2J${'x'.repeat(20_000)}`));
-    await assert.rejects(opening, (error: Error & { code?: string }) => {
-      assert.deepEqual([error.name, error.code], ['IpcError', 'exporter-gone']);
-      assert.match(error.message, /^process \d+ does not confirm this descriptor: gone/);
-      assert.ok(error.message.length < 1000, `${error.message.length}`);
-      assert.ok(!error.message.includes('\u001b'));
-      return true;
-    });
+    const message = `gone\u001b[2J${'x'.repeat(20_000)}`;
+    const all = Buffer.concat([
+      Buffer.of(Tag.error, 1, 2 * ErrorField.cause - 1),
+      ...['PeerGoneError', message, 'at evil', 'peer-gone', 'cause'].map(text),
+    ]);
+    for (const [value, code] of [
+      [failure(message), 'exporter-gone'],
+      [failure(message, 'not-supported'), 'not-supported'],
+      [failure(message, 'limit-exceeded'), 'limit-exceeded'],
+      [failure(message, 'version-mismatch'), 'exporter-gone'],
+      [failure(message, '__proto__'), 'exporter-gone'],
+      [all, 'exporter-gone'],
+      [Buffer.of(Tag.error, 0, 0), 'exporter-gone'],
+    ] as const) {
+      const opening = answerer.peer.open(getIpcHandle(buffer));
+      answerer.refuse(value);
+      await assert.rejects(opening, (error: Error & { code?: string }) => {
+        assert.deepEqual([error.name, error.code], ['IpcError', code]);
+        assert.match(error.message, /^process \d+ does not confirm this descriptor: (gone|$)/);
+        assert.ok(error.message.length < 1000, `${error.message.length}`);
+        assert.ok(!`${error.message}${error.stack}`.includes('\u001b'));
+        assert.ok(!`${error.stack}`.includes('at evil'));
+        return true;
+      });
+    }
   });
 
-  test('a second response to the same request ends the connection', async () => {
+  test('a second answer to the same request ends the connection', async () => {
     using buffer = DeviceBuffer.allocate(64);
     using answerer = new Answerer();
     const opening = answerer.peer.open(getIpcHandle(buffer), { timeoutMs: 10_000 });
-    answerer.answerWith(1, text('gone'));
+    answerer.refuse(failure('gone'));
     await assert.rejects(opening, { name: 'IpcError', message: /does not confirm .*: gone$/ });
-    answerer.answerWith(1, text('gone'));
+    answerer.answerWith(1, failure('gone'), [], [], FrameKind.failure);
     const reason = await answerer.peer.receive({ timeoutMs: 10_000 }).catch(String);
     assert.match(String(reason), /^IpcError: .*an answer came that nobody asked for$/);
   });
@@ -283,19 +408,22 @@ describe('Peer.open', () => {
     (await pair.a.open(asked)).close();
   });
 
-  test('at most 1024 requests wait for their responses', async () => {
+  test('at most 1024 requests wait for their answers, those for a handler included', async () => {
     using buffer = DeviceBuffer.allocate(64);
     const asked = getIpcHandle(buffer);
     using other = new RawPeer();
-    const opens = Array.from({ length: 1024 }, () =>
-      other.peer.open(asked).catch((error: Error) => error.name),
+    const { peer } = other;
+    const calls = Array.from({ length: 1024 }, (_, n) =>
+      (n % 2 ? peer.open(asked) : peer.request(n)).catch((error: Error) => error.name),
     );
-    await assert.rejects(other.peer.open(asked), {
-      name: 'IpcError',
-      message: '1024 descriptors wait to be confirmed already: await some of them first',
-    });
-    other.peer.close();
-    assert.deepEqual(new Set(await Promise.all(opens)), new Set(['ClosedError']));
+    for (const call of [() => peer.open(asked), () => peer.request(1)])
+      await assert.rejects(call, {
+        name: 'IpcError',
+        code: 'limit-exceeded',
+        message: '1024 requests wait for their answers already: await some of them first',
+      });
+    peer.close();
+    assert.deepEqual(new Set(await Promise.all(calls)), new Set(['ClosedError']));
   });
 
   test('requests that could not be sent are dropped, however many there are', async () => {
@@ -310,5 +438,133 @@ describe('Peer.open', () => {
         name: 'IpcError',
         message: /wait to be sent already: await send\(\) before the next one$/,
       });
+  });
+});
+
+describe('a question about a descriptor', () => {
+  /** Sends questions, requests and cancellations. */
+  class Asker extends RawPeer {
+    #sequence = 0;
+
+    ask(kind: FrameKind, request: number, value: Uint8Array): void {
+      assert.ok(this.send(value, { kind, request, sequence: this.#sequence }));
+      this.#sequence += 1;
+    }
+
+    /** The next answer: its kind, number and value, in which an object is `an object`. */
+    async answer(): Promise<readonly [kind: number, request: number, value: unknown]> {
+      for (;;) {
+        const next = this.receive();
+        if (typeof next !== 'object') {
+          await nextLoopIteration();
+          continue;
+        }
+        next.fds.forEach(closeFd);
+        const { kind, request } = readHeader(next.data);
+        if (kind === FrameKind.control) continue;
+        const message = readMessage(next.data.subarray(HEADER_BYTE_LENGTH), next.fds.length);
+        const places = message.objects.entries.map(() => 'an object' as never);
+        return [kind, request, message.value.buildAll(places)];
+      }
+    }
+  }
+  const encoded = (value: unknown): Uint8Array =>
+    ByteWriter.use(0, (writer) => {
+      encodeValue(writer, value, { includes: (_): _ is never => false, alternativeTo: () => '' });
+      return Uint8Array.from(writer.written);
+    });
+  const { verification, request, response, failure: failed, cancellation } = FrameKind;
+
+  test('is answered by cuffi and reaches no handler; its descriptor as a request reaches only the handler', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    const question = encoded({ ...getIpcHandle(buffer) });
+    using asker = new Asker();
+    const seen: unknown[] = [];
+    const serving = asker.peer.serve((value) => {
+      seen.push((value as IpcDescriptor).kind);
+      return 'handled';
+    });
+    asker.ask(verification, 1, question);
+    assert.deepEqual(await asker.answer(), [response, 1, 'an object']);
+    asker.ask(verification, 2, encoded('anything'));
+    const [kind, number, error] = await asker.answer();
+    assert.deepEqual(
+      [kind, number, (error as { code?: string }).code, (error as Error).stack],
+      [failed, 2, 'exporter-gone', undefined],
+    );
+    assert.deepEqual(seen, []);
+    asker.ask(request, 3, question);
+    assert.deepEqual([await asker.answer(), seen], [[response, 3, 'handled'], ['legacy']]);
+    asker.peer.close();
+    await serving;
+  });
+
+  test('is answered where nobody serves, where requests are refused, and beside handlers that run', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    using pair = peerPair();
+    const asked = getIpcHandle(buffer);
+    const open = async (): Promise<void> => ((await pair.a.open(asked)) as DeviceBuffer).close();
+    await open();
+    const receiving = pair.b.receive();
+    await assert.rejects(pair.a.request(1), { code: 'not-served' });
+    await open();
+    await pair.a.send(1);
+    await receiving;
+    let finish = (): void => {};
+    const serving = pair.b.serve(() => new Promise<void>((resolve) => (finish = resolve)));
+    const requests = [pair.a.request(1), pair.a.request(2)];
+    await open();
+    for (const each of requests) {
+      finish();
+      await nextLoopIteration();
+      finish();
+      await each;
+    }
+    pair.a.close();
+    await serving;
+  });
+
+  test('takes a number and a place among the pending requests, and is answered once though it is given up', async () => {
+    using buffer = DeviceBuffer.allocate(64);
+    const question = encoded({ ...getIpcHandle(buffer) });
+    using asker = new Asker();
+    asker.ask(verification, 1, question);
+    asker.ask(cancellation, 1, Uint8Array.of(Tag.null));
+    assert.deepEqual(await asker.answer(), [response, 1, 'an object']);
+    // The number is free again.
+    asker.ask(request, 1, question);
+    asker.ask(verification, 2, question);
+    assert.deepEqual(await asker.answer(), [response, 2, 'an object']);
+    asker.ask(verification, 1, question);
+    await assert.rejects(asker.peer.receive({ timeoutMs: 10_000 }), /request 1 came twice/);
+
+    using full = new Asker();
+    for (let n = 1; n <= 1024; n++) {
+      full.ask(request, n, Uint8Array.of(Tag.null));
+      if (n % 64 === 0) for (let turn = 0; turn < 4; turn++) await nextLoopIteration();
+    }
+    full.ask(verification, 1025, question);
+    await assert.rejects(
+      full.peer.receive({ timeoutMs: 10_000 }),
+      /more came than the 1024 requests of/,
+    );
+  });
+
+  test('whose object cannot be sent now is answered with that error, and the connection goes on', async (t) => {
+    using buffer = DeviceBuffer.allocate(64);
+    const asked = getIpcHandle(buffer);
+    using pair = peerPair();
+    const shortage = new SystemError('dup', 24);
+    assert.ok(isShortage(shortage));
+    const lease = t.mock.method(Session.prototype, 'leaseObjects', () => {
+      throw shortage;
+    });
+    await assert.rejects(pair.a.open(asked), {
+      name: 'IpcError',
+      code: 'limit-exceeded',
+      message: /^process \d+ does not confirm this descriptor: the value cannot be sent: /,
+    });
+    lease.mock.restore();
+    ((await pair.a.open(asked)) as DeviceBuffer).close();
   });
 });

@@ -560,12 +560,13 @@ describe('the error of a call', () => {
       assert.equal(new Set(errors).size, errors.length);
       for (const error of errors as Error[]) {
         assert.equal(error.constructor, ClosedError);
-        assert.equal(error.cause, reason);
+        // It would print the same words twice.
+        assert.equal('cause' in error, false);
         assert.equal(error.message, reason.message);
       }
       assert.match((errors.at(-1) as Error).stack ?? '', /at async caller /);
       await assert.rejects(pair.a.send(1), (error: Error) => {
-        assert.equal(error.cause, reason);
+        assert.equal(error.message, reason.message);
         return /ending\.test/.test(error.stack ?? '');
       });
       // What the loop found out has no frames of the loop.

@@ -90,6 +90,10 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
   'a packet without content': [/has no content/, (o) => o.send(new Uint8Array(0))],
   'a message that is too long': [/were truncated/, (o) => rawSend(o.socket, 65_537)],
   'an unknown kind': [/unknown frame kind 99/, (o) => o.send(one, { kind: 99 as 1 })],
+  'the kind that is not used': [
+    /unknown frame kind 4/,
+    (o) => o.send(one, { kind: 4 as 1, request: 1 }),
+  ],
   'a refusal of the version that both speak': [
     /unknown frame kind 0/,
     (o) => o.send(one, { kind: 0 as 1 }),
@@ -115,7 +119,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
   'a kind that changes': [
     /changed its length, kind or request/,
     (o) => {
-      o.send(half, { byteLength: size, kind: 4, request: 1 });
+      o.send(half, { byteLength: size, kind: 6, request: 1 });
       o.send(new Uint8Array(10), { byteLength: size, offset: FRAGMENT_BYTE_LENGTH });
     },
   ],
@@ -255,7 +259,7 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
   ],
   'an answer that nobody asked for': [
     /nobody asked for/,
-    (o) => o.send(Uint8Array.of(Tag.latin1, 0), { kind: 4, request: 1 }),
+    (o) => o.send(Uint8Array.of(Tag.latin1, 0), { kind: 6, request: 1 }),
   ],
   'a question without a number': [
     /a frame of kind 3 has the request number 0/,
@@ -276,6 +280,13 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
         kind: 3,
         request: 1,
       }),
+  ],
+  'a question that is too long': [
+    /a question of 40004 bytes .*: it may have 32768/,
+    (o) => {
+      const text = [Buffer.of(Tag.latin1, 0xc0, 0xb8, 0x02), Buffer.alloc(40_000, 'x')];
+      o.send(Buffer.concat(text), { kind: 3, request: 1 });
+    },
   ],
   'objects without their table': [
     /end in the middle of a value/,

@@ -123,8 +123,8 @@ describe('Peer', () => {
     pair.a.close();
     pair.a.close();
     await loop;
-    await assert.rejects(receiving, closedError(/^this Peer is closed$/));
-    await assert.rejects(pair.a.send(1), closedError(/^this Peer is closed$/));
+    await assert.rejects(receiving, closedError(/^this Peer is closed: /));
+    await assert.rejects(pair.a.send(1), closedError(/^this Peer is closed: /));
     await assert.rejects(pair.b.receive(), closedError(/has closed the connection/));
   });
 

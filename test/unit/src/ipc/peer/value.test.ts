@@ -273,6 +273,41 @@ describe('encodeValue', () => {
     assert.equal(other.message, 'elsewhere');
   });
 
+  test('plain data of another realm is sent as that of this one, its class instances are refused', () => {
+    const value = {
+      list: [1, { a: null }],
+      bytes: Uint8Array.of(1, 2),
+      buffer: Uint8Array.of(3).buffer,
+      map: new Map([['k', { v: new Set([1]) }]]),
+      date: new Date(7),
+    };
+    const other = runInNewContext(`({
+      list: [1, { a: null }],
+      bytes: Uint8Array.of(1, 2),
+      buffer: Uint8Array.of(3).buffer,
+      map: new Map([['k', { v: new Set([1]) }]]),
+      date: new Date(7),
+    })`);
+    assert.deepEqual(roundTrip(other), value);
+    const failed = Object.assign(runInNewContext('new TypeError("it", { cause: { n: 1 } })'), {
+      stack: 'there',
+    });
+    assert.deepEqual((roundTrip({ failed }) as { failed: Error }).failed.cause, { n: 1 });
+    for (const [code, name] of [
+      ['new (class Model {})()', 'a Model'],
+      ['new (class Object {})()', 'an Object'],
+      ['Object.create({})', 'an Object'],
+      ['Object.create(Object.create(null))', 'an object'],
+      ['new WeakMap()', 'a WeakMap'],
+      ['new SharedArrayBuffer(8)', 'a SharedArrayBuffer'],
+      ['Promise.resolve()', 'a Promise'],
+    ] as const)
+      assert.throws(() => encode({ a: runInNewContext(code) }), {
+        name: 'TypeError',
+        message: `value.a is ${name}, which cannot be sent: only plain data is`,
+      });
+  });
+
   test('Maps, Sets and Dates of subclasses are sent as what the engine knows', () => {
     class Odd extends Map<string, number> {
       override get size(): number {

@@ -355,6 +355,38 @@ describe('openIpcBuffer', () => {
 
 /** Arrays in descriptors: exported, opened, and hostile ones refused. */
 describe('openIpcArray', () => {
+  test('a message that is not a descriptor is refused as by openIpcBuffer, and its files are closed', () => {
+    emulate();
+    const recorder = recordCalls();
+    const before = openDescriptors();
+    for (const [message, hint] of [
+      [undefined, /./],
+      [null, /./],
+      [5, /./],
+      [{}, /it has no kind/],
+      ['{}', /it is text: JSON\.parse it first/],
+      [Promise.resolve(), /it is a Promise: await it first/],
+      [{ kind: 'legacy' }, /./],
+      // What only Python or C sends has no file descriptors.
+      [{ handle: Buffer.alloc(64), shape: [4], dtype: float32 }, /handle alone has no file desc/],
+    ] as const) {
+      const fds = [duplicateFd(0)];
+      assert.throws(() => openIpcArray(message, { fds }), {
+        name: 'IpcError',
+        code: 'invalid-descriptor',
+        message: hint,
+      });
+    }
+    recorder.stop();
+    assert.deepEqual(recorder.calls, []);
+    assert.deepEqual(openDescriptors(), before);
+    class Options {}
+    assert.throws(() => openIpcArray({}, new Options()), /options must be a plain object/);
+    assert.throws(() => openIpcArray({}, { devise: 1 } as never), /unknown option 'devise'/);
+    const raw = { handle: Buffer.alloc(64, 2), shape: [4], dtype: float32 };
+    assert.throws(() => openIpcArray(raw, { access: 'read' }), /unknown option 'access'/);
+  });
+
   const MIB = 1 << 20;
   const alias = { sameProcess: 'alias' } as const;
   const seal = (fields: object): IpcMemoryDescriptor =>

@@ -187,7 +187,7 @@ describe('busyPoll', () => {
     const closed = pair.a.receive();
     const ended = pair.b.receive();
     pair.a.close();
-    await assert.rejects(closed, { name: 'ClosedError', message: 'this Peer is closed' });
+    await assert.rejects(closed, { name: 'ClosedError', message: /^this Peer is closed: / });
     await assert.rejects(ended, { name: 'ClosedError', message: /has closed the connection/ });
 
     using gone = new RawPeer(polling);

@@ -8,6 +8,7 @@ import {
 } from '../../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
 import type { FunctionName } from '../../../../../ffi/functions.ts';
+import { addressOf } from '../../../../../ffi/native.ts';
 import {
   AutoFreePointer,
   BaseMemoryManager,
@@ -294,6 +295,91 @@ describe('ManagerAdapter', () => {
     assert.deepEqual([freed, buffer.closed], [6, false]);
     buffer.close();
     assert.equal(freed, 7);
+  });
+
+  test('pin() takes over the lock of any manager whose release waits, and releases it once', async () => {
+    emulate();
+    const unlocked: number[] = [];
+    let locks = 0;
+    /** Locks nothing twice, as the driver does. */
+    const mempin = (owner: Uint8Array): PinnedPointer => {
+      const pointer = addressOf(owner);
+      assert.ok(!held.has(pointer), 'it is locked already');
+      held.add(pointer);
+      locks += 1;
+      return new PinnedPointer({
+        context,
+        pointer,
+        byteLength: owner.byteLength,
+        finalizer: () => {
+          held.delete(pointer);
+          unlocked.push(pointer);
+        },
+      });
+    };
+    const held = new Set<number>();
+    Replaced.methods = { mempin };
+    setMemoryManager(Replaced);
+    const context = Context.primary();
+    const [first, second] = [page(), page()];
+    const stream = Stream.create({ nonBlocking: true });
+    {
+      using latch = new Latch();
+      latch.hold(stream);
+      pin(first, second).close();
+      const again = pin(second);
+      assert.deepEqual([locks, unlocked], [2, []]);
+      assert.throws(() => pin(second), /it is locked already/, 'only what is being released');
+      assert.throws(() => pin(second.subarray(0, 64)), /it is locked already/, 'only that range');
+      assert.throws(() => pin(second, { portable: false }), /it is locked already/, 'or flags');
+      latch.open();
+      await context.flush();
+      assert.deepEqual(unlocked, [addressOf(first)]);
+      again.close();
+      assert.deepEqual(unlocked, [first, second].map(addressOf));
+    }
+    {
+      using latch = new Latch();
+      latch.hold(stream);
+      using _busy = pin(first);
+      assert.throws(() => pin(second, first), /it is locked already/);
+      pin(second).close();
+      assert.equal(locks, 4, 'what was locked before the error is taken over');
+    }
+    await context.flush();
+    {
+      using _scope = context.deferCleanup();
+      pin(first).close();
+      context.resetSync();
+      held.clear();
+      pin(first).close();
+      assert.equal(locks, 6, 'a reset ends all locks');
+    }
+  });
+
+  test('a lock that its manager has ended is not taken over', async () => {
+    emulate();
+    const pointers: PinnedPointer[] = [];
+    Replaced.methods = {
+      mempin: (owner: Uint8Array) => {
+        const made = { context, pointer: addressOf(owner), byteLength: owner.byteLength };
+        pointers.push(new PinnedPointer(made));
+        return pointers.at(-1);
+      },
+    };
+    setMemoryManager(Replaced);
+    const context = Context.primary();
+    const array = page();
+    using stream = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(stream);
+    pin(array).close();
+    pointers[0]?.close();
+    using _again = pin(array);
+    assert.equal(pointers.length, 2);
+    latch.open();
+    await context.flush();
+    assert.equal(pointers[1]?.closed, false);
   });
 
   test('memory of another context is refused', () => {

@@ -46,7 +46,7 @@ describe('MemoryPointer', () => {
     assert.equal(pointer.refct, 0);
     assert.throws(() => pointer.pointer, {
       name: 'ClosedError',
-      message: 'this MemoryPointer is closed',
+      message: /^this MemoryPointer is closed: /,
     });
   });
 
