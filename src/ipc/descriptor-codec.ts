@@ -211,7 +211,11 @@ export function decodeAnyFields(bytes: Uint8Array): AnyFields {
   const kind = objectKinds[number];
   if (kind === undefined) throw malformed(`kind: ${number} is not below ${objectKinds.length}`);
   if (!(kind in hostFields)) return decodeFields(bytes);
-  return readBytes(() => readHostFields(kind as HostKind, descriptorReader(bytes.subarray(1))));
+  const fields = readBytes(() =>
+    readHostFields(kind as HostKind, descriptorReader(bytes.subarray(1))),
+  );
+  checkConsistency(fields);
+  return fields;
 }
 
 /** @throws IpcError for what the reading of a field refuses */

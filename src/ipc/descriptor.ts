@@ -2,11 +2,12 @@
 
 import { newLayout } from '../array/allocate-items.ts';
 import { type Layout, layoutExtents } from '../array/layout.ts';
+import { sizeOf } from '../array/shape.ts';
 import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
 import type { Access } from '../memory/buffer.ts';
 import { formatBytes } from '../validate.ts';
-import { hostFields } from './protocol.ts';
+import { hostFields, MAX_SLOTS } from './protocol.ts';
 import type { PROTOCOL_VERSION } from './version.ts';
 
 /** Fields of every descriptor: the GPU, and the machine and process that exported it. */
@@ -157,7 +158,7 @@ interface HostObjects {
     /** The size of a slot. */
     readonly byteLength: number;
     /** The layout of messages that have none of their own. */
-    readonly layout?: IpcLayout | undefined;
+    readonly layout: IpcLayout;
     /** A bit for each property: 1 delivers each message to one consumer, 2 lets streams wait. */
     readonly flags: number;
     /** The memory of all slots. */
@@ -207,8 +208,9 @@ export const isHostFields = (fields: AnyFields): fields is HostFields =>
 // ---- What the fields must be together ----
 
 /** @throws IpcError for fields that are valid one by one but inconsistent */
-export function checkConsistency(fields: DescriptorFields): void {
-  if (fields.kind === 'event') return;
+export function checkConsistency(fields: AnyFields): void {
+  if (fields.kind === 'channel') checkChannel(fields);
+  if (fields.kind === 'event' || isHostFields(fields)) return;
   const inconsistency = inconsistencyIn(fields);
   if (inconsistency) throw invalidDescriptor([fields.kind], inconsistency);
   checkRange(fields);
@@ -292,6 +294,27 @@ const invalidLayout = (pid: number, why: string): IpcError =>
     undefined,
     'invalid-descriptor',
   );
+
+/** @throws IpcError for slots beyond the memory, or messages beyond their slots */
+function checkChannel(fields: HostFields<'channel'>): void {
+  const { slots, stride, byteLength, memory } = fields;
+  const layout: IpcLayout | undefined = fields.layout;
+  const refuse = (why: string): never => {
+    throw new IpcError(
+      `the channel of process ${memory.pid} is invalid: ${why}`,
+      undefined,
+      'invalid-descriptor',
+    );
+  };
+  if (slots > MAX_SLOTS) refuse(`it has ${slots} slots, of at most ${MAX_SLOTS}`);
+  if (slots * stride > memory.byteLength || byteLength > stride || memory.byteOffset > 0)
+    refuse('its slots lie outside of its memory');
+  if (layout === undefined) refuse('it has no layout');
+  const { dtype } = readLayout(layout, memory.pid);
+  const needed = sizeOf(layout.shape) * dtype.itemsize;
+  if (needed > byteLength)
+    refuse(`an array of ${formatBytes(needed)} does not fit into a slot of ${byteLength}`);
+}
 
 /** Describes the layout of an array whose items begin with the first byte of its range. */
 export const describeLayout = (dtype: Dtype, { shape, strides }: Layout): IpcLayout => ({

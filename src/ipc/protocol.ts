@@ -57,7 +57,7 @@ export const MAX_VALUE_BYTE_LENGTH = 16777216;
 /** The most parts of a value, counting each null and number. */
 export const MAX_VALUE_PARTS = 1048576;
 
-/** The most levels of arrays, objects, Maps, Sets and causes of errors. */
+/** The most levels of arrays, objects, Maps, Sets and errors. */
 export const MAX_VALUE_DEPTH = 64;
 
 /** The most parts of binary data in a value. */

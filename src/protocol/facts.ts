@@ -67,6 +67,16 @@ export function checkFacts(json: unknown): Facts {
 export const snake = (name: string): string =>
   name.replace(/[A-Z]/g, (letter) => `_${letter}`).toUpperCase();
 
+/** The fields of a kind behind those of its exporter. */
+export function fieldsOf({ fields, range }: Facts['kinds'][number], { rangeFields }: Facts) {
+  const own = fields.map(({ name, type }) => [name, type] as const);
+  // A pool itself has no size: what is at least 1 elsewhere may be 0 there.
+  const shared = rangeFields.map(
+    ({ name, type }) => [name, type === 'positive' ? (range as string) : type] as const,
+  );
+  return range === null ? own : [...own, ...shared];
+}
+
 function* problemsIn(facts: Facts): Iterable<string> {
   const { version, constants, limits, enumerations, numbers, fieldTypes, kinds } = facts;
   if (version.min > version.max) yield 'the least version is above the greatest';

@@ -1,12 +1,13 @@
 /**
- * Writes what follows from protocol.json: src/ipc/protocol.ts, the companion's _protocol.py, and the
- * tables of docs/protocol.md. `npm run protocol` runs it; a test fails if a file differs from what it
- * would write.
+ * Writes what follows from protocol.json: src/ipc/protocol.ts, the companion's _protocol.py, the tables
+ * of docs/protocol.md, and the test vectors. `npm run protocol` runs it; a test fails if a file differs
+ * from what it would write.
  */
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { type Facts, readFacts, snake } from './facts.ts';
+import { type Facts, fieldsOf, readFacts, snake } from './facts.ts';
+import { vectors } from './vectors.ts';
 
 const root = fileURLToPath(new URL('../../', import.meta.url));
 
@@ -17,6 +18,7 @@ export function generate(facts: Facts = readFacts()): ReadonlyMap<string, string
     ['src/ipc/protocol.ts', typescript(facts)],
     ['src/python/cuffi/_protocol.py', python(facts)],
     [page, withTables(readFileSync(join(root, page), 'utf8'), facts)],
+    ...vectors(facts),
   ]);
 }
 
@@ -35,16 +37,6 @@ const named = ({ constants, limits }: Facts) => [
     about: `The most ${about}.`,
   })),
 ];
-
-/** The fields of a kind behind those of its exporter. */
-export function fieldsOf({ fields, range }: Facts['kinds'][number], { rangeFields }: Facts) {
-  const own = fields.map(({ name, type }) => [name, type] as const);
-  // A pool itself has no size: what is at least 1 elsewhere may be 0 there.
-  const shared = rangeFields.map(
-    ({ name, type }) => [name, type === 'positive' ? (range as string) : type] as const,
-  );
-  return range === null ? own : [...own, ...shared];
-}
 
 const kindsWith = (facts: Facts, hasExporter: boolean) =>
   facts.kinds.filter((kind) => kind.hasExporter === hasExporter);

@@ -99,7 +99,7 @@ const channel: AnyFields = {
   byteLength: 120,
   layout: { ...layout, strides: [40, 20, 4] },
   flags: 3,
-  memory: { ...virtual, layout: undefined },
+  memory: { ...virtual, byteOffset: 0, byteLength: 4096, layout: undefined },
 };
 const valid: Readonly<Record<string, AnyFields>> = {
   legacy,

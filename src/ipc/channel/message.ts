@@ -72,7 +72,7 @@ export function checkLayout(
  *
  * @throws TypeError, RangeError
  */
-export function checkReceivedLayout(
+function checkReceivedLayout(
   layout: { shape: Shape; dtype: string },
   byteLength: number,
 ): MessageLayout {

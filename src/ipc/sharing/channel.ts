@@ -4,11 +4,11 @@ import { IpcError } from '../../errors.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import type { Channel } from '../channel/channel.ts';
 import { ChannelConsumer } from '../channel/channel-consumer.ts';
-import { checkReceivedLayout, type MessageLayout } from '../channel/message.ts';
+import { checkLayout } from '../channel/message.ts';
 import { Ring, Seat } from '../channel/ring.ts';
 import { WakeSockets } from '../channel/wake-sockets.ts';
 import type { AnyExported, DescriptorFields, HostFields } from '../descriptor.ts';
-import { ChannelFlag, MAX_SLOTS } from '../protocol.ts';
+import { ChannelFlag } from '../protocol.ts';
 import { OwnedFds, type ReceivedFds, type Sender } from './imported-object.ts';
 import { type OpenOptions, openDescriptor } from './open.ts';
 import { exportVirtual } from './virtual.ts';
@@ -40,7 +40,7 @@ export function exportChannel(channel: Channel): AnyExported {
   };
 }
 
-/** Opens a channel that another process has sent. @throws IpcError */
+/** Opens a channel that another process has sent, and whose fields are consistent. @throws IpcError */
 export function openChannel(
   descriptor: HostFields<'channel'>,
   fds: ReceivedFds,
@@ -53,8 +53,8 @@ export function openChannel(
       undefined,
       'no-file-descriptor',
     );
-  const layout = checkedLayout(descriptor);
   const { slots, stride, byteLength, flags } = descriptor;
+  const layout = checkLayout(descriptor.layout, byteLength);
   const isAhead = (flags & ChannelFlag.ahead) !== 0;
   const [ringFd, seatFd, receiveEnd, sendEnd, ...slotFds] = fds.take() as SeatFds;
   const left = new Set([ringFd, seatFd, receiveEnd, sendEnd]);
@@ -66,12 +66,6 @@ export function openChannel(
   try {
     const memory = openSlots(descriptor.memory, slotFds, options, sender);
     opened.push(memory);
-    if (
-      slots * stride > memory.byteLength ||
-      byteLength > stride ||
-      descriptor.memory.byteOffset > 0
-    )
-      throw new IpcError('received a channel whose slots lie outside of its memory');
     const ring = Ring.accept(taken(ringFd), { slots, hasRecords: !isAhead });
     opened.push(ring.words);
     const seat = Seat.accept(taken(seatFd), slots, isAhead);
@@ -119,19 +113,4 @@ function openSlots(
   const memory = openDescriptor(descriptor, owned, options, from);
   if (memory instanceof DeviceBuffer) return memory;
   throw new IpcError('received a channel whose slots are not memory');
-}
-
-/** @throws IpcError */
-function checkedLayout({ layout, byteLength, slots }: HostFields<'channel'>): MessageLayout {
-  if (!layout) throw new IpcError('received a channel without a layout');
-  if (slots > MAX_SLOTS)
-    throw new IpcError(`received a channel of ${slots} slots, of at most ${MAX_SLOTS}`);
-  try {
-    return checkReceivedLayout(layout, byteLength);
-  } catch (error) {
-    throw new IpcError(
-      'received a channel whose layout does not fit into its slots',
-      error as Error,
-    );
-  }
 }

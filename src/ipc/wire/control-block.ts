@@ -14,6 +14,7 @@ import {
   MAX_RELEASE_POINTS,
 } from '../protocol.ts';
 import { latest, type TimelinePoint } from '../timeline/point.ts';
+import { limitExceeded } from './limits.ts';
 
 /** The receiver of a leased object has closed or released it. */
 export interface LeaseRelease {
@@ -84,10 +85,10 @@ export const isEmptyControlBlock = (block: ControlBlock): boolean => {
 
 /** Reads a control message, which comes without a value. @throws IpcError */
 export function readControlMessage(bytes: Uint8Array, fdCount: number): ControlBlock {
+  if (bytes[0] === ControlField.points) throw new IpcError('received points without a value');
   const block = readControlBlock(new ByteReader(bytes));
-  if (block.points.length > 0) throw new IpcError('received points without a value');
-  if (block.hasTimelinePage && block.forwardRequests.length > 0)
-    throw new IpcError('received a timeline page together with forward requests');
+  if (block.hasTimelinePage && bytes.byteLength > 1)
+    throw new IpcError('received a timeline page together with other fields');
   const expected = (block.hasTimelinePage ? 1 : 0) + block.forwardRequests.length;
   if (fdCount !== expected)
     throw new IpcError(
@@ -195,7 +196,7 @@ function writePoints(to: ByteWriter, points: readonly TimelinePoint[]): void {
 function readPoints(from: ByteReader): TimelinePoint[] {
   const length = from.length(9);
   if (length > COUNTER_COUNT)
-    throw new IpcError(
+    throw limitExceeded(
       `a list of ${length} points is too long: a timeline page has ${COUNTER_COUNT} counters`,
     );
   const points: TimelinePoint[] = [];
@@ -227,7 +228,7 @@ function readLeaseReleases(from: ByteReader): LeaseRelease[] {
     count += entry.points.length;
     // Each point may become a wait of a stream.
     if (count > MAX_RELEASE_POINTS)
-      throw new IpcError(`a message has more than ${MAX_RELEASE_POINTS} points`);
+      throw limitExceeded(`a message has more than ${MAX_RELEASE_POINTS} points`);
     return entry;
   });
 }
@@ -251,8 +252,9 @@ function readCount(from: ByteReader, least: number): number {
 
 function readList<T>(from: ByteReader, byteLength: number, read: () => T): T[] {
   const length = from.length(byteLength);
-  if (length === 0 || length > MAX_CONTROL_ENTRIES)
-    throw new IpcError(`a list of ${length} entries is not valid in one message`);
+  if (length === 0) throw new IpcError('a list without entries is not valid');
+  if (length > MAX_CONTROL_ENTRIES)
+    throw limitExceeded(`a list of ${length} entries is too long: at most ${MAX_CONTROL_ENTRIES}`);
   const entries: T[] = [];
   for (let at = 0; at < length; at++) entries.push(read());
   return entries;

@@ -19,7 +19,7 @@ import {
   VERSIONS,
 } from '../protocol.ts';
 import { PROTOCOL_VERSION, versionMismatch } from '../version.ts';
-import { FRAGMENT_BYTE_LENGTH, MAX_BODY_BYTE_LENGTH } from './limits.ts';
+import { FRAGMENT_BYTE_LENGTH, limitExceeded, MAX_BODY_BYTE_LENGTH } from './limits.ts';
 
 /** The header of each frame, little-endian. */
 export interface FrameHeader {
@@ -105,11 +105,14 @@ export class FrameAssembler {
         `a control message of ${formatBytes(byteLength)} came in a frame of ${part} bytes`,
       );
     if (byteLength > MAX_BODY_BYTE_LENGTH)
-      throw new IpcError(
+      throw limitExceeded(
         `a message of ${formatBytes(byteLength)} is too large: a value has at most ${MAX_VALUE_BYTE_LENGTH}`,
       );
-    if (offset > 0 && (byteLength !== this.#first?.byteLength || kind !== this.#first.kind))
-      throw new IpcError('a message changed its length or its kind between two frames');
+    const first = this.#first;
+    const isSame =
+      byteLength === first?.byteLength && kind === first.kind && request === first.request;
+    if (offset > 0 && !isSame)
+      throw new IpcError('a message changed its length, kind or request between two frames');
     if (request > 0 !== kind > FrameKind.control)
       throw new IpcError(`a frame of kind ${kind} has the request number ${request}`);
     // Keeping tiny parts of a large value would cost more than their content.

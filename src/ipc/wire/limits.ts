@@ -1,4 +1,5 @@
 /** What one end holds for another process, besides the limits of the protocol. */
+import { IpcError } from '../../errors.ts';
 import {
   HEADER_BYTE_LENGTH,
   MAX_CONTROL_BYTE_LENGTH,
@@ -26,3 +27,7 @@ export const MAX_UNSENT_BYTE_LENGTH: number = 4 * MAX_VALUE_BYTE_LENGTH;
  * How many control entries, mostly lease releases, may be pending for a peer that does not read.
  */
 export const MAX_PENDING_CONTROL: number = 1 << 17;
+
+/** Returns the error for what exceeds a limit of the protocol. */
+export const limitExceeded = (why: string): IpcError =>
+  new IpcError(why, undefined, 'limit-exceeded');

@@ -18,6 +18,7 @@ import {
   Tag,
 } from '../protocol.ts';
 import { HashCollisions } from './hash-collisions.ts';
+import { limitExceeded } from './limits.ts';
 import { AGGREGATE_ERROR, binaryTypes, errorTypes } from './value-tags.ts';
 
 /** A value of another process. A long one stays encoded until a caller takes it. */
@@ -371,7 +372,7 @@ class ValueReader {
   #readPart(mayBeHole: boolean): unknown {
     this.#parts += 1;
     if (this.#parts > MAX_VALUE_PARTS)
-      throw new IpcError(`the value has more than ${MAX_VALUE_PARTS} parts`);
+      throw limitExceeded(`the value has more than ${MAX_VALUE_PARTS} parts`);
     const from = this.#from;
     const { isBuilding } = this;
     const tag = from.uint8();
@@ -445,8 +446,9 @@ class ValueReader {
 
   #push(container: Container, count: number, kind: Kind): void {
     if (this.#open.length >= MAX_VALUE_DEPTH)
-      throw new IpcError(`the value is nested deeper than ${MAX_VALUE_DEPTH} levels`);
-    if (count === 0) return;
+      throw limitExceeded(`the value is nested deeper than ${MAX_VALUE_DEPTH} levels`);
+    // The errors of an error are a level below it, also if it has no cause.
+    if (count === 0 && kind !== Kind.error) return;
     this.#open.push(count * ITEM + kind);
     if (this.isBuilding) this.#containers.push(container);
   }
@@ -454,7 +456,7 @@ class ValueReader {
   #countCollection(): void {
     this.#collections += 1;
     if (this.#collections > MAX_VALUE_COLLECTIONS)
-      throw new IpcError(`the value has more than ${MAX_VALUE_COLLECTIONS} Maps, Sets and errors`);
+      throw limitExceeded(`the value has more than ${MAX_VALUE_COLLECTIONS} Maps, Sets and errors`);
   }
 
   #readError(): Error {
@@ -475,11 +477,10 @@ class ValueReader {
     const code = read(ErrorField.code);
     const error = this.isBuilding ? makeError(Type, texts) : placeholderError;
     if (this.isBuilding && code !== undefined) Object.assign(error, { code });
+    const hasCause = (fields & ErrorField.cause) !== 0;
+    if (hasCause && this.isBuilding) defineHidden(error, 'cause', undefined);
     // The container that is opened last is read first.
-    if ((fields & ErrorField.cause) !== 0) {
-      if (this.isBuilding) defineHidden(error, 'cause', undefined);
-      this.#push(error, 1, Kind.error);
-    }
+    this.#push(error, hasCause ? 1 : 0, Kind.error);
     if (type === AGGREGATE_ERROR) {
       const errors = this.#openArray();
       if (this.isBuilding) defineHidden(error, 'errors', errors);
@@ -509,21 +510,22 @@ class ValueReader {
 
   #readBigint(): bigint | undefined {
     const from = this.#from;
-    const isNegative = from.uint8() === 1;
+    const sign = from.uint8();
+    if (sign > 1) throw new IpcError(`a bigint has the sign ${sign}: it must be 0 or 1`);
     const count = from.length();
     if (count > MAX_BIGINT_DIGITS)
-      throw new IpcError(`a bigint of ${count} hexadecimal digits is too long`);
+      throw limitExceeded(`a bigint of ${count} hexadecimal digits is too long`);
     const digits = from.hexDigits(count);
     if (!digits) throw new IpcError('a bigint has characters other than hexadecimal digits');
     if (!this.isBuilding) return undefined;
     const magnitude = BigInt(`0x${digits.toString('latin1')}`);
-    return isNegative ? -magnitude : magnitude;
+    return sign === 1 ? -magnitude : magnitude;
   }
 
   #readBinary(): ArrayBufferView | ArrayBuffer | undefined {
     this.#binaries += 1;
     if (this.#binaries > MAX_VALUE_BINARIES)
-      throw new IpcError(`the value has more than ${MAX_VALUE_BINARIES} parts of binary data`);
+      throw limitExceeded(`the value has more than ${MAX_VALUE_BINARIES} parts of binary data`);
     const from = this.#from;
     const found = binaryTypes[from.uint8()];
     if (!found) throw new IpcError('binary data has an unknown type');
@@ -542,7 +544,7 @@ class ValueReader {
   #readPlace(): typeof OBJECT_PLACEHOLDER {
     this.objectCount += 1;
     if (this.objectCount > MAX_VALUE_OBJECTS)
-      throw new IpcError(`the value has more than ${MAX_VALUE_OBJECTS} GPU objects`);
+      throw limitExceeded(`the value has more than ${MAX_VALUE_OBJECTS} GPU objects`);
     return OBJECT_PLACEHOLDER;
   }
 }
@@ -579,15 +581,13 @@ const repeatedKeyError = (): IpcError =>
   new IpcError('a Map or Set has the same key or member twice');
 
 const collidingKeysError = (): IpcError =>
-  new IpcError(
+  limitExceeded(
     'a Map or Set has too many keys or members with the same hash: the sender can send an array of ' +
       'them, or strings in their place',
-    undefined,
-    'limit-exceeded',
   );
 
 const longNameError = (length: number): IpcError =>
-  new IpcError(
+  limitExceeded(
     `a name of ${length} characters is too long: at most ${MAX_NAME_LENGTH} are allowed`,
   );
 

@@ -13,6 +13,7 @@ import {
   MAX_VALUE_BYTE_LENGTH,
 } from '../protocol.ts';
 import { type ControlBlock, readControlBlock, readLeaseId } from './control-block.ts';
+import { limitExceeded } from './limits.ts';
 import { EncodedValue } from './value-decoder.ts';
 
 /** What comes with an object of a value. */
@@ -79,12 +80,12 @@ export class ValueMessageReader {
     const from = this.#from;
     if (!value.check()) return undefined;
     if (value.byteLength > MAX_VALUE_BYTE_LENGTH)
-      throw new IpcError(
+      throw limitExceeded(
         `a value of ${formatBytes(value.byteLength)} is too large: at most ${MAX_VALUE_BYTE_LENGTH} are allowed`,
       );
     const objects = value.objectCount > 0 ? readObjectTable(from, value.objectCount) : noObjects;
     if (from.remaining > MAX_CONTROL_BYTE_LENGTH)
-      throw new IpcError(
+      throw limitExceeded(
         `a control block of ${formatBytes(from.remaining)} is too large: at most ${MAX_CONTROL_BYTE_LENGTH} are allowed`,
       );
     const control = readControlBlock(from);
@@ -102,6 +103,7 @@ export class ValueMessageReader {
 const noObjects: ObjectTable = { firstLease: 0, entries: [] };
 
 function readObjectTable(from: ByteReader, count: number): ObjectTable {
+  const begin = from.offset;
   const firstLease = readLeaseId(from);
   if (!Number.isSafeInteger(firstLease + count))
     throw new IpcError(`${count} leases from ${firstLease} on is not a valid range for one value`);
@@ -113,8 +115,12 @@ function readObjectTable(from: ByteReader, count: number): ObjectTable {
       throw new IpcError(`invalid flag ${flag} in a table of objects: it must be 0 or 1`);
     const byteLength = from.length();
     if (byteLength > MAX_OBJECT_BYTE_LENGTH)
-      throw new IpcError(`a descriptor of ${byteLength} bytes is too long`);
+      throw limitExceeded(`a descriptor of ${byteLength} bytes is too long`);
     entries.push({ fdCount, hasLink: flag === 1, bytes: from.view(byteLength) });
+    if (from.offset - begin > MAX_TABLE_BYTE_LENGTH)
+      throw limitExceeded(
+        `the table of objects is too long: at most ${formatBytes(MAX_TABLE_BYTE_LENGTH)} are allowed`,
+      );
   }
   return { firstLease, entries };
 }

@@ -57,7 +57,7 @@ import weakref
 from typing import Any, AsyncIterator, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from . import _descriptors
-from ._bytes import _SAFE, _Reader, _pack_double, _pack_int, _unpack_int, _write_length
+from ._bytes import _SAFE, _Reader, _limit_exceeded, _pack_double, _pack_int, _unpack_int, _write_length
 from ._descriptors import Fields as _Fields
 from ._dtypes import _BY_DLPACK, _DTYPES, _Dtype, _check_shape, _contiguous, _dtype, _extents, _raw_dtype, _received_dtype
 from ._errors import ClosedError, CuffiError, DriverNotFoundError, IpcError, NotSupportedError, PeerGoneError, RemoteError
@@ -109,6 +109,7 @@ from ._protocol import (
     MAX_COLLISIONS,
     MAX_COLLISIONS_PER_KEY,
     MAX_CONTROL_BYTE_LENGTH,
+    MAX_CONTROL_ENTRIES,
     MAX_META_BYTE_LENGTH,
     MAX_NAME_LENGTH,
     MAX_OBJECT_BYTE_LENGTH,
@@ -1366,9 +1367,12 @@ class _Encoder:
             if isinstance(text, str):
                 self.string(text)
         if kind == _AGGREGATE_ERROR:
+            # They are an array in the error.
+            if depth >= MAX_VALUE_DEPTH:
+                raise ValueError(f'the value is nested deeper than {MAX_VALUE_DEPTH}, or contains itself')
             _write_length(self.out, len(errors))
             for one in errors:
-                self.write(one, depth)
+                self.write(one, depth + 1)
         if cause:
             self.write(cause, depth)
 
@@ -1466,7 +1470,17 @@ class _HashTable:
 
 # More than any keys may take that are accepted.
 _TOO_MANY_STEPS = MAX_COLLISIONS + MAX_STEPS_PER_KEY * MAX_VALUE_PARTS
-_COLLIDING = 'a Map or Set has too many keys or members with the same hash in Python'
+_COLLIDING = ('a Map or Set has too many keys or members with the same hash in Python', 'limit-exceeded')
+
+
+# What is the same as a key of a Map in Node if it is equal and of one type here.
+_COMPARED = (str, int, float, bool, BigInt)
+
+
+def _unusable(why: str) -> Tuple[str, str]:
+    """Why Python cannot hold a value that may be sent."""
+    return why, 'not-supported'
+
 
 
 def _check_collisions_in_node(keys: Any) -> None:
@@ -1527,13 +1541,13 @@ class _Decoder:
         self._from = reader
         self.places: List[Optional[Put]] = []
         self._parts = self._binaries = self._collections = 0
-        # Why Python cannot hold the value, though it may be sent.
-        self.refusal: Optional[str] = None
+        # Why the value cannot be taken, although its end is found: a reason, and the code of its error.
+        self.refusal: Optional[Tuple[str, str]] = None
 
     def _count_part(self) -> None:
         self._parts += 1
         if self._parts > MAX_VALUE_PARTS:
-            raise IpcError(f'a value has more than {MAX_VALUE_PARTS} parts', 'limit-exceeded')
+            raise _limit_exceeded(f'a value has more than {MAX_VALUE_PARTS} parts')
 
     def read(self, put: Optional[Put], depth: int = 0) -> Any:
         """Returns a value; for a GPU object None, and `put` will be called with it."""
@@ -1557,19 +1571,33 @@ class _Decoder:
         if tag == TAG_GPU_OBJECT:
             self.places.append(put)
             if len(self.places) > MAX_VALUE_OBJECTS:
-                raise IpcError(f'a value has more than {MAX_VALUE_OBJECTS} GPU objects', 'limit-exceeded')
+                raise _limit_exceeded(f'a value has more than {MAX_VALUE_OBJECTS} GPU objects')
             return None
-        if depth >= MAX_VALUE_DEPTH:
-            raise IpcError(f'a value is nested deeper than {MAX_VALUE_DEPTH}', 'limit-exceeded')
-        return self._read_long(tag, depth + 1)
-
-    def _read_long(self, tag: int, depth: int) -> Any:
-        reader = self._from
         if tag == TAG_BIGINT:
-            is_negative, digits = reader.flag(), reader.take(reader.length())
-            if len(digits) > MAX_BIGINT_DIGITS or not digits or digits.strip(b'0123456789abcdef'):
-                raise IpcError('the digits of a bigint are not digits')
-            return BigInt(-int(digits, 16) if is_negative else int(digits, 16))
+            return self._read_bigint()
+        if tag == TAG_BINARY:
+            return self._read_binary()
+        if tag == TAG_DATE:
+            return self._read_date()
+        return self._read_container(tag, self._deeper(depth))
+
+    def _deeper(self, depth: int) -> int:
+        if depth >= MAX_VALUE_DEPTH:
+            raise _limit_exceeded(f'a value is nested deeper than {MAX_VALUE_DEPTH}')
+        return depth + 1
+
+    def _read_bigint(self) -> BigInt:
+        reader = self._from
+        is_negative, count = reader.flag(), reader.length()
+        if count > MAX_BIGINT_DIGITS:
+            raise _limit_exceeded(f'a bigint has {count} hexadecimal digits')
+        digits = reader.take(count)
+        if not digits or digits.strip(b'0123456789abcdef'):
+            raise IpcError('the digits of a bigint are not digits')
+        return BigInt(-int(digits, 16) if is_negative else int(digits, 16))
+
+    def _read_container(self, tag: int, depth: int) -> Any:
+        reader = self._from
         if tag == TAG_ARRAY:
             items: List[Any] = []
             for at in range(reader.length()):
@@ -1583,27 +1611,21 @@ class _Decoder:
             return items
         if tag == TAG_OBJECT:
             return self._read_object(depth)
-        if tag == TAG_BINARY:
-            return self._read_binary()
-        if tag == TAG_DATE:
-            return self._read_date()
+        if tag not in (TAG_MAP, TAG_SET, TAG_ERROR):
+            raise IpcError('a hole stands outside of an array' if tag == TAG_HOLE else f'{tag} is no kind of value')
         self._collections += 1
         if self._collections > MAX_VALUE_COLLECTIONS:
-            raise IpcError(f'a value has more than {MAX_VALUE_COLLECTIONS} Maps, Sets and errors', 'limit-exceeded')
+            raise _limit_exceeded(f'a value has more than {MAX_VALUE_COLLECTIONS} Maps, Sets and errors')
         if tag == TAG_MAP:
             return self._read_map(depth)
-        if tag == TAG_SET:
-            return self._read_set(depth)
-        if tag == TAG_ERROR:
-            return self._read_error(depth)
-        raise IpcError(f'{tag} is no kind of value')
+        return self._read_set(depth) if tag == TAG_SET else self._read_error(depth)
 
     def _read_object(self, depth: int) -> Dict[str, Any]:
         found: Dict[str, Any] = {}
         for _ in range(self._from.length(3)):
             name = self._from.string()
             if _utf16_length(name) > MAX_NAME_LENGTH:
-                raise IpcError(f'a name of an object has more than {MAX_NAME_LENGTH} characters', 'limit-exceeded')
+                raise _limit_exceeded(f'a name of an object has more than {MAX_NAME_LENGTH} characters')
             if name in found or name == '__proto__':
                 raise IpcError(f'the name {name[:80]!r} of an object is repeated or not allowed')
             found[name] = None
@@ -1613,10 +1635,13 @@ class _Decoder:
     def _read_map(self, depth: int) -> Map:
         found = Map()
         count = self._from.length(2)
+        nulls: Set[bytes] = set()
         table = _HashTable(False) if count > MAX_UNCOUNTED_KEYS else None
         for _ in range(count):
-            places = len(self.places)
+            places, tag = len(self.places), self._from.data[self._from.at : self._from.at + 1]
             key = self._hashable(self.read(lambda _: None, depth))
+            if key is None:
+                nulls.add(tag)
             if table and not table.add(key):
                 # What follows is still read, and checked.
                 table, found, self.refusal = None, Map(), _COLLIDING
@@ -1624,9 +1649,9 @@ class _Decoder:
                 self.read(None, depth)
                 continue
             if len(self.places) > places:
-                self.refusal = 'a GPU object is in the key of a Map'
+                self.refusal = _unusable('a GPU object is in the key of a Map')
             elif key in found:
-                self.refusal = f'a Map has the key {str(key)[:80]!r} twice, as Python compares keys'
+                self.refusal = self._repeated(key, found, nulls, f'a Map has the key {str(key)[:80]!r} twice')
             found[key] = None
             found[key] = self.read(_put_item(found, key), depth)
         return found
@@ -1634,27 +1659,37 @@ class _Decoder:
     def _read_set(self, depth: int) -> set:
         found: set = set()
         count = self._from.length()
+        nulls: Set[bytes] = set()
         table = _HashTable(True) if count > MAX_UNCOUNTED_KEYS else None
         for _ in range(count):
-            places = len(self.places)
+            places, tag = len(self.places), self._from.data[self._from.at : self._from.at + 1]
             member = self._hashable(self.read(found.add, depth))
+            if member is None:
+                nulls.add(tag)
             if table and not table.add(member):
                 table, self.refusal = None, _COLLIDING
             if self.refusal is _COLLIDING:
                 continue
             if len(self.places) == places:
                 if member in found:
-                    self.refusal = f'a Set has the member {str(member)[:80]!r} twice, as Python compares them'
+                    self.refusal = self._repeated(member, found, nulls, f'a Set has the member {str(member)[:80]!r} twice')
                 found.add(member)
             elif member is not None:
-                self.refusal = 'a GPU object is within a member of a Set'
+                self.refusal = _unusable('a GPU object is within a member of a Set')
         return found
+
+    def _repeated(self, key: Any, found: Any, tags: Set[bytes], why: str) -> Tuple[str, str]:
+        """Says why a key is refused: it came before, or Python takes it for another one that did."""
+        known = next(each for each in found if each == key)
+        # What Node compares by its identity is never the same. None stands for undefined and for null.
+        is_same = len(tags) == 1 if key is None else type(known) is type(key) and type(key) in _COMPARED
+        return (why, 'ipc-failed') if is_same else _unusable(f'{why}, as Python compares them')
 
     def _hashable(self, key: Any) -> Any:
         if isinstance(key, list):
             return tuple(self._hashable(item) for item in key)
         if isinstance(key, (dict, set, _array.array)):
-            self.refusal = 'a Map has a key, or a Set a member, that Python cannot hash'
+            self.refusal = _unusable('a Map has a key, or a Set a member, that Python cannot hash')
             return None
         return key
 
@@ -1662,7 +1697,9 @@ class _Decoder:
         reader = self._from
         kind, length = reader.byte(), reader.length()
         self._binaries += 1
-        if kind >= len(_BINARIES) or length % _BINARIES[kind][1] or self._binaries > MAX_VALUE_BINARIES:
+        if self._binaries > MAX_VALUE_BINARIES:
+            raise _limit_exceeded(f'a value has more than {MAX_VALUE_BINARIES} parts of binary data')
+        if kind >= len(_BINARIES) or length % _BINARIES[kind][1]:
             raise IpcError(f'{length} bytes are no binary data of type {kind}')
         data, form = reader.take(length), _BINARIES[kind][0]
         return data if form is None else _array.array(form, data)
@@ -1672,7 +1709,7 @@ class _Decoder:
         try:
             return _EPOCH + datetime.timedelta(milliseconds=milliseconds)
         except (OverflowError, ValueError):
-            self.refusal = 'a date is invalid, or before the year 1 or after 9999'
+            self.refusal = _unusable('a date is invalid, or before the year 1 or after 9999')
             return _EPOCH
 
     def _read_error(self, depth: int) -> RemoteError:
@@ -1684,9 +1721,8 @@ class _Decoder:
         name, message, stack, code = texts
         error = RemoteError(message or '', name or ERROR_TYPES[kind], code or 'remote-error', stack)
         if kind == _AGGREGATE_ERROR:
-            error.errors = [None] * reader.length()
-            for at in range(len(error.errors)):
-                error.errors[at] = self.read(_put_item(error.errors, at), depth)
+            # They are an array in the error.
+            error.errors = self._read_container(TAG_ARRAY, self._deeper(depth))
         if bits & ERROR_CAUSE:
             cause = self.read(lambda _: None, depth)
             # Anything may be thrown in JavaScript.
@@ -2110,6 +2146,8 @@ def _virtual_key(fields: _Fields, device: _Device, fds: Sequence[int], read_only
 _HEADER, _MAGIC = struct.Struct('<2sBBIIII'), FRAME_MAGIC.encode()
 # The value null: what a message without content has.
 _NULL = bytes((TAG_NULL,))
+# Frames behind the hello.
+_KINDS = (FRAME_VALUE, FRAME_CONTROL, FRAME_VERIFICATION, FRAME_REQUEST, FRAME_RESPONSE, FRAME_FAILURE, FRAME_CANCELLATION, FRAME_UNSERVED)
 # Control fields that do not come with a value, and what an end may say that it has begun.
 _ALONE = (CONTROL_TIMELINE_PAGE, CONTROL_CLOSING, CONTROL_FORWARD_REQUESTS, CONTROL_DONE, CONTROL_BEGUN)
 _BEGUN = (BEGUN_RECEIVING, BEGUN_SERVING, BEGUN_RECEIVING | BEGUN_SERVING, BEGUN_SERVING | BEGUN_IGNORING_VALUES)
@@ -2249,6 +2287,64 @@ class _Slot:
         return self.result
 
 
+class _Control:
+    """A control block, read up to the end of a message."""
+
+    __slots__ = ('has_page', 'points', 'released', 'revoked', 'is_closing', 'forwards', 'closed_pools', 'is_done', 'begun')
+
+    def __init__(self, reader: _Reader, fd_count: Optional[int]) -> None:
+        """:param fd_count: how many descriptors came with it, if it came alone; None behind a value"""
+        self.has_page = self.is_closing = self.is_done = False
+        self.points: _Points = []
+        self.released: List[Tuple[int, bool, _Points]] = []
+        self.revoked: List[int] = []
+        self.forwards: List[Tuple[int, int, int]] = []
+        self.closed_pools: List[bytes] = []
+        self.begun = last = 0
+        begin, is_alone = reader.at, fd_count is not None
+        while reader.at < reader.end:
+            field = reader.byte()
+            if field <= last or (field in _ALONE and not is_alone) or (field == CONTROL_POINTS and is_alone):
+                raise IpcError(f'the control field {field} is not allowed here')
+            last = field
+            if field == CONTROL_TIMELINE_PAGE:
+                self.has_page = True
+            elif field == CONTROL_POINTS:
+                self.points = reader.points()
+            elif field == CONTROL_RELEASED:
+                self._read_releases(reader)
+            elif field == CONTROL_REVOKED:
+                self.revoked = [reader.number() for _ in range(_list_length(reader, 8))]
+            elif field == CONTROL_CLOSING:
+                self.is_closing = True
+            elif field == CONTROL_FORWARD_REQUESTS:
+                count = _list_length(reader, 24)
+                self.forwards = [(reader.number(), reader.number(), reader.number()) for _ in range(count)]
+            elif field == CONTROL_CLOSED_POOLS:
+                self.closed_pools = [reader.take(ID_BYTE_LENGTH) for _ in range(_list_length(reader, ID_BYTE_LENGTH))]
+            elif field == CONTROL_DONE:
+                self.is_done = True
+            elif field == CONTROL_BEGUN:
+                self.begun = reader.byte()
+                if self.begun not in _BEGUN:
+                    raise IpcError(f'{self.begun} does not say what an end has begun')
+            else:
+                raise IpcError(f'unknown control field {field}')
+        if self.has_page and reader.end - begin > 1:
+            raise IpcError('a page of counters came with something else')
+        expected = self.has_page + len(self.forwards)
+        if is_alone and fd_count != expected:
+            raise IpcError(f'received {fd_count} descriptors with a control message that has {expected}')
+
+    def _read_releases(self, reader: _Reader) -> None:
+        point_count = 0
+        for _ in range(_list_length(reader, 10)):
+            self.released.append((reader.number(), reader.flag(), reader.points()))
+            point_count += len(self.released[-1][2])
+            if point_count > MAX_RELEASE_POINTS:
+                raise _limit_exceeded(f'a message releases leases behind more than {MAX_RELEASE_POINTS} points')
+
+
 class _Arrived:
     """A value that has arrived. Its GPU objects are opened when somebody takes it."""
 
@@ -2264,7 +2360,7 @@ class _Arrived:
         # What the host waits for: points and events of the sender.
         self.points: _Points = []
         self.events: List[Event] = []
-        self.refusal: Optional[str] = None
+        self.refusal: Optional[Tuple[str, str]] = None
         # Whether no descriptor was left for those of its objects.
         self.is_cut = False
 
@@ -2603,9 +2699,11 @@ class _Connection:
         header = (kind, number, length, request)
         if number != self._received or offset != had or (had and header != self._part_header):
             raise IpcError(f'received byte {offset} of message {number} instead of byte {had} of message {self._received}')
-        if not 1 <= kind <= FRAME_UNSERVED or (request > 0) != (kind > FRAME_CONTROL):
+        if kind not in _KINDS or (request > 0) != (kind > FRAME_CONTROL):
             raise IpcError(f'a frame of kind {kind} has the request number {request}')
-        if length > _MAX_MESSAGE or len(part) != min(_PART, length - offset) or (kind == FRAME_CONTROL and len(part) != length):
+        if length > _MAX_MESSAGE:
+            raise _limit_exceeded(f'a message of {length} bytes is too large')
+        if len(part) != min(_PART, length - offset) or (kind == FRAME_CONTROL and len(part) != length):
             raise IpcError(f'a frame has {len(part)} bytes of a message of {length}: too few or too many')
         if offset and fds:
             raise IpcError('received descriptors in the middle of a message')
@@ -2662,10 +2760,10 @@ class _Connection:
         arrived.value = decoder.read(None)
         arrived.places, arrived.refusal, arrived.is_cut = decoder.places, decoder.refusal, is_cut
         if reader.at > (MAX_VERIFICATION_BYTE_LENGTH if kind == FRAME_VERIFICATION else MAX_VALUE_BYTE_LENGTH):
-            raise IpcError(f'a value of {reader.at} bytes is too large', 'limit-exceeded')
+            raise _limit_exceeded(f'a value of {reader.at} bytes is too large')
         entries = self._read_table(reader, len(arrived.places)) if arrived.places else []
         if reader.end - reader.at > MAX_CONTROL_BYTE_LENGTH:
-            raise IpcError('a control block is too large', 'limit-exceeded')
+            raise _limit_exceeded('a control block is too large')
         if not is_cut and sum(count + has_link for _, count, has_link, _ in entries) != len(fds):
             raise IpcError(f'received {len(fds)} descriptors with a value that has others')
         arrived.points = self._apply_control(reader, fds, False)
@@ -2686,15 +2784,17 @@ class _Connection:
         self._deliver(arrived)
 
     def _read_table(self, reader: _Reader, count: int) -> List[Tuple[bytes, int, bool, int]]:
-        first, begin = reader.number(), reader.at
+        begin, first = reader.at, reader.number()
         if first < self._next_import or first + count > _SAFE:
             raise IpcError(f'lease {first} was sent after lease {self._next_import - 1}, or a second time')
         entries = []
         for at in range(count):
             own, has_link, length = reader.length(0), reader.flag(), reader.length()
-            if length > MAX_OBJECT_BYTE_LENGTH or reader.at - begin > MAX_TABLE_BYTE_LENGTH:
-                raise IpcError(f'a descriptor of {length} bytes is too long', 'limit-exceeded')
+            if length > MAX_OBJECT_BYTE_LENGTH:
+                raise _limit_exceeded(f'a descriptor of {length} bytes is too long')
             entries.append((reader.take(length), own, has_link, first + at))
+            if reader.at - begin > MAX_TABLE_BYTE_LENGTH:
+                raise _limit_exceeded('a table of objects is too long')
         return entries
 
     def _keep_pool(self, name: bytes, fds: List[int]) -> None:
@@ -2776,62 +2876,32 @@ class _Connection:
 
     def _apply_control(self, reader: _Reader, fds: List[int], is_alone: bool) -> _Points:
         """Applies a control block, up to the end of the message. Returns the points of the value."""
-        last, points, used = 0, [], 0
-        is_closing = is_done = False
-        while reader.at < reader.end:
-            field = reader.byte()
-            if field <= last or (field in _ALONE and not is_alone) or (field == CONTROL_POINTS and is_alone):
-                raise IpcError(f'the control field {field} is not allowed here')
-            last = field
-            if field == CONTROL_TIMELINE_PAGE:
-                if len(fds) != 1 or reader.at < reader.end:
-                    raise IpcError('a page of counters came without its descriptor')
-                used = 1
-                self._accept_page(fds[0])
-            elif field == CONTROL_POINTS:
-                points = reader.points()
-            elif field == CONTROL_RELEASED:
-                self._apply_releases(reader)
-            elif field == CONTROL_REVOKED:
-                self._apply_revocations([reader.number() for _ in range(_list_length(reader, 8))])
-            elif field == CONTROL_CLOSING:
-                is_closing = True
-            elif field == CONTROL_FORWARD_REQUESTS:
-                used = self._apply_forwards(reader, fds)
-            elif field == CONTROL_CLOSED_POOLS:
-                for _ in range(_list_length(reader, ID_BYTE_LENGTH)):
-                    name = reader.take(ID_BYTE_LENGTH)
-                    with _lock:
-                        _close_fds([self._pool_fds.pop(name)] if name in self._pool_fds else [])
-                        pool = self._pools.pop(name, None)
-                        if pool:
-                            pool.release()
-            elif field == CONTROL_DONE:
-                is_done = True
-            elif field == CONTROL_BEGUN:
-                begun = reader.byte()
-                if begun not in _BEGUN:
-                    raise IpcError(f'{begun} does not say what an end has begun')
-                self._on_peer_begun(begun)
-            else:
-                raise IpcError(f'unknown control field {field}')
-        if is_alone and len(fds) != used:
-            raise IpcError(f'received {len(fds)} descriptors with a control message')
-        if is_alone:
+        control = _Control(reader, len(fds) if is_alone else None)
+        if control.has_page:
+            self._accept_page(fds[0])
             fds.clear()
-        if is_closing or is_done:
+        self._apply_releases(control.released)
+        self._apply_revocations(control.revoked)
+        if control.forwards:
+            self._apply_forwards(control.forwards, fds)
+        for name in control.closed_pools:
+            with _lock:
+                _close_fds([self._pool_fds.pop(name)] if name in self._pool_fds else [])
+                pool = self._pools.pop(name, None)
+                if pool:
+                    pool.release()
+        if control.begun:
+            self._on_peer_begun(control.begun)
+        if control.is_closing or control.is_done:
             self._begin_closing(ClosedError(f'this Peer is closed: {self.name} has closed the connection'))
-        if is_done:
+        if control.is_done:
             self._exports.clear()
-        return points
+        return control.points
 
-    def _apply_releases(self, reader: _Reader) -> None:
-        point_count = 0
-        for _ in range(_list_length(reader, 10)):
-            lease, is_final, points = reader.number(), reader.flag(), reader.points()
-            point_count += len(points)
+    def _apply_releases(self, released: Sequence[Tuple[int, bool, _Points]]) -> None:
+        for lease, is_final, points in released:
             exported = self._exports.get(lease)
-            if exported is None or point_count > MAX_RELEASE_POINTS:
+            if exported is None:
                 raise IpcError(f'lease {lease} was released, but is not in use')
             if points and self._peer_page is None:
                 raise IpcError('received points before their page')
@@ -2859,10 +2929,9 @@ class _Connection:
             elif lease in self._imports:
                 self._revoked.add(lease)
 
-    def _apply_forwards(self, reader: _Reader, fds: List[int]) -> int:
+    def _apply_forwards(self, asked: Sequence[Tuple[int, int, int]], fds: List[int]) -> None:
         """Keeps objects for third processes: until those close their ends of the links."""
-        asked = [(reader.number(), reader.number(), reader.number()) for _ in range(_list_length(reader, 24))]
-        if len(asked) != len(fds) or len(self._forwarded) + len(asked) > 2048:
+        if len(self._forwarded) + len(asked) > 2048:
             raise IpcError('received links for other objects than were passed on')
         for at, (lease, _, _) in enumerate(asked):
             exported = self._exports.get(lease)
@@ -2881,7 +2950,6 @@ class _Connection:
             except OSError:
                 pass  # It is gone, and its end of the link: the poll tells.
         _close_fds(fds)
-        return 0
 
     # ---- What each end has begun ----
 
@@ -3173,7 +3241,9 @@ class _Connection:
             raise IpcError(f'the objects of a value of {self.name} were refused: {_NO_ROOM}', 'limit-exceeded')
         if arrived.refusal is not None:
             self.discard(arrived)
-            raise IpcError(f'a value of {self.name} cannot be one of Python: {arrived.refusal}', 'not-supported')
+            why, code = arrived.refusal
+            what = 'cannot be one of Python' if code == 'not-supported' else 'is refused'
+            raise IpcError(f'a value of {self.name} {what}: {why}', code)
         if not arrived.objects:
             return
         handle = None if stream is None else _stream_handle(stream)
@@ -3614,8 +3684,10 @@ def _write_points(out: bytearray, points: _Points) -> None:
 
 def _list_length(reader: _Reader, each: int) -> int:
     length = reader.length(each)
-    if not 1 <= length <= MAX_VALUE_OBJECTS:
-        raise IpcError(f'a list of {length} entries is not valid in one message')
+    if length == 0:
+        raise IpcError('a list without entries is not valid')
+    if length > MAX_CONTROL_ENTRIES:
+        raise _limit_exceeded(f'a list of {length} entries is too long')
     return length
 
 
@@ -6250,16 +6322,7 @@ class _ChannelFields:
     def __init__(self, fields: _Fields) -> None:
         self.slots, self.stride, self.byte_length, self.bits = fields.slots, fields.stride, fields.byte_length, fields.flags
         self.memory: _Fields = fields.memory
-        if fields.layout is None:
-            raise IpcError('received a channel without a layout')
-        if self.slots > MAX_SLOTS:
-            raise IpcError(f'received a channel of {self.slots} slots, of at most {MAX_SLOTS}')
-        try:
-            self.layout = _check_layout(fields.layout.shape, _received_dtype(fields.layout.dtype), self.byte_length)
-        except (TypeError, ValueError) as error:
-            raise IpcError(f'received a channel whose layout does not fit into its slots: {error}') from None
-        if self.slots * self.stride > self.memory.byte_length or self.byte_length > self.stride or self.memory.byte_offset:
-            raise IpcError('received a channel whose slots lie outside of its memory')
+        self.layout = _check_layout(fields.layout.shape, fields.layout.dtype, self.byte_length)
 
     def open(self, connection: _Connection, fds: List[int], lease: int) -> ChannelConsumer:
         if len(fds) <= 4:

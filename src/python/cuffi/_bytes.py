@@ -21,6 +21,11 @@ def _write_length(out: bytearray, value: int) -> None:
     out.append(value)
 
 
+def _limit_exceeded(why: str) -> IpcError:
+    """The error for what exceeds a limit of the protocol."""
+    return IpcError(why, 'limit-exceeded')
+
+
 class _Reader:
     """Reads what another process has sent. Raises IpcError for anything that is not what it should be."""
 
@@ -95,7 +100,7 @@ class _Reader:
     def points(self) -> List[Tuple[int, int]]:
         count = self.length(9)
         if count > COUNTER_COUNT:
-            raise IpcError(f'a list of {count} points is too long')
+            raise _limit_exceeded(f'a list of {count} points is too long')
         points = []
         for _ in range(count):
             index = self.length(0)

@@ -6,13 +6,14 @@ What is refused here, src/ipc/descriptor-codec.ts and src/ipc/descriptor.ts of c
 from __future__ import annotations
 
 import functools
+import math
 import re
 import struct
 from operator import attrgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._bytes import _Reader
-from ._dtypes import _checked_extents, _received_dtype
+from ._dtypes import _check_shape, _checked_extents, _received_dtype
 from ._errors import IpcError
 from ._protocol import (
     ACCESS,
@@ -28,6 +29,7 @@ from ._protocol import (
     KINDS,
     MAX_AXES,
     MAX_OBJECT_BYTE_LENGTH,
+    MAX_SLOTS,
     NUMBERS,
     PACKET_FDS,
 )
@@ -376,6 +378,7 @@ def decode(data: bytes) -> Fields:
         _check_consistency(fields)
     elif fields.kind == KIND_CHANNEL:
         _check_consistency(fields.memory)
+        _check_channel(fields)
     return fields
 
 
@@ -413,6 +416,24 @@ def _check_consistency(fields: Fields) -> None:
             _check_items(fields.layout, fields.byte_length)
         except (TypeError, ValueError) as error:
             raise IpcError(f'the array descriptor of process {fields.exporter.pid} is invalid: {error}', 'invalid-descriptor') from None
+
+
+def _check_channel(fields: Fields) -> None:
+    """Raises IpcError for slots beyond the memory, or messages beyond their slots."""
+    layout, memory = fields.layout, fields.memory
+    try:
+        if fields.slots > MAX_SLOTS:
+            raise ValueError(f'it has {fields.slots} slots, of at most {MAX_SLOTS}')
+        is_inside = fields.slots * fields.stride <= memory.byte_length and fields.byte_length <= fields.stride
+        if not is_inside or memory.byte_offset > 0:
+            raise ValueError('its slots lie outside of its memory')
+        if layout is None:
+            raise ValueError('it has no layout')
+        needed = math.prod(_check_shape(layout.shape)) * _received_dtype(layout.dtype).itemsize
+        if needed > fields.byte_length:
+            raise ValueError(f'an array of {needed} bytes does not fit into a slot of {fields.byte_length}')
+    except (TypeError, ValueError) as error:
+        raise IpcError(f'the channel of process {memory.exporter.pid} is invalid: {error}', 'invalid-descriptor') from None
 
 
 def _check_items(layout: Layout, byte_length: int) -> None:

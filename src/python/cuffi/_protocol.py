@@ -37,7 +37,7 @@ SLOT_ALIGNMENT = 256
 MAX_VALUE_BYTE_LENGTH = 16777216
 # The most parts of a value, counting each null and number.
 MAX_VALUE_PARTS = 1048576
-# The most levels of arrays, objects, Maps, Sets and causes of errors.
+# The most levels of arrays, objects, Maps, Sets and errors.
 MAX_VALUE_DEPTH = 64
 # The most parts of binary data in a value.
 MAX_VALUE_BINARIES = 131072
