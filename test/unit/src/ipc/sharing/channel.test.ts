@@ -157,6 +157,8 @@ describe('a channel from a hostile process', () => {
       page.close(() => {});
       // It ends, and what it was granted goes to the honest one.
       for (const fd of fds) closeFd(fd);
+      // Until then it may take what comes, and say that it has released it.
+      await until(() => channel.consumers === 1);
       const last = channel.published;
       // The honest one may hold what it was granted while it did not wait.
       const consumed = (async () => {
