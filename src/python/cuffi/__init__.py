@@ -3060,7 +3060,7 @@ class _Connection:
         if self._peer_page or not _is_sealed(fd, PAGE_BYTE_LENGTH):
             raise IpcError('received a second page of counters, or one that is not sealed memory of its size')
         try:
-            self._peer_page = _Words(fd, _PAGE)
+            self._peer_page = _Words(fd, PAGE_BYTE_LENGTH)
         except OSError as error:
             raise IpcError(f'received a page of counters that cannot be written: {error.strerror}') from None
         self._is_peer_page_fixed = _seal_against_holes(fd)
