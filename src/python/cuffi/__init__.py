@@ -725,7 +725,18 @@ class _BorrowedMemory:
 _Memory = Union[_OwnMemory, _ReceivedMemory, _BorrowedMemory]
 
 
-class _Context:
+class _Owner:
+    """What owns something, which a copy would free or release as well."""
+
+    __slots__ = ()
+    _instead = 'refer to it'
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        # All of copy, deepcopy and pickle come here.
+        raise TypeError(f'a {type(self).__name__} can neither be copied nor pickled: a copy would free what this one uses: {self._instead}')
+
+
+class _Context(_Owner):
     """What a `with` block closes."""
 
     def __enter__(self) -> Any:
@@ -744,6 +755,9 @@ class GpuArray(_Context):
     arrays: use `torch.from_dlpack`. torch does not refuse to write into such a tensor, but the GPU
     does: the kernel fails with 700, and the context is lost.
     """
+
+    _instead = ('refer to it, send it with peer.send(), or copy its items: copy_to_host(), or clone() and copy() of torch and cupy. '
+                'dataclasses.asdict() makes deep copies: use dataclasses.replace() or vars()')  # fmt: skip
 
     def __init__(self, memory: _Memory, address: int, shape: Tuple[int, ...], dtype: _Dtype,
                  strides: Tuple[int, ...], read_only: bool, stream: Optional[int] = None) -> None:  # fmt: skip
@@ -971,6 +985,8 @@ class Event(_Context):
 
     https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
     """
+
+    _instead = 'refer to it, or send it with peer.send()'
 
     def __init__(self, device: Optional[int] = None) -> None:
         where = _current_device() if device is None else _all_devices()[device]
@@ -4374,6 +4390,7 @@ def _release_soon(is_unused: Callable[[], bool], release: Callable[[], None]) ->
 class _Closable(_Context):
     """What is closed by `close()`, a `with` block, or the last reference."""
 
+    _instead = 'refer to it, or send it with peer.send()'
     _state: Any = None
 
     def __init__(self, state: Any) -> None:
@@ -6039,7 +6056,7 @@ def _release_page(words: _Words) -> None:
         words.close()
 
 
-class ConsumerSlot:
+class ConsumerSlot(_Owner):
     """A message of a channel. Release it when the work that uses it is queued."""
 
     __slots__ = ('message', 'meta', 'redelivered', '_consumer', '_layout', '_stream', '_is_released')
@@ -6628,7 +6645,7 @@ class _Producer(_ChannelState):
             seat.wake_if_asleep()
 
 
-class ProducerSlot:
+class ProducerSlot(_Owner):
     """A slot that this process fills: publish it, or cancel it. `with slot:` cancels what was not published."""
 
     __slots__ = ('message', '_producer', '_stream', '_is_over')
