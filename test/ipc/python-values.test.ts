@@ -14,6 +14,7 @@ const options = { skip: noPython, timeout: 60_000 };
 /** The test cases of python-values.py, and what they show. */
 const cases: readonly (readonly [name: string, claim: string])[] = [
   ['Copies', 'what owns something is neither copied nor pickled; errors are'],
+  ['Capsules', 'a tensor may be refused, or outlive the interpreter; no consumer gets one that it mistakes'],
 ];
 
 describe('values and tensors of Python', options, () => {

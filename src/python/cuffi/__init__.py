@@ -521,6 +521,9 @@ _capsule_is_valid = _python_function('PyCapsule_IsValid', _int, ctypes.c_void_p,
 _capsule_pointer = _python_function('PyCapsule_GetPointer', ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 _pointer_of_dying_capsule = _python_function('PyCapsule_GetPointer', ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
 
+# Does nothing, but raises an error that is pending, as all functions of `pythonapi` do.
+_raise_pending = _python_function('Py_IsInitialized', _int)
+
 # What tensors of other libraries keep: by the address of the structure that they were given.
 _given: Dict[int, Tuple[Any, ...]] = {}
 
@@ -532,16 +535,74 @@ def _delete_given(address: int, given: Dict[int, Tuple[Any, ...]] = _given) -> N
 
 
 @_CapsuleDestructor
-def _destroy_capsule(capsule: int, given: Dict[int, Tuple[Any, ...]] = _given,
-                     is_valid: Any = _capsule_is_valid, get: Any = _pointer_of_dying_capsule) -> None:  # fmt: skip
+def _destroy_capsule(capsule: int, given: Dict[int, Tuple[Any, ...]] = _given, is_valid: Any = _capsule_is_valid,
+                     get: Any = _pointer_of_dying_capsule, raise_pending: Any = _raise_pending) -> None:  # fmt: skip
     """Frees what nobody has taken. A consumer renames the capsule."""
+    pending = None
+    try:
+        raise_pending()
+    except BaseException as error:
+        pending = error
     for name in (b'dltensor', b'dltensor_versioned'):
         if is_valid(capsule, name):
             given.pop(get(capsule, name) or 0, None)
+    if pending is not None:
+        # ctypes prints it: it cannot be given back to the consumer. Mostly `_Offers` prevents that.
+        raise pending
 
 
 for _callback in (_delete_given, _destroy_capsule):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
+
+
+def _reference_counts(capsules: Sequence[Any]) -> List[int]:
+    return [sys.getrefcount(capsule) for capsule in capsules]
+
+
+_HELD_BY_LIST_ONLY = _reference_counts([object()])[0]
+
+
+class _Offers:
+    """The capsules that an array has handed out, until nobody else has them.
+
+    A consumer that refuses a tensor drops its capsule with its error pending, which no code of Python may run with. So it must
+    not drop the last reference.
+    """
+
+    __slots__ = ('_capsules',)
+
+    def __init__(self) -> None:
+        self._capsules: List[Any] = []
+
+    def add(self, capsule: Any) -> None:
+        kept = self._capsules
+        self._capsules = [one for one, count in zip(kept, _reference_counts(kept)) if count > _HELD_BY_LIST_ONLY]
+        self._capsules.append(capsule)
+
+    def __del__(self) -> None:
+        # Here: Python puts a pending error aside while it calls this, but not while it deletes the list of an object.
+        self._capsules = []
+
+
+def _strides_in_items(array: 'GpuArray') -> List[int]:
+    itemsize, is_empty = array.itemsize, array.size == 0
+    strides = []
+    for length, stride in zip(array.shape, array.strides):
+        is_used = length > 1 and not is_empty
+        if is_used and stride % itemsize:
+            raise BufferError(f'DLPack has no strides that are not multiples of the {itemsize} bytes of an item: copy the array')
+        if is_used and stride < 0:
+            raise BufferError(
+                f'the array has negative strides, {list(array.strides)}, and libraries end the process when they get such by DLPack: '
+                'use __cuda_array_interface__, as cupy.asarray(array) does, or copy the array')
+        # Any stride will do for one index: libraries check it all the same.
+        strides.append(1 if not is_used and (stride % itemsize or stride < 0) else stride // itemsize)
+    return strides
+
+
+def _no_deleter() -> Any:
+    """A function of C without effect: nothing of Python may be called once the interpreter has ended."""
+    return ctypes.cast(_libc.getpid, _Deleter)
 
 
 def _make_capsule(array: 'GpuArray', is_versioned: bool) -> Any:
@@ -549,26 +610,33 @@ def _make_capsule(array: 'GpuArray', is_versioned: bool) -> Any:
     lanes = 1 if dtype.typestr[1:2] != 'V' else dtype.itemsize
     if lanes > 0xFFFF:
         raise BufferError(f'DLPack has no type for {dtype.name}')
-    if any(stride % dtype.itemsize for stride in array.strides):
-        raise BufferError(f'DLPack has no strides that are not multiples of the {dtype.itemsize} bytes of an item')
+    if array.read_only and not is_versioned:
+        raise BufferError(
+            'the array is read-only, and DLPack before 1.0 cannot say so: update the library, so that it asks with '
+            'max_version=(1, 0), or copy the array')
     memory = array._held()
     shape = (ctypes.c_int64 * max(ndim, 1))(*array.shape)
-    strides = (ctypes.c_int64 * max(ndim, 1))(*(stride // dtype.itemsize for stride in array.strides))
+    strides = (ctypes.c_int64 * max(ndim, 1))(*_strides_in_items(array))
     managed = (_DLManagedVersioned if is_versioned else _DLManaged)()
     tensor = managed.tensor
-    tensor.data, tensor.device_type, tensor.device_id = array.ptr, _CUDA_DEVICE, array._device.ordinal
+    tensor.data, tensor.device_type, tensor.device_id = array.ptr if array.size else None, _CUDA_DEVICE, array._device.ordinal
     tensor.ndim, tensor.code, tensor.lanes = ndim, dtype.code, lanes
     tensor.bits = dtype.itemsize * 8 if lanes == 1 else 8
     tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
     tensor.strides = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
-    managed.deleter = _delete_given
+    managed.deleter = _delete_given if _is_exiting is False else _no_deleter()
     if is_versioned:
         managed.major, managed.minor = 1, 0
         managed.flags = _READ_ONLY_FLAG if array.read_only else 0
     address = ctypes.addressof(managed)
     _given[address] = (managed, shape, strides, memory)
     name = b'dltensor_versioned' if is_versioned else b'dltensor'
-    return _capsule_new(address, name, _destroy_capsule)
+    capsule = _capsule_new(address, name, _destroy_capsule)
+    offers = array._offers
+    if offers is None:
+        offers = array._offers = _Offers()
+    offers.add(capsule)
+    return capsule
 
 
 def _read_capsule(capsule: Any) -> Tuple[_DLTensor, bool]:
@@ -767,6 +835,7 @@ class GpuArray(_Context):
         self._read_only, self._stream = read_only, stream
         # What a consumer of the __cuda_array_interface__ keeps by keeping this object.
         self._exposed: Optional[_Memory] = None
+        self._offers: Optional[_Offers] = None
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -833,7 +902,7 @@ class GpuArray(_Context):
         return {
             'shape': self._shape,
             'typestr': self._dtype.typestr,
-            'data': (self._address, self._read_only),
+            'data': (self._address if self.size else 0, self._read_only),
             'strides': None if is_contiguous else self._strides,
             'version': 3,
             'stream': self._stream,
@@ -913,6 +982,7 @@ class GpuArray(_Context):
         if stream is not None and isinstance(memory, _ReceivedMemory):
             memory.stream = _stream_handle(stream)
         self._memory = None
+        self._offers = None
         connection = memory.connection if isinstance(memory, _ReceivedMemory) else None
         del memory
         if connection is not None:
@@ -3513,6 +3583,9 @@ def _at_exit() -> None:
         except Exception:
             traceback.print_exc()
     _is_exiting = True
+    # Libraries may delete tensors when the interpreter is gone, such as those in static objects of C++.
+    for managed, *_ in list(_given.values()):
+        managed.deleter = _no_deleter()
 
 
 def _after_fork() -> None:
