@@ -40,6 +40,7 @@ import fcntl
 import json
 import math
 import mmap
+import operator
 import os
 import queue
 import secrets
@@ -59,7 +60,20 @@ from typing import Any, AsyncIterator, Callable, Deque, Dict, Generator, Iterato
 from . import _descriptors
 from ._bytes import _SAFE, _Reader, _pack_double, _pack_int, _unpack_int, _write_length
 from ._descriptors import Fields as _Fields
-from ._dtypes import _BY_DLPACK, _DTYPES, _Dtype, _check_shape, _contiguous, _dtype, _extents, _raw_dtype, _received_dtype
+from ._dtypes import (
+    _BY_DLPACK,
+    _DTYPES,
+    _Dtype,
+    _check_safe,
+    _check_shape,
+    _checked_extents,
+    _contiguous,
+    _dtype,
+    _extents,
+    _integers,
+    _raw_dtype,
+    _received_dtype,
+)
 from ._errors import ClosedError, CuffiError, DriverNotFoundError, IpcError, NotSupportedError, PeerGoneError, RemoteError
 from ._protocol import (
     BEGUN_IGNORING_VALUES,
@@ -464,11 +478,26 @@ def _current_device() -> _Device:
     return devices[0]
 
 
+def _chosen_device(device: Any) -> _Device:
+    """The device with an ordinal, by default the current one."""
+    if device is None:
+        return _current_device()
+    devices = _all_devices()
+    if isinstance(device, bool) or not hasattr(device, '__index__'):
+        raise TypeError(f'device must be the ordinal of a device, such as 0, not {device!r}')
+    ordinal = operator.index(device)
+    if not 0 <= ordinal < len(devices):
+        raise ValueError(f'device must be from 0 to {len(devices) - 1}, as this process sees {len(devices)}, not {ordinal}')
+    return devices[ordinal]
+
+
 def _stream_handle(stream: Any) -> int:
     """The driver's handle of a stream of any library, by default the legacy default stream."""
     if stream is None:
         return _LEGACY_STREAM
-    if isinstance(stream, int):
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        if not 0 <= stream < 2**64:
+            raise ValueError(f'stream must be the handle of a stream, not {stream}')
         return stream or _LEGACY_STREAM
     for name in ('cuda_stream', 'ptr', 'handle'):
         found = getattr(stream, name, None)
@@ -660,6 +689,8 @@ class _OwnMemory:
         self.device, self.id, self.generation = device, secrets.token_bytes(16), secrets.randbits(48)
         self.address = self.byte_length = 0
         self.fd = self.read_only_fd = -1
+        # The driver would take another size, modulo 2^64.
+        _check_safe(byte_length, 'the size of the memory in bytes')
         prop, doing = device.allocation_prop(), f'allocating {byte_length} bytes'
         with device:
             if not device.granularity:
@@ -1059,7 +1090,7 @@ class Event(_Context):
     _instead = 'refer to it, or send it with peer.send()'
 
     def __init__(self, device: Optional[int] = None) -> None:
-        where = _current_device() if device is None else _all_devices()[device]
+        where = _chosen_device(device)
         with where:
             # Without timing, for other processes.
             self._own: Optional[_EventHandle] = _EventHandle(where, _read('cuEventCreate', 2 | 4))
@@ -1127,7 +1158,7 @@ def empty(shape: Any, dtype: Any = 'float32', device: Optional[int] = None) -> G
     Raises CudaError if the device has no memory left.
     """
     lengths, kind = _check_shape(shape), _dtype(dtype)
-    where = _current_device() if device is None else _all_devices()[device]
+    where = _chosen_device(device)
     memory = _OwnMemory(where, max(math.prod(lengths) * kind.itemsize, 1))
     return GpuArray(memory, memory.address, lengths, kind, _contiguous(lengths, kind.itemsize), False)
 
@@ -1752,13 +1783,14 @@ def _put_item(container: Any, key: Any) -> Put:
 
 
 def _is_torch(value: Any) -> bool:
-    return type(value).__module__.partition('.')[0] == 'torch' and hasattr(value, 'data_ptr')
+    """Whether it is a tensor of torch, or of a class made of it."""
+    return hasattr(value, 'data_ptr') and any(kind.__module__.partition('.')[0] == 'torch' for kind in type(value).__mro__)
 
 
 def _is_on_gpu(value: Any) -> bool:
     if _is_torch(value):
         if not value.is_cuda:
-            raise TypeError('a tensor in host memory cannot be sent: move it to the GPU, or send tensor.numpy()')
+            raise TypeError('a tensor in host memory cannot be sent: move it to the GPU, or send tensor.numpy().ravel() and its shape')
         return True
     if hasattr(type(value), '__cuda_array_interface__') or hasattr(value, '__cuda_array_interface__'):
         return True
@@ -1782,12 +1814,21 @@ class _Described:
             self.is_buffer = type(value) is GpuBuffer
             # The array may be closed before the other end has released it.
             self.owner = self.memory
-        elif _is_torch(value):
-            self.address, self.shape, self.dtype = value.data_ptr(), tuple(value.shape), _dtype(value.dtype)
-            itemsize = self.dtype.itemsize
-            self.strides, self.read_only = tuple(step * itemsize for step in value.stride()), False
         else:
-            self._describe(value)
+            _refuse_lazy_bits(value)
+            if _is_torch(value):
+                self._describe_torch(value)
+            else:
+                self._describe(value)
+            _checked_extents(self.shape, self.strides, self.dtype.itemsize)
+
+    def _describe_torch(self, value: Any) -> None:
+        layout = str(value.layout)
+        if layout != 'torch.strided':
+            raise TypeError(f'a tensor of layout {layout} cannot be sent: send value.to_dense(), or its indices and values')
+        self.address, self.shape, self.dtype = value.data_ptr(), tuple(value.shape), _dtype(value.dtype)
+        itemsize = self.dtype.itemsize
+        self.strides, self.read_only = tuple(step * itemsize for step in value.stride()), False
 
     def _describe(self, value: Any) -> None:
         try:
@@ -1795,21 +1836,54 @@ class _Described:
         except (AttributeError, RuntimeError, TypeError):
             interface = None
         if interface is None:
-            capsule = value.__dlpack__()
-            tensor, self.read_only = _read_capsule(capsule)
-            self.owner = (value, capsule)
-            self.dtype = _dtype_of_dlpack(tensor)
-            self.address = (tensor.data or 0) + tensor.byte_offset
-            self.shape = tuple(tensor.shape[at] for at in range(tensor.ndim))
-            self.strides = (
-                tuple(tensor.strides[at] * self.dtype.itemsize for at in range(tensor.ndim))
-                if tensor.strides
-                else _contiguous(self.shape, self.dtype.itemsize)
-            )
+            self._describe_by_dlpack(value)
             return
-        self.dtype, self.shape = _dtype(interface['typestr']), _check_shape(interface['shape'])
-        self.address, self.read_only = interface['data']
-        self.strides = tuple(interface.get('strides') or _contiguous(self.shape, self.dtype.itemsize))
+        version, mask = interface.get('version', 0), interface.get('mask')
+        if not 0 <= version <= 3:
+            raise NotSupportedError(f'version {version} of the __cuda_array_interface__ is not known here')
+        if mask is not None:
+            raise NotSupportedError('a masked array cannot be sent: send its values and its mask as an array each')
+        try:
+            typestr, shape, (address, read_only) = interface['typestr'], interface['shape'], interface['data']
+            address, strides = operator.index(address), interface.get('strides')
+            strides = None if strides is None else _integers(strides)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TypeError(
+                f'the __cuda_array_interface__ of a {type(value).__name__} must have a typestr, a shape, data of an address and a '
+                f'flag, and strides that are None or integers: {type(error).__name__} {error}'
+            ) from None
+        if not isinstance(typestr, str):
+            raise TypeError(f'typestr must be a str, not {type(typestr).__name__}')
+        if not 0 <= address < 2**64:
+            raise ValueError(f'data must have the address of the items, not {address}')
+        self.dtype, self.shape = _dtype(typestr), _check_shape(shape)
+        self.address, self.read_only = address, bool(read_only)
+        self.strides = _contiguous(self.shape, self.dtype.itemsize) if strides is None else strides
+        if len(self.strides) != len(self.shape):
+            raise ValueError(f'strides {self.strides} are not those of a shape with {len(self.shape)} axes')
+
+    def _describe_by_dlpack(self, value: Any) -> None:
+        try:
+            # Only this version tells what is read-only.
+            capsule = value.__dlpack__(max_version=(1, 0))
+        except TypeError:
+            capsule = value.__dlpack__()
+        tensor, self.read_only = _read_capsule(capsule)
+        self.owner = (value, capsule)
+        self.dtype = _dtype_of_dlpack(tensor)
+        self.address = (tensor.data or 0) + tensor.byte_offset
+        self.shape = _check_shape(tensor.shape[: tensor.ndim])
+        itemsize = self.dtype.itemsize
+        steps = tensor.strides[: tensor.ndim] if tensor.strides else None
+        self.strides = _contiguous(self.shape, itemsize) if steps is None else tuple(step * itemsize for step in steps)
+
+
+def _refuse_lazy_bits(value: Any) -> None:
+    """Refuses tensors of torch whose memory holds the items before an operation that is still to be done."""
+    for bit, what in (('conj', 'conjugated'), ('neg', 'negated')):
+        is_set = getattr(value, f'is_{bit}', None)
+        if callable(is_set) and is_set():
+            raise ValueError(f'the memory of this tensor holds its items before they are {what}: send tensor.resolve_{bit}()')
 
 
 def _layout_of(array: Optional[_Described]) -> Optional[_descriptors.Layout]:
@@ -1866,11 +1940,19 @@ def _export(value: Any, peer: '_Connection') -> _Exported:
         base, size = _address_range(begin)
         memory = _own_memory.get(base) or _received_at(base, begin, length)
     if isinstance(memory, _OwnMemory):
-        fields = memory.fields(begin - memory.address, length, False, described)
+        _check_within(begin, length, memory.address, memory.byte_length)
+        fields = memory.fields(begin - memory.address, length, described.read_only, described)
         return _Exported(_descriptors.encode_known(**fields), (memory.fd,), (described.owner, memory), memory.device, begin, root=memory)
     if isinstance(memory, _ReceivedMemory):
         return _send_back(memory, begin, length, described, peer)
+    if size:
+        _check_within(begin, length, base, size)
     return _export_legacy(described, base, size, begin, length)
+
+
+def _check_within(begin: int, length: int, base: int, size: int) -> None:
+    if begin < base or begin + length > base + size:
+        raise ValueError(f'the array takes bytes {begin - base} to {begin - base + length} of an allocation that has {size}')
 
 
 def _address_range(address: int) -> Tuple[int, int]:
@@ -6827,7 +6909,7 @@ class Channel(_ChannelEnd):
         _check_count(size, 1, 'the size of a slot')
         stride = -(-size // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
         duration = _check_busy_poll(busy_poll_us)
-        where = _current_device() if device is None else _all_devices()[device]
+        where = _chosen_device(device)
         memory = _OwnMemory(where, stride * slots, bool(read_only))
         ring_fd = _sealed_memory(_Ring.length(slots, not ahead), 'cuffi-channel')
         try:
@@ -7016,7 +7098,7 @@ def pinned(byte_length: int, device: Optional[int] = None) -> PinnedBuffer:
     Whole pages are locked, so small buffers are expensive. Raises MemoryError if the system has no room.
     """
     _check_count(byte_length, 1, 'byte_length')
-    where = _current_device() if device is None else _all_devices()[device]
+    where = _chosen_device(device)
     size = _whole_pages(byte_length)
     # The kernel would allocate pages until it ends processes.
     if size > _available_memory():
