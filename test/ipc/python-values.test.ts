@@ -23,6 +23,8 @@ const cases: readonly (readonly [name: string, claim: string])[] = [
   ],
   ['Described', 'tensors of other libraries are understood or refused'],
   ['Dtypes', 'shapes, dtypes, devices and streams are what they seem, or are refused'],
+  ['Host', 'copies from the host take every layout, and no items of another type'],
+  ['Values', 'values are sent as what they contain, and as they were when they were sent'],
 ];
 
 describe('values and tensors of Python', options, () => {
@@ -104,5 +106,24 @@ describe('values and tensors of Python', options, () => {
     for (const array of [writable, fixed]) array.close();
     await Context.primary().flush();
     await until(() => leases.stats().leases.length === 0);
+  });
+
+  test('values arrive in Node as what they are', options, async () => {
+    await using worker = new PythonWorker('serve', {}, program);
+    const values: readonly (readonly [source: string, value: unknown])[] = [
+      ['Color.RED', 'red'],
+      ["{Color.RED: 1, Named('a'): Doubled(2)}", { red: 1, a: 2 }],
+      [
+        'datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, datetime.timezone.utc)',
+        new Date(253_402_300_799_999),
+      ],
+      ['array.array("H", [15360]) if np is None else np.array([1], "f2")', Uint16Array.of(0x3c00)],
+    ];
+    for (const [source, value] of values)
+      assert.deepEqual(await evaluated(worker, source), value, source);
+    assert.match(
+      await evaluated(worker, "memoryview(bytes(6)).cast('B', (2, 3))").then(String, String),
+      /ValueError: an array of shape \[2, 3\] would arrive without its shape/,
+    );
   });
 });

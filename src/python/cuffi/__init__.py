@@ -64,7 +64,6 @@ from ._dtypes import (
     _BY_DLPACK,
     _DTYPES,
     _Dtype,
-    _check_safe,
     _check_shape,
     _checked_extents,
     _contiguous,
@@ -689,8 +688,9 @@ class _OwnMemory:
         self.device, self.id, self.generation = device, secrets.token_bytes(16), secrets.randbits(48)
         self.address = self.byte_length = 0
         self.fd = self.read_only_fd = -1
-        # The driver would take another size, modulo 2^64.
-        _check_safe(byte_length, 'the size of the memory in bytes')
+        if byte_length >= 2**63:
+            # The driver would take another size, modulo 2^64.
+            raise ValueError(f'{byte_length} bytes are too large for any memory')
         prop, doing = device.allocation_prop(), f'allocating {byte_length} bytes'
         with device:
             if not device.granularity:
@@ -832,7 +832,7 @@ class _Owner:
 
     def __reduce_ex__(self, _: Any) -> Any:
         # All of copy, deepcopy and pickle come here.
-        raise TypeError(f'a {type(self).__name__} can neither be copied nor pickled: a copy would free what this one uses: {self._instead}')
+        raise TypeError(f'this {type(self).__name__} can neither be copied nor pickled, as a copy would free what it uses: {self._instead}')
 
 
 class _Context(_Owner):
@@ -981,20 +981,35 @@ class GpuArray(_Context):
         return out.raw[: self.nbytes]
 
     def copy_from_host(self, data: Any) -> None:
-        """Writes all items of a contiguous array, from bytes or anything with as many bytes."""
+        """Writes all items of a contiguous array: from bytes, or from an array of the same type in the memory of the host.
+
+        Items are taken in the order of their indices, whatever the layout of `data`. Bits of 16-bit floats may be uint16.
+        """
         self._assert_contiguous()
         if self._read_only:
             raise CuffiError('this array is read-only')
-        view = memoryview(data).cast('B')
+        try:
+            view = memoryview(data)
+        except TypeError:
+            raise TypeError(
+                f'data must be bytes or an array of {self.dtype} in the memory of the host, as of numpy or array.array, '
+                f'not {type(data).__name__}'
+            ) from None
         if view.nbytes != self.nbytes:
             raise ValueError(f'{view.nbytes} bytes for an array of {self.nbytes}')
+        _check_format(view, self._dtype)
         if not view.nbytes:
             return
         memory = self._held()
         with memory.device:
-            _call('cuMemcpyHtoD_v2', self._address, bytes(view), view.nbytes)
+            _call('cuMemcpyHtoD_v2', self._address, view.tobytes(), view.nbytes)
             # A copy from pageable memory may return before it is done.
             _call('cuCtxSynchronize')
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(
+            'this array is in the memory of a GPU, where NumPy cannot read it: copy it with '
+            'numpy.frombuffer(array.copy_to_host(), array.dtype).reshape(array.shape), or use cupy.asarray(array)')
 
     def _assert_contiguous(self) -> None:
         self._held()
@@ -1031,6 +1046,26 @@ class GpuArray(_Context):
     def __repr__(self) -> str:
         state = ' closed' if self.closed else ''
         return f'<cuffi.{type(self).__name__} {self.dtype} {list(self._shape)} on device {self.device}{state}>'
+
+
+# The kinds of items by the formats of Python's buffers. Bytes may be anything.
+_BUFFER_KINDS = {**dict.fromkeys('bhilqn', 'i'), **dict.fromkeys('BHILQN', 'u'), **dict.fromkeys('efdg', 'f'), '?': 'b', 'Z': 'c'}
+
+
+def _check_format(view: memoryview, dtype: _Dtype) -> None:
+    """Raises TypeError for items that are not of a dtype, though they may have as many bytes."""
+    form, kind = (view.format or 'B').lstrip('<=@'), dtype.typestr[1:2]
+    if form in ('B', 'b', 'c') or kind == 'V':
+        return
+    found = _BUFFER_KINDS.get(form[:1])
+    if dtype.itemsize < 4 and found == 'u' and (kind == 'f' or not kind):
+        # The bits.
+        found = kind
+    elif kind == 'c' and found == 'f' and view.itemsize * 2 == dtype.itemsize:
+        # Real parts and imaginary ones.
+        return
+    if found != kind or view.itemsize != dtype.itemsize:
+        raise TypeError(f'data has items of format {view.format!r}, and the array of {dtype.name}: convert them, or pass their bytes')
 
 
 class GpuBuffer(GpuArray):
@@ -1292,6 +1327,8 @@ _FORMATS = {
 _BINARIES = tuple((_FORMATS.get(name), size) for name, size in BINARY_TYPES)
 _BYTES = [name for name, _ in BINARY_TYPES].index('Uint8Array')
 _BINARY_OF = {found: number for number, found in enumerate(_BINARIES) if found[0]}
+# Node has the bits of float16, as in its arrays.
+_BINARY_OF['e', 2] = _BINARY_OF['H', 2]
 # Which of these has 4 bytes, and which 8, depends on the machine.
 _BINARY_OF.update({
     (form, size): number
@@ -1341,13 +1378,17 @@ class _Encoder:
             self._container(value, depth + 1)
         elif isinstance(value, BigInt):
             self._bigint(value)
-        elif isinstance(value, (str, bool, int, float)):
-            # A subclass, such as of an enum, is sent as what it is made of.
-            self.write(next(base(value) for base in (str, int, float) if isinstance(value, base)), depth)
+        elif isinstance(value, str):
+            # A subclass, such as an enum, is sent as what it contains: its own conversions say something else.
+            self.string(str.__str__(value))
+        elif isinstance(value, int):
+            self._int(int.__int__(value))
+        elif isinstance(value, float):
+            out.append(TAG_FLOAT64)
+            out += _pack_double(float.__float__(value))
         elif isinstance(value, datetime.datetime):
             out.append(TAG_DATE)
-            aware = value if value.tzinfo else value.astimezone()
-            out += _pack_double((aware - _EPOCH) / datetime.timedelta(milliseconds=1))
+            out += _pack_double(_milliseconds(value))
         elif _is_on_gpu(value):
             self._object(value)
         else:
@@ -1391,27 +1432,35 @@ class _Encoder:
 
     def _container(self, value: Any, depth: int) -> None:
         out = self.out
-        if isinstance(value, (list, tuple)):
-            out.append(TAG_ARRAY)
-            _write_length(out, len(value))
-            for item in value:
-                self.write(item, depth)
-            return
         if isinstance(value, BaseException):
             self._error(value, depth)
             return
-        is_object = isinstance(value, dict) and not isinstance(value, Map) and all(type(key) is str for key in value)
+        # Copies: other threads, and the properties of what is within, may change a container while it is written.
+        if isinstance(value, (list, tuple)):
+            out.append(TAG_ARRAY)
+            self._items(tuple(value), depth)
+            return
+        if not isinstance(value, dict):
+            self._count_collection()
+            out.append(TAG_SET)
+            members = tuple(value)
+            if len(members) > MAX_UNCOUNTED_KEYS:
+                _check_collisions_in_node(members)
+            self._items(members, depth)
+            return
+        pairs = tuple(value.items())
+        is_object = not isinstance(value, Map) and all(isinstance(key, str) for key, _ in pairs)
         if not is_object:
             self._count_collection()
-        out.append(TAG_OBJECT if is_object else TAG_MAP if isinstance(value, dict) else TAG_SET)
-        _write_length(out, len(value))
-        if not is_object and len(value) > MAX_UNCOUNTED_KEYS:
-            _check_collisions_in_node(value)
-        if not isinstance(value, dict):
-            for item in value:
-                self.write(item, depth)
-            return
-        for key, item in value.items():
+        out.append(TAG_OBJECT if is_object else TAG_MAP)
+        _write_length(out, len(pairs))
+        if not is_object and len(pairs) > MAX_UNCOUNTED_KEYS:
+            _check_collisions_in_node([key for key, _ in pairs])
+        if is_object and any(type(key) is not str for key, _ in pairs):
+            pairs = tuple((str.__str__(key), item) for key, item in pairs)
+            if len(dict(pairs)) < len(pairs):
+                raise ValueError('a dict has two names that are the same as text: send a cuffi.Map')
+        for key, item in pairs:
             if is_object:
                 if key == '__proto__':
                     raise ValueError('a name of an object must not be __proto__')
@@ -1420,6 +1469,11 @@ class _Encoder:
                 self.string(key)
             else:
                 self.write(key, depth)
+            self.write(item, depth)
+
+    def _items(self, items: Tuple[Any, ...], depth: int) -> None:
+        _write_length(self.out, len(items))
+        for item in items:
             self.write(item, depth)
 
     def _count_collection(self) -> None:
@@ -1451,28 +1505,56 @@ class _Encoder:
             self.write(cause, depth)
 
     def _binary(self, value: Any, depth: int) -> None:
+        is_dated = getattr(getattr(value, 'dtype', None), 'kind', '') in ('M', 'm')
         try:
-            view = memoryview(value)
-        except TypeError:
-            raise TypeError(
-                f'{type(value).__module__}.{type(value).__name__} cannot be sent: only None, bool, int, float, str, '
-                'datetime, list, tuple, dict, set, exceptions, bytes, arrays of numbers, and arrays, buffers and '
-                'events of a GPU, timelines, channels and page-locked memory are'
-            ) from None
+            view = None if is_dated else memoryview(value)
+        except (TypeError, ValueError):
+            view = None
+        if view is None:
+            instead = 'send datetime.datetime with a time zone, or the integers' if is_dated else (
+                'only None, bool, int, float, str, datetime, list, tuple, dict, set, exceptions, bytes, arrays of numbers, '
+                'and arrays, buffers and events of a GPU, timelines, channels and page-locked memory are')  # fmt: skip
+            raise _not_sent(value, instead)
         if view.ndim == 0:
-            # A scalar of NumPy.
-            self.write(value.item(), depth)
+            # A scalar of NumPy. Other libraries have none, and some of NumPy's are their own items.
+            item = value.item() if hasattr(value, 'item') else value
+            if type(item) not in (bool, int, float, str, bytes):
+                raise _not_sent(value, 'convert it to an int, a float or a str')
+            self.write(item, depth)
             return
         form = view.format.lstrip('<=@')
         kind = _BYTES if form in ('B', 'c', '?') else _BINARY_OF.get((form, view.itemsize))
         if kind is None:
-            raise TypeError(f'binary data of format {view.format!r} cannot be sent: send its bytes')
+            raise _not_sent(value, f'its items have the format {view.format!r}, which JavaScript has not: convert them, or send its bytes')
+        if view.ndim > 1:
+            raise ValueError(
+                f'an array of shape {list(view.shape)} would arrive without its shape: send array.ravel() and array.shape, '
+                'or copy it to the GPU: cuffi.empty(array.shape, array.dtype).copy_from_host(array)')
         self._binaries += 1
         if view.nbytes > MAX_VALUE_BYTE_LENGTH or self._binaries > MAX_VALUE_BINARIES:
             raise ValueError('the value is too large: it may have 16 MiB')
         self.out += bytes((TAG_BINARY, kind))
         _write_length(self.out, view.nbytes)
         self.out += view.tobytes()
+
+
+def _not_sent(value: Any, instead: str) -> TypeError:
+    return TypeError(f'{type(value).__module__}.{type(value).__name__} cannot be sent: {instead}')
+
+
+def _milliseconds(moment: datetime.datetime) -> float:
+    """Since 1970, as Node counts. Raises ValueError."""
+    try:
+        aware = moment if moment.tzinfo else moment.astimezone()
+        microseconds = (aware - _EPOCH) // datetime.timedelta(microseconds=1)
+    except (OverflowError, ValueError, OSError):
+        raise ValueError(
+            f'{moment!r} has no time zone, and cannot be converted from the local one: give it one, as with '
+            'moment.replace(tzinfo=datetime.timezone.utc)'
+        ) from None
+    milliseconds = microseconds / 1000
+    # Far from 1970 it may be rounded up, and the last one is in no year of Python.
+    return milliseconds if math.floor(milliseconds) == microseconds // 1000 else microseconds // 1000
 
 
 def _utf16_length(text: str) -> int:
@@ -3085,6 +3167,10 @@ class _Connection:
 
     def prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
         """Encodes a value and exports its GPU objects. Waits for the work on them, or returns points behind it."""
+        return self.order(*self.export(value), stream)
+
+    def export(self, value: Any) -> Tuple[bytearray, List[_Exported]]:
+        """Encodes a value as it is now, and exports its GPU objects. Does not wait."""
         encoder = _Encoder()
         encoder.write(value)
         if len(encoder.out) > MAX_VALUE_BYTE_LENGTH or len(encoder.objects) > MAX_VALUE_OBJECTS:
@@ -3092,6 +3178,10 @@ class _Connection:
         exported = [_export(value, self) for value in encoder.objects]
         if sum(len(one.fds) + len(one.owned) for one in exported) > PACKET_FDS:
             raise ValueError(f'the value has more than {PACKET_FDS} descriptors')
+        return encoder.out, exported
+
+    def order(self, out: bytearray, exported: List[_Exported], stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
+        """Waits for the work on what was exported, or returns points behind it."""
         points: _Points = []
         handle = None if stream is None else _stream_handle(stream)
         # Events are the order themselves.
@@ -3102,7 +3192,7 @@ class _Connection:
                 points += self.points_behind(device, handle)
         for one in exported:
             one.stream = handle if one.device else None
-        return encoder.out, exported, points
+        return out, exported, points
 
     def send(self, prepared: Tuple[bytearray, List[_Exported], _Points], kind: int = FRAME_VALUE, request: int = 0,
              slot: Optional[_Slot] = None) -> None:  # fmt: skip
@@ -4048,8 +4138,9 @@ class Peer(_Context):
     async def _prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
         if stream is not None:
             return self._connection.prepare(value, stream)
-        # It waits for the GPU.
-        return await asyncio.get_running_loop().run_in_executor(None, self._connection.prepare, value, None)
+        # Now: the value may change while another thread waits for the GPU.
+        exported = self._connection.export(value)
+        return await asyncio.get_running_loop().run_in_executor(None, self._connection.order, *exported, None)
 
     async def _until(self, slot: _Slot) -> None:
         if slot.is_done:
