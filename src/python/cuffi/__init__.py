@@ -1976,12 +1976,11 @@ def _layout_of(array: Optional[_Described]) -> Optional[_descriptors.Layout]:
 
 
 def _dtype_of_dlpack(tensor: _DLTensor) -> _Dtype:
-    if tensor.lanes > 1 and tensor.bits == 8:
-        return _raw_dtype(tensor.lanes)
-    found = _BY_DLPACK.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    found = _BY_DLPACK.get((tensor.code, tensor.bits))
     if found is None:
         raise NotSupportedError(f'DLPack type {tensor.code} of {tensor.bits} bits has no dtype here')
-    return found
+    # Vectors are raw bytes, as in Node.
+    return found if tensor.lanes <= 1 else _raw_dtype(found.itemsize * tensor.lanes)
 
 
 class _Exported:
