@@ -1009,7 +1009,8 @@ class GpuArray(_Context):
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError(
             'this array is in the memory of a GPU, where NumPy cannot read it: copy it with '
-            'numpy.frombuffer(array.copy_to_host(), array.dtype).reshape(array.shape), or use cupy.asarray(array)')
+            'numpy.frombuffer(array.copy_to_host(), array.dtype).reshape(array.shape), or use a library of the GPU, such as '
+            'cupy.asarray(array) or torch.from_dlpack(array)')
 
     def _assert_contiguous(self) -> None:
         self._held()
@@ -5099,11 +5100,14 @@ def _too_much_work() -> CuffiError:
         'block this process at the next ones. Synchronize the stream or call timeline.reached() before queueing more')
 
 
-def _check_count(value: Any, least: int, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _check_count(value: Any, least: int, name: str) -> int:
+    """Returns an integer of any library as one of Python."""
+    if isinstance(value, bool) or not hasattr(value, '__index__'):
         raise TypeError(f'{name} must be an int, not {type(value).__name__}')
-    if not least <= value <= _SAFE:
+    count = operator.index(value)
+    if not least <= count <= _SAFE:
         raise ValueError(f'{name} must be from {least} to {_SAFE}, not {value}')
+    return count
 
 
 # ---- Timelines --------------------------------------------------------------------------------------------
@@ -5484,7 +5488,7 @@ class Timeline(_Closable):
 
         :param stream: by default the legacy default stream
         """
-        _check_count(value, 1, 'value')
+        value = _check_count(value, 1, 'value')
         self._held().signal(value, _current_stream(stream))
 
     def wait(self, value: int, stream: Any = None) -> None:
@@ -5493,7 +5497,7 @@ class Timeline(_Closable):
         Raises PeerGoneError if it can no longer come, CuffiError if too many streams wait already. While a
         stream waits, the driver blocks some calls of this process: see docs/waiting.md of cuffi.
         """
-        _check_count(value, 0, 'value')
+        value = _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
         found = _current_stream(stream)
         if not state.is_reached(value) and not _enqueue_wait(state.words, TIMELINE_VALUE, value, found):
@@ -5501,13 +5505,13 @@ class Timeline(_Closable):
 
     def reached(self, value: int, timeout: Optional[float] = None) -> None:
         """Waits on the host until a value is reached. Raises TimeoutError, PeerGoneError, ClosedError."""
-        _check_count(value, 0, 'value')
+        value = _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
         _wait_until(lambda: state.is_reached(value), timeout, f'value {value} of a timeline')
 
     async def areached(self, value: int, timeout: Optional[float] = None) -> None:
         """As `reached`."""
-        _check_count(value, 0, 'value')
+        value = _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
         await _await_until(lambda: state.is_reached(value), timeout, f'value {value} of a timeline')
 
@@ -6982,7 +6986,7 @@ class Channel(_ChannelEnd):
         :param read_only: whether consumers can only read the slots
         :param busy_poll_us: for how many microseconds a wait at this end polls before it sleeps
         """
-        _check_count(slots, 1, 'slots')
+        slots = _check_count(slots, 1, 'slots')
         if slots > MAX_SLOTS:
             raise ValueError(f'slots must be from 1 to {MAX_SLOTS}, not {slots}')
         if deliver not in ('all', 'one'):
@@ -6992,7 +6996,7 @@ class Channel(_ChannelEnd):
         if (shape is None) == (byte_length is None) or (byte_length is not None and dtype is not None):
             raise TypeError('give either a shape, with its dtype, or a byte_length')
         if byte_length is not None:
-            _check_count(byte_length, 1, 'byte_length')
+            byte_length = _check_count(byte_length, 1, 'byte_length')
         layout = _check_layout(byte_length if shape is None else shape,
                                dtype or ('float32' if byte_length is None else 'uint8'), None)  # fmt: skip
         size = math.prod(layout[1]) * layout[0].itemsize
@@ -7187,7 +7191,7 @@ def pinned(byte_length: int, device: Optional[int] = None) -> PinnedBuffer:
 
     Whole pages are locked, so small buffers are expensive. Raises MemoryError if the system has no room.
     """
-    _check_count(byte_length, 1, 'byte_length')
+    byte_length = _check_count(byte_length, 1, 'byte_length')
     where = _chosen_device(device)
     size = _whole_pages(byte_length)
     # The kernel would allocate pages until it ends processes.
