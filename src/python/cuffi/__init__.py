@@ -403,6 +403,11 @@ def _read(name: str, *arguments: Any, doing: str = '', kind: Any = _u64) -> int:
     return found.value
 
 
+def _has_pointers() -> bool:
+    """Whether handles are pointers: those of an emulated driver may be any number."""
+    return isinstance(_cuda()._library, ctypes.CDLL)
+
+
 class _Device:
     """A GPU, and its primary context, which torch, cupy, numba and cuda.core use as well."""
 
@@ -478,25 +483,37 @@ def _current_device() -> _Device:
 
 
 def _chosen_device(device: Any) -> _Device:
-    """The device with an ordinal, by default the current one."""
+    """The device of an ordinal, by default that of the current context."""
     if device is None:
         return _current_device()
+    try:
+        ordinal = operator.index(device)
+    except TypeError:
+        ordinal = -1
+    if ordinal < 0 and not isinstance(device, int) or isinstance(device, bool):
+        raise TypeError(f"device must be an int, the device's ordinal, not {device!r}")
     devices = _all_devices()
-    if isinstance(device, bool) or not hasattr(device, '__index__'):
-        raise TypeError(f'device must be the ordinal of a device, such as 0, not {device!r}')
-    ordinal = operator.index(device)
+    if not devices:
+        raise NotSupportedError('this process sees no GPU')
     if not 0 <= ordinal < len(devices):
-        raise ValueError(f'device must be from 0 to {len(devices) - 1}, as this process sees {len(devices)}, not {ordinal}')
+        raise ValueError(f'device must be from 0 to {len(devices) - 1}, as this process sees {len(devices)}, not {device}')
     return devices[ordinal]
+
+
+# Pages at address 0 are never mapped: what is below is no pointer, as a time in seconds.
+_MIN_HANDLE = 4096
 
 
 def _stream_handle(stream: Any) -> int:
     """The driver's handle of a stream of any library, by default the legacy default stream."""
     if stream is None:
         return _LEGACY_STREAM
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        if not 0 <= stream < 2**64:
-            raise ValueError(f'stream must be the handle of a stream, not {stream}')
+    if isinstance(stream, int):
+        if isinstance(stream, bool):
+            raise TypeError("stream must be a stream's handle, not a bool")
+        is_default = 0 <= stream <= 2
+        if not (is_default or (_MIN_HANDLE if _has_pointers() else 3) <= stream < 1 << 64):
+            raise ValueError(f'stream must be the handle of a stream, not {stream}: a time is given as timeout=SECONDS')
         return stream or _LEGACY_STREAM
     for name in ('cuda_stream', 'ptr', 'handle'):
         found = getattr(stream, name, None)
