@@ -1140,13 +1140,13 @@ class Event(_Context):
     https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
     """
 
-    _instead = 'refer to it, or send it with peer.send()'
-
     def __init__(self, device: Optional[int] = None) -> None:
         where = _chosen_device(device)
         with where:
             # Without timing, for other processes.
             self._own: Optional[_EventHandle] = _EventHandle(where, _read('cuEventCreate', 2 | 4))
+
+    _instead = 'refer to it, or send it with peer.send()'
 
     @classmethod
     def _of(cls, handle: _EventHandle) -> 'Event':
