@@ -573,27 +573,27 @@ _raise_pending = _python_function('Py_IsInitialized', _int)
 _given: Dict[int, Tuple[Any, ...]] = {}
 
 
-# Tensors may end after the names of this module: both functions refer to none.
+# Tensors may end after the names of this module: both functions refer to none. They may also end while an error is pending,
+# as temporary ones of an expression that fails. No function of Python can give that back to C: ctypes prints what is raised here.
 @_Deleter
-def _delete_given(address: int, given: Dict[int, Tuple[Any, ...]] = _given) -> None:
-    given.pop(address, None)
+def _delete_given(address: int, given: Dict[int, Tuple[Any, ...]] = _given, raise_pending: Any = _raise_pending) -> None:
+    try:
+        raise_pending()
+    finally:
+        given.pop(address, None)
 
 
 @_CapsuleDestructor
 def _destroy_capsule(capsule: int, given: Dict[int, Tuple[Any, ...]] = _given, is_valid: Any = _capsule_is_valid,
                      get: Any = _pointer_of_dying_capsule, raise_pending: Any = _raise_pending) -> None:  # fmt: skip
     """Frees what nobody has taken. A consumer renames the capsule."""
-    pending = None
     try:
+        # Mostly `_Offers` prevents that there is one.
         raise_pending()
-    except BaseException as error:
-        pending = error
-    for name in (b'dltensor', b'dltensor_versioned'):
-        if is_valid(capsule, name):
-            given.pop(get(capsule, name) or 0, None)
-    if pending is not None:
-        # ctypes prints it: it cannot be given back to the consumer. Mostly `_Offers` prevents that.
-        raise pending
+    finally:
+        for name in (b'dltensor', b'dltensor_versioned'):
+            if is_valid(capsule, name):
+                given.pop(get(capsule, name) or 0, None)
 
 
 for _callback in (_delete_given, _destroy_capsule):
