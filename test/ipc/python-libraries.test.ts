@@ -153,6 +153,38 @@ describe('the libraries of Python beside Node', options, () => {
     },
   );
 
+  test(
+    'are refused tensors that would be mistaken, and refuse others themselves',
+    options,
+    async () => {
+      await using worker = new PythonWorker('', {}, program);
+      const refused = (kind: string): Promise<string> => worker.ask('not_sent', { kind });
+      assert.match(await refused('conjugated'), /resolve_conj\(\)/);
+      assert.match(await refused('conjugated subclass'), /resolve_conj\(\)/);
+      assert.match(await refused('negated'), /resolve_neg\(\)/);
+      assert.match(await refused('sparse'), /to_dense\(\)/);
+      const made = await worker.ask<Record<string, DeviceArray>>('resolved');
+      assert.deepEqual(await made['conjugated']?.copyToHost(), Float32Array.of(1, -2, 1, -2));
+      assert.deepEqual(await made['parameter']?.copyToHost(), Float32Array.of(1, 1));
+      for (const array of Object.values(made)) array.close();
+      using array = await toDevice(items(4));
+      const [seen, error] = await worker.ask<[number[], string]>('turned', {
+        thing: array.slice({ step: -1 }),
+      });
+      assert.deepEqual(seen, [3, 2, 1, 0]);
+      assert.match(error, /negative strides/);
+      assert.match(await worker.ask('refused_by_numpy', { thing: array }), /[Dd]evice/);
+      const { records } = await worker.ask<{ records?: DeviceArray }>('records');
+      if (records) assert.deepEqual([records.dtype.name, records.shape], ['V12', [3]]);
+      records?.close();
+      assert.deepEqual(await worker.ask('empty_arrays'), [
+        [0, 3],
+        [0, 3],
+      ]);
+      await nothingIsLent(worker);
+    },
+  );
+
   test('hand over many arrays with flat memory', options, async () => {
     await using worker = new PythonWorker('', {}, program);
     using array = await toDevice(items(1000));

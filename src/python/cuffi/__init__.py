@@ -40,6 +40,7 @@ import fcntl
 import json
 import math
 import mmap
+import operator
 import os
 import queue
 import secrets
@@ -59,7 +60,19 @@ from typing import Any, AsyncIterator, Callable, Deque, Dict, Generator, Iterato
 from . import _descriptors
 from ._bytes import _SAFE, _Reader, _limit_exceeded, _pack_double, _pack_int, _unpack_int, _write_length
 from ._descriptors import Fields as _Fields
-from ._dtypes import _BY_DLPACK, _DTYPES, _Dtype, _check_shape, _contiguous, _dtype, _extents, _raw_dtype, _received_dtype
+from ._dtypes import (
+    _BY_DLPACK,
+    _DTYPES,
+    _Dtype,
+    _check_shape,
+    _checked_extents,
+    _contiguous,
+    _dtype,
+    _extents,
+    _integers,
+    _raw_dtype,
+    _received_dtype,
+)
 from ._errors import ClosedError, CuffiError, DriverNotFoundError, IpcError, NotSupportedError, PeerGoneError, RemoteError
 from ._protocol import (
     BEGUN_IGNORING_VALUES,
@@ -419,6 +432,11 @@ def _read(name: str, *arguments: Any, doing: str = '', kind: Any = _u64) -> int:
     return found.value
 
 
+def _has_pointers() -> bool:
+    """Whether handles are pointers: those of an emulated driver may be any number."""
+    return isinstance(_cuda()._library, ctypes.CDLL)
+
+
 class _Device:
     """A GPU, and its primary context, which torch, cupy, numba and cuda.core use as well."""
 
@@ -493,11 +511,38 @@ def _current_device() -> _Device:
     return devices[0]
 
 
+def _chosen_device(device: Any) -> _Device:
+    """The device of an ordinal, by default that of the current context."""
+    if device is None:
+        return _current_device()
+    try:
+        ordinal = operator.index(device)
+    except TypeError:
+        ordinal = -1
+    if ordinal < 0 and not isinstance(device, int) or isinstance(device, bool):
+        raise TypeError(f"device must be an int, the device's ordinal, not {device!r}")
+    devices = _all_devices()
+    if not devices:
+        raise NotSupportedError('this process sees no GPU')
+    if not 0 <= ordinal < len(devices):
+        raise ValueError(f'device must be from 0 to {len(devices) - 1}, as this process sees {len(devices)}, not {device}')
+    return devices[ordinal]
+
+
+# Pages at address 0 are never mapped: what is below is no pointer, as a time in seconds.
+_MIN_HANDLE = 4096
+
+
 def _stream_handle(stream: Any) -> int:
     """The driver's handle of a stream of any library, by default the legacy default stream."""
     if stream is None:
         return _LEGACY_STREAM
     if isinstance(stream, int):
+        if isinstance(stream, bool):
+            raise TypeError("stream must be a stream's handle, not a bool")
+        is_default = 0 <= stream <= 2
+        if not (is_default or (_MIN_HANDLE if _has_pointers() else 3) <= stream < 1 << 64):
+            raise ValueError(f'stream must be the handle of a stream, not {stream}: a time is given as timeout=SECONDS')
         return stream or _LEGACY_STREAM
     for name in ('cuda_stream', 'ptr', 'handle'):
         found = getattr(stream, name, None)
@@ -550,27 +595,88 @@ _capsule_is_valid = _python_function('PyCapsule_IsValid', _int, ctypes.c_void_p,
 _capsule_pointer = _python_function('PyCapsule_GetPointer', ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 _pointer_of_dying_capsule = _python_function('PyCapsule_GetPointer', ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
 
+# Does nothing, but raises an error that is pending, as all functions of `pythonapi` do.
+_raise_pending = _python_function('Py_IsInitialized', _int)
+
 # What tensors of other libraries keep: by the address of the structure that they were given.
 _given: Dict[int, Tuple[Any, ...]] = {}
 
 
-# Tensors may end after the names of this module: both functions refer to none.
+# Tensors may end after the names of this module: both functions refer to none. They may also end while an error is pending,
+# as temporary ones of an expression that fails. No function of Python can give that back to C: ctypes prints what is raised here.
 @_Deleter
-def _delete_given(address: int, given: Dict[int, Tuple[Any, ...]] = _given) -> None:
-    given.pop(address, None)
+def _delete_given(address: int, given: Dict[int, Tuple[Any, ...]] = _given, raise_pending: Any = _raise_pending) -> None:
+    try:
+        raise_pending()
+    finally:
+        given.pop(address, None)
 
 
 @_CapsuleDestructor
-def _destroy_capsule(capsule: int, given: Dict[int, Tuple[Any, ...]] = _given,
-                     is_valid: Any = _capsule_is_valid, get: Any = _pointer_of_dying_capsule) -> None:  # fmt: skip
+def _destroy_capsule(capsule: int, given: Dict[int, Tuple[Any, ...]] = _given, is_valid: Any = _capsule_is_valid,
+                     get: Any = _pointer_of_dying_capsule, raise_pending: Any = _raise_pending) -> None:  # fmt: skip
     """Frees what nobody has taken. A consumer renames the capsule."""
-    for name in (b'dltensor', b'dltensor_versioned'):
-        if is_valid(capsule, name):
-            given.pop(get(capsule, name) or 0, None)
+    try:
+        # Mostly `_Offers` prevents that there is one.
+        raise_pending()
+    finally:
+        for name in (b'dltensor', b'dltensor_versioned'):
+            if is_valid(capsule, name):
+                given.pop(get(capsule, name) or 0, None)
 
 
 for _callback in (_delete_given, _destroy_capsule):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
+
+
+def _reference_counts(capsules: Sequence[Any]) -> List[int]:
+    return [sys.getrefcount(capsule) for capsule in capsules]
+
+
+_HELD_BY_LIST_ONLY = _reference_counts([object()])[0]
+
+
+class _Offers:
+    """The capsules that an array has handed out, until nobody else has them.
+
+    A consumer that refuses a tensor drops its capsule with its error pending, which no code of Python may run with. So it must
+    not drop the last reference.
+    """
+
+    __slots__ = ('_capsules',)
+
+    def __init__(self) -> None:
+        self._capsules: List[Any] = []
+
+    def add(self, capsule: Any) -> None:
+        kept = self._capsules
+        self._capsules = [one for one, count in zip(kept, _reference_counts(kept)) if count > _HELD_BY_LIST_ONLY]
+        self._capsules.append(capsule)
+
+    def __del__(self) -> None:
+        # Here: Python puts a pending error aside while it calls this, but not while it deletes the list of an object.
+        self._capsules = []
+
+
+def _strides_in_items(array: 'GpuArray') -> List[int]:
+    itemsize, is_empty = array.itemsize, array.size == 0
+    strides = []
+    for length, stride in zip(array.shape, array.strides):
+        is_used = length > 1 and not is_empty
+        if is_used and stride % itemsize:
+            raise BufferError(f'DLPack has no strides that are not multiples of the {itemsize} bytes of an item: copy the array')
+        if is_used and stride < 0:
+            raise BufferError(
+                f'the array has negative strides, {list(array.strides)}, and libraries end the process when they get such by DLPack: '
+                'use __cuda_array_interface__, as cupy.asarray(array) does, or copy the array')
+        # Any stride will do for one index: libraries check it all the same.
+        strides.append(1 if not is_used and (stride % itemsize or stride < 0) else stride // itemsize)
+    return strides
+
+
+def _no_deleter() -> Any:
+    """A function of C without effect: nothing of Python may be called once the interpreter has ended."""
+    return ctypes.cast(_libc.getpid, _Deleter)
 
 
 def _make_capsule(array: 'GpuArray', is_versioned: bool) -> Any:
@@ -578,26 +684,33 @@ def _make_capsule(array: 'GpuArray', is_versioned: bool) -> Any:
     lanes = 1 if dtype.typestr[1:2] != 'V' else dtype.itemsize
     if lanes > 0xFFFF:
         raise BufferError(f'DLPack has no type for {dtype.name}')
-    if any(stride % dtype.itemsize for stride in array.strides):
-        raise BufferError(f'DLPack has no strides that are not multiples of the {dtype.itemsize} bytes of an item')
+    if array.read_only and not is_versioned:
+        raise BufferError(
+            'the array is read-only, and DLPack before 1.0 cannot say so: update the library, so that it asks with '
+            'max_version=(1, 0), or copy the array')
     memory = array._held()
     shape = (ctypes.c_int64 * max(ndim, 1))(*array.shape)
-    strides = (ctypes.c_int64 * max(ndim, 1))(*(stride // dtype.itemsize for stride in array.strides))
+    strides = (ctypes.c_int64 * max(ndim, 1))(*_strides_in_items(array))
     managed = (_DLManagedVersioned if is_versioned else _DLManaged)()
     tensor = managed.tensor
-    tensor.data, tensor.device_type, tensor.device_id = array.ptr, _CUDA_DEVICE, array._device.ordinal
+    tensor.data, tensor.device_type, tensor.device_id = array.ptr if array.size else None, _CUDA_DEVICE, array._device.ordinal
     tensor.ndim, tensor.code, tensor.lanes = ndim, dtype.code, lanes
     tensor.bits = dtype.itemsize * 8 if lanes == 1 else 8
     tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
     tensor.strides = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
-    managed.deleter = _delete_given
+    managed.deleter = _delete_given if _is_exiting is False else _no_deleter()
     if is_versioned:
         managed.major, managed.minor = 1, 0
         managed.flags = _READ_ONLY_FLAG if array.read_only else 0
     address = ctypes.addressof(managed)
     _given[address] = (managed, shape, strides, memory)
     name = b'dltensor_versioned' if is_versioned else b'dltensor'
-    return _capsule_new(address, name, _destroy_capsule)
+    capsule = _capsule_new(address, name, _destroy_capsule)
+    offers = array._offers
+    if offers is None:
+        offers = array._offers = _Offers()
+    offers.add(capsule)
+    return capsule
 
 
 def _read_capsule(capsule: Any) -> Tuple[_DLTensor, bool]:
@@ -621,6 +734,9 @@ class _OwnMemory:
         self.device, self.id, self.generation = device, secrets.token_bytes(16), secrets.randbits(48)
         self.address = self.byte_length = 0
         self.fd = self.read_only_fd = -1
+        if byte_length >= 2**63:
+            # The driver would take another size, modulo 2^64.
+            raise ValueError(f'{byte_length} bytes are too large for any memory')
         prop, doing = device.allocation_prop(), f'allocating {byte_length} bytes'
         with device:
             if not device.granularity:
@@ -754,7 +870,18 @@ class _BorrowedMemory:
 _Memory = Union[_OwnMemory, _ReceivedMemory, _BorrowedMemory]
 
 
-class _Context:
+class _Owner:
+    """What owns something, which a copy would free or release as well."""
+
+    __slots__ = ()
+    _instead = 'refer to it'
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        # All of copy, deepcopy and pickle come here.
+        raise TypeError(f'this {type(self).__name__} can neither be copied nor pickled, as a copy would free what it uses: {self._instead}')
+
+
+class _Context(_Owner):
     """What a `with` block closes."""
 
     _why_closed = 'close() was called'
@@ -781,6 +908,9 @@ class GpuArray(_Context):
     does: the kernel fails with 700, and the context is lost.
     """
 
+    _instead = ('refer to it, send it with peer.send(), or copy its items: copy_to_host(), or clone() and copy() of torch and cupy. '
+                'dataclasses.asdict() makes deep copies: use dataclasses.replace() or vars()')  # fmt: skip
+
     def __init__(self, memory: _Memory, address: int, shape: Tuple[int, ...], dtype: _Dtype,
                  strides: Tuple[int, ...], read_only: bool, stream: Optional[int] = None) -> None:  # fmt: skip
         self._memory: Optional[_Memory] = memory
@@ -789,6 +919,7 @@ class GpuArray(_Context):
         self._read_only, self._stream = read_only, stream
         # What a consumer of the __cuda_array_interface__ keeps by keeping this object.
         self._exposed: Optional[_Memory] = None
+        self._offers: Optional[_Offers] = None
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -855,7 +986,7 @@ class GpuArray(_Context):
         return {
             'shape': self._shape,
             'typestr': self._dtype.typestr,
-            'data': (self._address, self._read_only),
+            'data': (self._address if self.size else 0, self._read_only),
             'strides': None if is_contiguous else self._strides,
             'version': 3,
             'stream': self._stream,
@@ -903,20 +1034,36 @@ class GpuArray(_Context):
         return out.raw[: self.nbytes]
 
     def copy_from_host(self, data: Any) -> None:
-        """Writes all items of a contiguous array, from bytes or anything with as many bytes."""
+        """Writes all items of a contiguous array: from bytes, or from an array of the same type in the memory of the host.
+
+        Items are taken in the order of their indices, whatever the layout of `data`. Bits of 16-bit floats may be uint16.
+        """
         self._assert_contiguous()
         if self._read_only:
             raise CuffiError('this array is read-only')
-        view = memoryview(data).cast('B')
+        try:
+            view = memoryview(data)
+        except TypeError:
+            raise TypeError(
+                f'data must be bytes or an array of {self.dtype} in the memory of the host, as of numpy or array.array, '
+                f'not {type(data).__name__}'
+            ) from None
         if view.nbytes != self.nbytes:
             raise ValueError(f'{view.nbytes} bytes for an array of {self.nbytes}')
+        _check_format(view, self._dtype)
         if not view.nbytes:
             return
         memory = self._held()
         with memory.device:
-            _call('cuMemcpyHtoD_v2', self._address, bytes(view), view.nbytes)
+            _call('cuMemcpyHtoD_v2', self._address, view.tobytes(), view.nbytes)
             # A copy from pageable memory may return before it is done.
             _call('cuCtxSynchronize')
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(
+            'this array is in the memory of a GPU, where NumPy cannot read it: copy it with '
+            'numpy.frombuffer(array.copy_to_host(), array.dtype).reshape(array.shape), or use a library of the GPU, such as '
+            'cupy.asarray(array) or torch.from_dlpack(array)')
 
     def _assert_contiguous(self) -> None:
         self._held()
@@ -935,6 +1082,7 @@ class GpuArray(_Context):
         if stream is not None and isinstance(memory, _ReceivedMemory):
             memory.stream = _stream_handle(stream)
         self._memory = None
+        self._offers = None
         connection = memory.connection if isinstance(memory, _ReceivedMemory) else None
         del memory
         if connection is not None:
@@ -952,6 +1100,26 @@ class GpuArray(_Context):
     def __repr__(self) -> str:
         state = ' closed' if self.closed else ''
         return f'<cuffi.{type(self).__name__} {self.dtype} {list(self._shape)} on device {self.device}{state}>'
+
+
+# The kinds of items by the formats of Python's buffers. Bytes may be anything.
+_BUFFER_KINDS = {**dict.fromkeys('bhilqn', 'i'), **dict.fromkeys('BHILQN', 'u'), **dict.fromkeys('efdg', 'f'), '?': 'b', 'Z': 'c'}
+
+
+def _check_format(view: memoryview, dtype: _Dtype) -> None:
+    """Raises TypeError for items that are not of a dtype, though they may have as many bytes."""
+    form, kind = (view.format or 'B').lstrip('<=@'), dtype.typestr[1:2]
+    if form in ('B', 'b', 'c') or kind == 'V':
+        return
+    found = _BUFFER_KINDS.get(form[:1])
+    if dtype.itemsize < 4 and found == 'u' and (kind == 'f' or not kind):
+        # The bits.
+        found = kind
+    elif kind == 'c' and found == 'f' and view.itemsize * 2 == dtype.itemsize:
+        # Real parts and imaginary ones.
+        return
+    if found != kind or view.itemsize != dtype.itemsize:
+        raise TypeError(f'data has items of format {view.format!r}, and the array of {dtype.name}: convert them, or pass their bytes')
 
 
 class GpuBuffer(GpuArray):
@@ -1009,10 +1177,12 @@ class Event(_Context):
     """
 
     def __init__(self, device: Optional[int] = None) -> None:
-        where = _current_device() if device is None else _all_devices()[device]
+        where = _chosen_device(device)
         with where:
             # Without timing, for other processes.
             self._own: Optional[_EventHandle] = _EventHandle(where, _read('cuEventCreate', 2 | 4))
+
+    _instead = 'refer to it, or send it with peer.send()'
 
     @classmethod
     def _of(cls, handle: _EventHandle) -> 'Event':
@@ -1081,7 +1251,7 @@ def empty(shape: Any, dtype: Any = 'float32', device: Optional[int] = None) -> G
     Raises CudaError if the device has no memory left.
     """
     lengths, kind = _check_shape(shape), _dtype(dtype)
-    where = _current_device() if device is None else _all_devices()[device]
+    where = _chosen_device(device)
     memory = _OwnMemory(where, max(math.prod(lengths) * kind.itemsize, 1))
     return GpuArray(memory, memory.address, lengths, kind, _contiguous(lengths, kind.itemsize), False)
 
@@ -1215,6 +1385,8 @@ _FORMATS = {
 _BINARIES = tuple((_FORMATS.get(name), size) for name, size in BINARY_TYPES)
 _BYTES = [name for name, _ in BINARY_TYPES].index('Uint8Array')
 _BINARY_OF = {found: number for number, found in enumerate(_BINARIES) if found[0]}
+# Node has the bits of float16, as in its arrays.
+_BINARY_OF['e', 2] = _BINARY_OF['H', 2]
 # Which of these has 4 bytes, and which 8, depends on the machine.
 _BINARY_OF.update({
     (form, size): number
@@ -1264,13 +1436,17 @@ class _Encoder:
             self._container(value, depth + 1)
         elif isinstance(value, BigInt):
             self._bigint(value)
-        elif isinstance(value, (str, bool, int, float)):
-            # A subclass, such as of an enum, is sent as what it is made of.
-            self.write(next(base(value) for base in (str, int, float) if isinstance(value, base)), depth)
+        elif isinstance(value, str):
+            # A subclass, such as an enum, is sent as what it contains: its own conversions say something else.
+            self.string(str.__str__(value))
+        elif isinstance(value, int):
+            self._int(int.__int__(value))
+        elif isinstance(value, float):
+            out.append(TAG_FLOAT64)
+            out += _pack_double(float.__float__(value))
         elif isinstance(value, datetime.datetime):
             out.append(TAG_DATE)
-            aware = value if value.tzinfo else value.astimezone()
-            out += _pack_double((aware - _EPOCH) / datetime.timedelta(milliseconds=1))
+            out += _pack_double(_milliseconds(value))
         elif _is_on_gpu(value):
             self._object(value)
         else:
@@ -1314,27 +1490,35 @@ class _Encoder:
 
     def _container(self, value: Any, depth: int) -> None:
         out = self.out
-        if isinstance(value, (list, tuple)):
-            out.append(TAG_ARRAY)
-            _write_length(out, len(value))
-            for item in value:
-                self.write(item, depth)
-            return
         if isinstance(value, BaseException):
             self._error(value, depth)
             return
-        is_object = isinstance(value, dict) and not isinstance(value, Map) and all(type(key) is str for key in value)
+        # Copies: other threads, and the properties of what is within, may change a container while it is written.
+        if isinstance(value, (list, tuple)):
+            out.append(TAG_ARRAY)
+            self._items(tuple(value), depth)
+            return
+        if not isinstance(value, dict):
+            self._count_collection()
+            out.append(TAG_SET)
+            members = tuple(value)
+            if len(members) > MAX_UNCOUNTED_KEYS:
+                _check_collisions_in_node(members)
+            self._items(members, depth)
+            return
+        pairs = tuple(value.items())
+        is_object = not isinstance(value, Map) and all(isinstance(key, str) for key, _ in pairs)
         if not is_object:
             self._count_collection()
-        out.append(TAG_OBJECT if is_object else TAG_MAP if isinstance(value, dict) else TAG_SET)
-        _write_length(out, len(value))
-        if not is_object and len(value) > MAX_UNCOUNTED_KEYS:
-            _check_collisions_in_node(value)
-        if not isinstance(value, dict):
-            for item in value:
-                self.write(item, depth)
-            return
-        for key, item in value.items():
+        out.append(TAG_OBJECT if is_object else TAG_MAP)
+        _write_length(out, len(pairs))
+        if not is_object and len(pairs) > MAX_UNCOUNTED_KEYS:
+            _check_collisions_in_node([key for key, _ in pairs])
+        if is_object and any(type(key) is not str for key, _ in pairs):
+            pairs = tuple((str.__str__(key), item) for key, item in pairs)
+            if len(dict(pairs)) < len(pairs):
+                raise ValueError('a dict has two names that are the same as text: send a cuffi.Map')
+        for key, item in pairs:
             if is_object:
                 if key == '__proto__':
                     raise ValueError('a name of an object must not be __proto__')
@@ -1343,6 +1527,11 @@ class _Encoder:
                 self.string(key)
             else:
                 self.write(key, depth)
+            self.write(item, depth)
+
+    def _items(self, items: Tuple[Any, ...], depth: int) -> None:
+        _write_length(self.out, len(items))
+        for item in items:
             self.write(item, depth)
 
     def _count_collection(self) -> None:
@@ -1377,28 +1566,56 @@ class _Encoder:
             self.write(cause, depth)
 
     def _binary(self, value: Any, depth: int) -> None:
+        is_dated = getattr(getattr(value, 'dtype', None), 'kind', '') in ('M', 'm')
         try:
-            view = memoryview(value)
-        except TypeError:
-            raise TypeError(
-                f'{type(value).__module__}.{type(value).__name__} cannot be sent: only None, bool, int, float, str, '
-                'datetime, list, tuple, dict, set, exceptions, bytes, arrays of numbers, and arrays, buffers and '
-                'events of a GPU, timelines, channels and page-locked memory are'
-            ) from None
+            view = None if is_dated else memoryview(value)
+        except (TypeError, ValueError):
+            view = None
+        if view is None:
+            instead = 'send datetime.datetime with a time zone, or the integers' if is_dated else (
+                'only None, bool, int, float, str, datetime, list, tuple, dict, set, exceptions, bytes, arrays of numbers, '
+                'and arrays, buffers and events of a GPU, timelines, channels and page-locked memory are')  # fmt: skip
+            raise _not_sent(value, instead)
         if view.ndim == 0:
-            # A scalar of NumPy.
-            self.write(value.item(), depth)
+            # A scalar of NumPy. Other libraries have none, and some of NumPy's are their own items.
+            item = value.item() if hasattr(value, 'item') else value
+            if type(item) not in (bool, int, float, str, bytes):
+                raise _not_sent(value, 'convert it to an int, a float or a str')
+            self.write(item, depth)
             return
         form = view.format.lstrip('<=@')
         kind = _BYTES if form in ('B', 'c', '?') else _BINARY_OF.get((form, view.itemsize))
         if kind is None:
-            raise TypeError(f'binary data of format {view.format!r} cannot be sent: send its bytes')
+            raise _not_sent(value, f'its items have the format {view.format!r}, which JavaScript has not: convert them, or send its bytes')
+        if view.ndim > 1:
+            raise ValueError(
+                f'an array of shape {list(view.shape)} would arrive without its shape: send array.ravel() and array.shape, '
+                'or copy it to the GPU: cuffi.empty(array.shape, array.dtype).copy_from_host(array)')
         self._binaries += 1
         if view.nbytes > MAX_VALUE_BYTE_LENGTH or self._binaries > MAX_VALUE_BINARIES:
             raise ValueError('the value is too large: it may have 16 MiB')
         self.out += bytes((TAG_BINARY, kind))
         _write_length(self.out, view.nbytes)
         self.out += view.tobytes()
+
+
+def _not_sent(value: Any, instead: str) -> TypeError:
+    return TypeError(f'{type(value).__module__}.{type(value).__name__} cannot be sent: {instead}')
+
+
+def _milliseconds(moment: datetime.datetime) -> float:
+    """Since 1970, as Node counts. Raises ValueError."""
+    try:
+        aware = moment if moment.tzinfo else moment.astimezone()
+        microseconds = (aware - _EPOCH) // datetime.timedelta(microseconds=1)
+    except (OverflowError, ValueError, OSError):
+        raise ValueError(
+            f'{moment!r} has no time zone, and cannot be converted from the local one: give it one, as with '
+            'moment.replace(tzinfo=datetime.timezone.utc)'
+        ) from None
+    milliseconds = microseconds / 1000
+    # Far from 1970 it may be rounded up, and the last one is in no year of Python.
+    return milliseconds if math.floor(milliseconds) == microseconds // 1000 else microseconds // 1000
 
 
 def _utf16_length(text: str) -> int:
@@ -1741,13 +1958,14 @@ def _put_item(container: Any, key: Any) -> Put:
 
 
 def _is_torch(value: Any) -> bool:
-    return type(value).__module__.partition('.')[0] == 'torch' and hasattr(value, 'data_ptr')
+    """Whether it is a tensor of torch, or of a class made of it."""
+    return hasattr(value, 'data_ptr') and any(kind.__module__.partition('.')[0] == 'torch' for kind in type(value).__mro__)
 
 
 def _is_on_gpu(value: Any) -> bool:
     if _is_torch(value):
         if not value.is_cuda:
-            raise TypeError('a tensor in host memory cannot be sent: move it to the GPU, or send tensor.numpy()')
+            raise TypeError('a tensor in host memory cannot be sent: move it to the GPU, or send tensor.numpy().ravel() and its shape')
         return True
     if hasattr(type(value), '__cuda_array_interface__') or hasattr(value, '__cuda_array_interface__'):
         return True
@@ -1771,12 +1989,21 @@ class _Described:
             self.is_buffer = type(value) is GpuBuffer
             # The array may be closed before the other end has released it.
             self.owner = self.memory
-        elif _is_torch(value):
-            self.address, self.shape, self.dtype = value.data_ptr(), tuple(value.shape), _dtype(value.dtype)
-            itemsize = self.dtype.itemsize
-            self.strides, self.read_only = tuple(step * itemsize for step in value.stride()), False
         else:
-            self._describe(value)
+            _refuse_lazy_bits(value)
+            if _is_torch(value):
+                self._describe_torch(value)
+            else:
+                self._describe(value)
+            _checked_extents(self.shape, self.strides, self.dtype.itemsize)
+
+    def _describe_torch(self, value: Any) -> None:
+        layout = str(value.layout)
+        if layout != 'torch.strided':
+            raise TypeError(f'a tensor of layout {layout} cannot be sent: send value.to_dense(), or its indices and values')
+        self.address, self.shape, self.dtype = value.data_ptr(), tuple(value.shape), _dtype(value.dtype)
+        itemsize = self.dtype.itemsize
+        self.strides, self.read_only = tuple(step * itemsize for step in value.stride()), False
 
     def _describe(self, value: Any) -> None:
         try:
@@ -1784,21 +2011,54 @@ class _Described:
         except (AttributeError, RuntimeError, TypeError):
             interface = None
         if interface is None:
-            capsule = value.__dlpack__()
-            tensor, self.read_only = _read_capsule(capsule)
-            self.owner = (value, capsule)
-            self.dtype = _dtype_of_dlpack(tensor)
-            self.address = (tensor.data or 0) + tensor.byte_offset
-            self.shape = tuple(tensor.shape[at] for at in range(tensor.ndim))
-            self.strides = (
-                tuple(tensor.strides[at] * self.dtype.itemsize for at in range(tensor.ndim))
-                if tensor.strides
-                else _contiguous(self.shape, self.dtype.itemsize)
-            )
+            self._describe_by_dlpack(value)
             return
-        self.dtype, self.shape = _dtype(interface['typestr']), _check_shape(interface['shape'])
-        self.address, self.read_only = interface['data']
-        self.strides = tuple(interface.get('strides') or _contiguous(self.shape, self.dtype.itemsize))
+        version, mask = interface.get('version', 0), interface.get('mask')
+        if not 0 <= version <= 3:
+            raise NotSupportedError(f'version {version} of the __cuda_array_interface__ is not known here')
+        if mask is not None:
+            raise NotSupportedError('a masked array cannot be sent: send its values and its mask as an array each')
+        try:
+            typestr, shape, (address, read_only) = interface['typestr'], interface['shape'], interface['data']
+            address, strides = operator.index(address), interface.get('strides')
+            strides = None if strides is None else _integers(strides)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TypeError(
+                f'the __cuda_array_interface__ of a {type(value).__name__} must have a typestr, a shape, data of an address and a '
+                f'flag, and strides that are None or integers: {type(error).__name__} {error}'
+            ) from None
+        if not isinstance(typestr, str):
+            raise TypeError(f'typestr must be a str, not {type(typestr).__name__}')
+        if not 0 <= address < 2**64:
+            raise ValueError(f'data must have the address of the items, not {address}')
+        self.dtype, self.shape = _dtype(typestr), _check_shape(shape)
+        self.address, self.read_only = address, bool(read_only)
+        self.strides = _contiguous(self.shape, self.dtype.itemsize) if strides is None else strides
+        if len(self.strides) != len(self.shape):
+            raise ValueError(f'strides {self.strides} are not those of a shape with {len(self.shape)} axes')
+
+    def _describe_by_dlpack(self, value: Any) -> None:
+        try:
+            # Only this version tells what is read-only.
+            capsule = value.__dlpack__(max_version=(1, 0))
+        except TypeError:
+            capsule = value.__dlpack__()
+        tensor, self.read_only = _read_capsule(capsule)
+        self.owner = (value, capsule)
+        self.dtype = _dtype_of_dlpack(tensor)
+        self.address = (tensor.data or 0) + tensor.byte_offset
+        self.shape = _check_shape(tensor.shape[: tensor.ndim])
+        itemsize = self.dtype.itemsize
+        steps = tensor.strides[: tensor.ndim] if tensor.strides else None
+        self.strides = _contiguous(self.shape, itemsize) if steps is None else tuple(step * itemsize for step in steps)
+
+
+def _refuse_lazy_bits(value: Any) -> None:
+    """Refuses tensors of torch whose memory holds the items before an operation that is still to be done."""
+    for bit, what in (('conj', 'conjugated'), ('neg', 'negated')):
+        is_set = getattr(value, f'is_{bit}', None)
+        if callable(is_set) and is_set():
+            raise ValueError(f'the memory of this tensor holds its items before they are {what}: send tensor.resolve_{bit}()')
 
 
 def _layout_of(array: Optional[_Described]) -> Optional[_descriptors.Layout]:
@@ -1809,12 +2069,11 @@ def _layout_of(array: Optional[_Described]) -> Optional[_descriptors.Layout]:
 
 
 def _dtype_of_dlpack(tensor: _DLTensor) -> _Dtype:
-    if tensor.lanes > 1 and tensor.bits == 8:
-        return _raw_dtype(tensor.lanes)
-    found = _BY_DLPACK.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    found = _BY_DLPACK.get((tensor.code, tensor.bits))
     if found is None:
         raise NotSupportedError(f'DLPack type {tensor.code} of {tensor.bits} bits has no dtype here')
-    return found
+    # Vectors are raw bytes, as in Node.
+    return found if tensor.lanes <= 1 else _raw_dtype(found.itemsize * tensor.lanes)
 
 
 class _Exported:
@@ -1855,11 +2114,19 @@ def _export(value: Any, peer: '_Connection') -> _Exported:
         base, size = _address_range(begin)
         memory = _own_memory.get(base) or _received_at(base, begin, length)
     if isinstance(memory, _OwnMemory):
-        fields = memory.fields(begin - memory.address, length, False, described)
+        _check_within(begin, length, memory.address, memory.byte_length)
+        fields = memory.fields(begin - memory.address, length, described.read_only, described)
         return _Exported(_descriptors.encode_known(**fields), (memory.fd,), (described.owner, memory), memory.device, begin, root=memory)
     if isinstance(memory, _ReceivedMemory):
         return _send_back(memory, begin, length, described, peer)
+    if size:
+        _check_within(begin, length, base, size)
     return _export_legacy(described, base, size, begin, length)
+
+
+def _check_within(begin: int, length: int, base: int, size: int) -> None:
+    if begin < base or begin + length > base + size:
+        raise ValueError(f'the array takes bytes {begin - base} to {begin - base + length} of an allocation that has {size}')
 
 
 def _address_range(address: int) -> Tuple[int, int]:
@@ -3036,6 +3303,10 @@ class _Connection:
 
     def prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
         """Encodes a value and exports its GPU objects. Waits for the work on them, or returns points behind it."""
+        return self.order(*self.export(value), stream)
+
+    def export(self, value: Any) -> Tuple[bytearray, List[_Exported]]:
+        """Encodes a value as it is now, and exports its GPU objects. Does not wait."""
         encoder = _Encoder()
         encoder.write(value)
         if len(encoder.out) > MAX_VALUE_BYTE_LENGTH or len(encoder.objects) > MAX_VALUE_OBJECTS:
@@ -3043,6 +3314,10 @@ class _Connection:
         exported = [_export(value, self) for value in encoder.objects]
         if sum(len(one.fds) + len(one.owned) for one in exported) > PACKET_FDS:
             raise ValueError(f'the value has more than {PACKET_FDS} descriptors')
+        return encoder.out, exported
+
+    def order(self, out: bytearray, exported: List[_Exported], stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
+        """Waits for the work on what was exported, or returns points behind it."""
         points: _Points = []
         handle = None if stream is None else _stream_handle(stream)
         # Events are the order themselves.
@@ -3053,7 +3328,7 @@ class _Connection:
                 points += self.points_behind(device, handle)
         for one in exported:
             one.stream = handle if one.device else None
-        return encoder.out, exported, points
+        return out, exported, points
 
     def send(self, prepared: Tuple[bytearray, List[_Exported], _Points], kind: int = FRAME_VALUE, request: int = 0,
              slot: Optional[_Slot] = None) -> None:  # fmt: skip
@@ -3618,6 +3893,9 @@ def _at_exit() -> None:
         except Exception:
             traceback.print_exc()
     _is_exiting = True
+    # Libraries may delete tensors when the interpreter is gone, such as those in static objects of C++.
+    for managed, *_ in list(_given.values()):
+        managed.deleter = _no_deleter()
 
 
 def _after_fork() -> None:
@@ -4000,8 +4278,9 @@ class Peer(_Context):
     async def _prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
         if stream is not None:
             return self._connection.prepare(value, stream)
-        # It waits for the GPU.
-        return await asyncio.get_running_loop().run_in_executor(None, self._connection.prepare, value, None)
+        # Now: the value may change while another thread waits for the GPU.
+        exported = self._connection.export(value)
+        return await asyncio.get_running_loop().run_in_executor(None, self._connection.order, *exported, None)
 
     async def _until(self, slot: _Slot) -> None:
         if slot.is_done:
@@ -4520,6 +4799,7 @@ def _release_soon(is_unused: Callable[[], bool], release: Callable[[], None]) ->
 class _Closable(_Context):
     """What is closed by `close()`, a `with` block, or the last reference."""
 
+    _instead = 'refer to it, or send it with peer.send()'
     _state: Any = None
 
     def __init__(self, state: Any) -> None:
@@ -4983,11 +5263,14 @@ def _too_much_work() -> CuffiError:
         'block this process at the next ones. Synchronize the stream or call timeline.reached() before queueing more')
 
 
-def _check_count(value: Any, least: int, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _check_count(value: Any, least: int, name: str) -> int:
+    """Returns an integer of any library as one of Python."""
+    if isinstance(value, bool) or not hasattr(value, '__index__'):
         raise TypeError(f'{name} must be an int, not {type(value).__name__}')
-    if not least <= value <= _SAFE:
+    count = operator.index(value)
+    if not least <= count <= _SAFE:
         raise ValueError(f'{name} must be from {least} to {_SAFE}, not {value}')
+    return count
 
 
 # ---- Timelines --------------------------------------------------------------------------------------------
@@ -5368,7 +5651,7 @@ class Timeline(_Closable):
 
         :param stream: by default the legacy default stream
         """
-        _check_count(value, 1, 'value')
+        value = _check_count(value, 1, 'value')
         self._held().signal(value, _current_stream(stream))
 
     def wait(self, value: int, stream: Any = None) -> None:
@@ -5377,7 +5660,7 @@ class Timeline(_Closable):
         Raises PeerGoneError if it can no longer come, CuffiError if too many streams wait already. While a
         stream waits, the driver blocks some calls of this process: see docs/waiting.md of cuffi.
         """
-        _check_count(value, 0, 'value')
+        value = _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
         found = _current_stream(stream)
         if not state.is_reached(value) and not _enqueue_wait(state.words, TIMELINE_VALUE, value, found):
@@ -5385,13 +5668,13 @@ class Timeline(_Closable):
 
     def reached(self, value: int, timeout: Optional[float] = None) -> None:
         """Waits on the host until a value is reached. Raises TimeoutError, PeerGoneError, ClosedError."""
-        _check_count(value, 0, 'value')
+        value = _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
         _wait_until(lambda: state.is_reached(value), timeout, lambda: f'value {value} of a timeline that stands at {state.read()}')
 
     async def areached(self, value: int, timeout: Optional[float] = None) -> None:
         """As `reached`."""
-        _check_count(value, 0, 'value')
+        value = _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
         await _await_until(lambda: state.is_reached(value), timeout,
                            lambda: f'value {value} of a timeline that stands at {state.read()}')  # fmt: skip
@@ -6186,7 +6469,7 @@ def _release_page(words: _Words) -> None:
         words.close()
 
 
-class ConsumerSlot:
+class ConsumerSlot(_Owner):
     """A message of a channel. Release it when the work that uses it is queued."""
 
     __slots__ = ('message', 'meta', 'redelivered', '_consumer', '_layout', '_stream', '_is_released')
@@ -6774,7 +7057,7 @@ class _Producer(_ChannelState):
             seat.wake_if_asleep()
 
 
-class ProducerSlot:
+class ProducerSlot(_Owner):
     """A slot that this process fills: publish it, or cancel it. `with slot:` cancels what was not published."""
 
     __slots__ = ('message', '_producer', '_stream', '_is_over')
@@ -6866,7 +7149,7 @@ class Channel(_ChannelEnd):
         :param read_only: whether consumers can only read the slots
         :param busy_poll_us: for how many microseconds a wait at this end polls before it sleeps
         """
-        _check_count(slots, 1, 'slots')
+        slots = _check_count(slots, 1, 'slots')
         if slots > MAX_SLOTS:
             raise ValueError(f'slots must be from 1 to {MAX_SLOTS}, not {slots}')
         if deliver not in ('all', 'one'):
@@ -6876,14 +7159,14 @@ class Channel(_ChannelEnd):
         if (shape is None) == (byte_length is None) or (byte_length is not None and dtype is not None):
             raise TypeError('give either a shape, with its dtype, or a byte_length')
         if byte_length is not None:
-            _check_count(byte_length, 1, 'byte_length')
+            byte_length = _check_count(byte_length, 1, 'byte_length')
         layout = _check_layout(byte_length if shape is None else shape,
                                dtype or ('float32' if byte_length is None else 'uint8'), None)  # fmt: skip
         size = math.prod(layout[1]) * layout[0].itemsize
         _check_count(size, 1, 'the size of a slot')
         stride = -(-size // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
         duration = _check_busy_poll(busy_poll_us)
-        where = _current_device() if device is None else _all_devices()[device]
+        where = _chosen_device(device)
         memory = _OwnMemory(where, stride * slots, bool(read_only))
         ring_fd = _sealed_memory(_Ring.length(slots, not ahead), 'cuffi-channel')
         try:
@@ -7071,8 +7354,8 @@ def pinned(byte_length: int, device: Optional[int] = None) -> PinnedBuffer:
 
     Whole pages are locked, so small buffers are expensive. Raises MemoryError if the system has no room.
     """
-    _check_count(byte_length, 1, 'byte_length')
-    where = _current_device() if device is None else _all_devices()[device]
+    byte_length = _check_count(byte_length, 1, 'byte_length')
+    where = _chosen_device(device)
     size = _whole_pages(byte_length)
     # The kernel would allocate pages until it ends processes.
     if size > _available_memory():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Sequence, Tuple
+import operator
+import re
+import sys
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from ._bytes import _SAFE
 from ._protocol import MAX_AXES
@@ -27,25 +30,59 @@ _DTYPES: Dict[str, _Dtype] = {
         ('complex64', '<c8', 5, 8), ('complex128', '<c16', 5, 16),
     )
 }
-_BY_TYPESTR = {dtype.typestr: dtype for dtype in _DTYPES.values() if dtype.typestr}
+# By typestr without its byte order, such as f4.
+_BY_CODE = {dtype.typestr[1:]: dtype for dtype in _DTYPES.values() if dtype.typestr}
+_TYPESTR = re.compile('([<>=|]?)(([a-zA-Z])([0-9]{1,10}))', re.ASCII)
+# What NumPy, ml_dtypes and PyTorch write for bfloat16: only its `<` tells it from raw bytes.
+_BFLOAT16_TYPESTR = '<V2'
 _BY_DLPACK = {(dtype.code, dtype.itemsize * 8): dtype for dtype in _DTYPES.values()}
 
 
 def _dtype(of: Any) -> _Dtype:
-    """Finds a dtype by its name, its typestr, or what NumPy, cupy or torch call it."""
+    """Finds a dtype by its name, its typestr, or what NumPy, ml_dtypes, cupy or torch call it. Raises TypeError."""
     if isinstance(of, _Dtype):
         return of
-    if isinstance(of, type):
-        name = {bool: 'bool', int: 'int64', float: 'float64', complex: 'complex128'}.get(of, of.__name__)
-    else:
-        name = of if isinstance(of, str) else str(getattr(of, 'name', of))
-    name = name.rpartition('.')[2]
-    found = _DTYPES.get(name) or _BY_TYPESTR.get(name)
-    if found is None and name[:1] == 'V' and name[1:].isascii() and name[1:].isdigit() and name[1] != '0':
-        found = _raw_dtype(int(name[1:]))
+    found = _dtype_of_object(of) if not isinstance(of, str) else _DTYPES.get(of.rpartition('.')[2]) or _dtype_of_typestr(of)
     if found is None:
         raise TypeError(f'unknown dtype {of!r}: it must be one of {", ".join(_DTYPES)}, V<itemsize>')
     return found
+
+
+def _dtype_of_object(of: Any) -> Optional[_Dtype]:
+    if isinstance(of, type):
+        if of.__module__ == 'numpy':
+            # Some of its types have several names, such as longlong.
+            return _dtype_of_object(sys.modules['numpy'].dtype(of))
+        return _DTYPES.get({bool: 'bool', int: 'int64', float: 'float64', complex: 'complex128'}.get(of, of.__name__))
+    name = str(getattr(of, 'name', of)).rpartition('.')[2]
+    found = _DTYPES.get(name)
+    if found is not None and getattr(of, 'byteorder', '=') == '>':
+        raise _big_endian(str(getattr(of, 'str', name)), found)
+    if found is None and name.startswith('void') and getattr(of, 'kind', '') == 'V':
+        # Records, whose fields are not known here. The types of ml_dtypes are of this kind, too, with other names.
+        return _raw_dtype(of.itemsize) if of.itemsize else None
+    return found
+
+
+def _dtype_of_typestr(typestr: str) -> Optional[_Dtype]:
+    """As in Node: the byte order may be absent."""
+    parts = _TYPESTR.fullmatch(typestr)
+    if parts is None:
+        return None
+    order, code, kind, size = parts.groups()
+    if typestr == _BFLOAT16_TYPESTR:
+        return _DTYPES['bfloat16']
+    if kind == 'V':
+        # A dtype has exactly one name: without leading zeros.
+        return _raw_dtype(int(size)) if size[0] != '0' else None
+    found = _BY_CODE.get(code)
+    if found is not None and order == '>' and found.itemsize > 1:
+        raise _big_endian(typestr, found)
+    return found
+
+
+def _big_endian(typestr: str, dtype: _Dtype) -> TypeError:
+    return TypeError(f"'{typestr}' is big-endian, and GPUs are little-endian: swap the bytes, and use '{dtype.typestr}'")
 
 
 def _received_dtype(name: str) -> _Dtype:
@@ -84,13 +121,27 @@ def _extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tup
     return low, high
 
 
+def _integers(values: Any) -> Tuple[int, ...]:
+    """Integers of any library as those of Python. Raises TypeError."""
+    if any(isinstance(value, bool) for value in values):
+        raise TypeError('bool is not an integer')
+    return tuple(map(operator.index, values))
+
+
 def _check_shape(shape: Any) -> Tuple[int, ...]:
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not all(isinstance(length, int) and length >= 0 for length in lengths) or len(lengths) > MAX_AXES:
-        raise ValueError(f'shape must have at most {MAX_AXES} lengths of at least 0, not {shape!r}')
+    try:
+        lengths = _integers((shape,) if hasattr(shape, '__index__') and not getattr(shape, 'shape', ()) else shape)
+    except TypeError:
+        raise _bad_shape(shape) from None
+    if not all(length >= 0 for length in lengths) or len(lengths) > MAX_AXES or isinstance(shape, (dict, set)):
+        raise _bad_shape(shape)
     # Without empty axes, so that the strides of an empty array are safe, too.
     _check_safe(math.prod(length for length in lengths if length), "shape's size")
     return lengths
+
+
+def _bad_shape(shape: Any) -> ValueError:
+    return ValueError(f'shape must have at most {MAX_AXES} lengths of at least 0, not {shape!r}')
 
 
 def _checked_extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence, Tuple, Type
 
 
 class CuffiError(Exception):
@@ -11,6 +11,16 @@ class CuffiError(Exception):
     __module__ = 'cuffi'
 
     code = 'invalid-state'
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        # Not by the arguments of `__init__`, which are not kept: a copy, and what multiprocessing sends, has the text and the fields.
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def _rebuild(kind: 'Type[CuffiError]', args: Tuple[Any, ...], fields: Dict[str, Any]) -> CuffiError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class DriverNotFoundError(CuffiError):
