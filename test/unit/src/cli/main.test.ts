@@ -121,7 +121,7 @@ describe('cuffi command', () => {
     assert.equal(code, 1);
     assert.match(
       stdout,
-      /^ {2}no +GPU driver +cuInit failed .*\(CUDA_ERROR_UNKNOWN, 999\)\n +→ Check dmesg/m,
+      /^ {2}no +GPU driver +cuInit failed .*\(CUDA_ERROR_UNKNOWN, 999\)\n +→ Likely causes: .* Check dmesg/m,
     );
     assert.match(stdout, /^ {2}unknown +plain memory +not tried/m);
     assert.match(stdout, /\nSomething does not work: see the lines with no\.\n$/);

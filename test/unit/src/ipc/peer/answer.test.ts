@@ -291,7 +291,7 @@ describe('Peer.open', () => {
     await assert.rejects(aborted, /enough/);
     await assert.rejects(late, {
       name: 'TimeoutError',
-      message: /^asking process \d+ took longer/,
+      message: /^asking process \d+ whether the object still exists took longer/,
     });
     assert.deepEqual(packets(answerer), [
       [FrameKind.verification, 1],
