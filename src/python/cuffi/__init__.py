@@ -304,7 +304,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, ...]] = {
 
 _POSIX_FD = 1
 _READ, _READ_WRITE = 1, 3
-_NOT_READY = 600
+_OUT_OF_MEMORY, _NOT_READY = 2, 600
 _LEGACY_STREAM = 1
 _WAIT_GEQ = 0
 _ATTRIBUTE_BUFFER_ID, _ATTRIBUTE_IPC_CAPABLE, _ATTRIBUTE_RANGE_SIZE, _ATTRIBUTE_POOL = 7, 10, 12, 17
@@ -335,6 +335,8 @@ class _Driver:
 _driver: Optional[_Driver] = None
 _devices: List['_Device'] = []
 _lock = threading.RLock()
+# Held while memory of other processes is mapped or unmapped, which the driver may block. Taken before `_lock`.
+_mapping_lock = threading.RLock()
 
 
 def _cuda() -> _Driver:
@@ -402,6 +404,7 @@ class _Device:
         self.uuid = (b'\x01' if b' MIG ' in name.value else b'\x00') + bytes(uuid)
         self._context = 0
         self.granularity = 0
+        self.releases = _Releases(self)
 
     @property
     def context(self) -> int:
@@ -420,6 +423,27 @@ class _Device:
     def synchronize(self) -> None:
         with self:
             _call('cuCtxSynchronize')
+
+    def wait(self, deadline: '_Deadline') -> None:
+        """Waits until all work is done. Raises TimeoutError, CudaError."""
+        if not deadline.is_limited and not _waiting_streams():
+            self.synchronize()
+            return
+        # The driver knows no limit, and lets no signal end its waits.
+        errors: List[Exception] = []
+
+        def synchronize() -> None:
+            try:
+                self.synchronize()
+            except CuffiError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=synchronize, name='cuffi waits', daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(min(deadline.left('the work of the device'), 0.05))
+        if errors:
+            raise errors[0]
 
     def access(self, flags: int) -> _AccessDesc:
         return _AccessDesc(1, self._number, flags)
@@ -593,11 +617,12 @@ class _OwnMemory:
         self.address = self.byte_length = 0
         self.fd = self.read_only_fd = -1
         prop, doing = device.allocation_prop(), f'allocating {byte_length} bytes'
+        device.releases.start()
         with device:
             if not device.granularity:
                 device.granularity = _read('cuMemGetAllocationGranularity', ctypes.byref(prop), 1, kind=_size)
             size = -(-byte_length // device.granularity) * device.granularity
-            handle = _read('cuMemCreate', size, ctypes.byref(prop), 0, doing=doing)
+            handle = self._create(device, size, prop, doing)
             try:
                 self.fd = _export_physical(handle, doing)
                 if read_only:
@@ -616,6 +641,17 @@ class _OwnMemory:
                 _cuda().cuMemRelease(handle)
         with _lock:
             _own_memory[self.address] = self
+
+    @staticmethod
+    def _create(device: _Device, size: int, prop: _AllocationProp, doing: str) -> int:
+        try:
+            return _read('cuMemCreate', size, ctypes.byref(prop), 0, doing=doing)
+        except CudaError as error:
+            if error.status != _OUT_OF_MEMORY:
+                raise
+        # What was closed is freed in the background.
+        device.releases.flush()
+        return _read('cuMemCreate', size, ctypes.byref(prop), 0, doing=doing)
 
     def fields(self, offset: int, length: int, read_only: bool, array: Optional['_Described']) -> Dict[str, Any]:
         """The fields of a range of it, for other processes."""
@@ -647,16 +683,21 @@ class _OwnMemory:
         self.fd = self.read_only_fd = -1
 
     def __del__(self) -> None:
+        """It may run anywhere, as while a connection is read."""
         if self.address == 0 or _is_exiting is not False:
             return
-        try:
-            # Unmapping does not wait for work that uses the memory.
-            with self.device:
-                _cuda().cuCtxSynchronize()
-                self._free()
-        except CuffiError:
-            # The context is lost: the memory ends with the process.
-            self._close_fds()
+        device, address, byte_length, fds = self.device, self.address, self.byte_length, (self.fd, self.read_only_fd)
+
+        def free() -> None:
+            try:
+                with device:
+                    _cuda().cuMemUnmap(address, byte_length)
+                    _cuda().cuMemAddressFree(address, byte_length)
+            finally:
+                # If the context is lost, the memory ends with the process.
+                _close_fds([fd for fd in fds if fd >= 0])
+
+        device.releases.add(free)
 
 
 # What tensors of other libraries are found by, when they are sent. Weak: only users keep memory alive.
@@ -686,14 +727,22 @@ class _Mapping:
         self.fds: List[int] = []
 
     def release(self) -> None:
-        """Ends one use. The last one unmaps it. The work that used it must be done."""
-        with _lock:
-            self.users -= 1
-            if self.users == 0:
+        """Ends one use. The last one unmaps it, which the driver may block. The work that used it must be done."""
+        with _mapping_lock:
+            if not self.release_unless_last():
+                self.users = 0
                 del _mappings[self.key], _mapped_at[self.base]
                 _close_fds(self.fds)
                 with self.device:
                     self._unmap()
+
+    def release_unless_last(self) -> bool:
+        """As `release`, without waiting. Returns False if this is the last use: it goes on."""
+        with _lock:
+            if self.users == 1:
+                return False
+            self.users -= 1
+            return True
 
 
 class _ReceivedMemory:
@@ -902,7 +951,7 @@ class GpuArray(_Context):
         connection = memory.connection if isinstance(memory, _ReceivedMemory) else None
         del memory
         if connection is not None:
-            connection.give_back()
+            connection.give_back(may_wait=True)
 
     def __enter__(self) -> 'GpuArray':
         self._held()
@@ -1051,6 +1100,10 @@ class _Deadline:
 
     def __init__(self, timeout: Optional[float]) -> None:
         self._timeout, self._at = timeout, math.inf if timeout is None else time.monotonic() + timeout
+
+    @property
+    def is_limited(self) -> bool:
+        return self._at < math.inf
 
     def left(self, what: str) -> float:
         """How many seconds are left. Raises TimeoutError if none are."""
@@ -1884,7 +1937,7 @@ _mapped_at: Dict[int, _Mapping] = {}
 
 def _map(key: Tuple[Any, ...], version: int, make: Callable[[], _Mapping], fds: Sequence[int] = ()) -> _Mapping:
     """Adds a user to a mapping, or makes it, with duplicates of its descriptors."""
-    with _lock:
+    with _mapping_lock:
         mapping = _mappings.get(key)
         if mapping is None:
             kept: List[int] = []
@@ -1900,7 +1953,9 @@ def _map(key: Tuple[Any, ...], version: int, make: Callable[[], _Mapping], fds: 
             _mappings[key] = _mapped_at[mapping.base] = mapping
         elif mapping.version != version:
             raise IpcError('an earlier allocation with the same handle is still open here: close its arrays first')
-        mapping.users += 1
+        mapping.device.releases.start()
+        with _lock:
+            mapping.users += 1
         return mapping
 
 
@@ -1981,6 +2036,7 @@ class _ImportedPool:
 
     def __init__(self, device: _Device, fd: int, exporter: _descriptors.Exporter) -> None:
         self.device, self.users = device, 1
+        device.releases.start()
         with device, _opening(exporter):
             self.handle = _read('cuMemPoolImportFromShareableHandle', fd, _POSIX_FD, 0)
             try:
@@ -1990,7 +2046,7 @@ class _ImportedPool:
                 raise
 
     def release(self) -> None:
-        with _lock:
+        with _mapping_lock:
             self.users -= 1
             if self.users == 0:
                 with self.device:
@@ -2750,11 +2806,10 @@ class _Connection:
             elif field == CONTROL_CLOSED_POOLS:
                 for _ in range(_list_length(reader, ID_BYTE_LENGTH)):
                     name = reader.take(ID_BYTE_LENGTH)
-                    with _lock:
-                        _close_fds([self._pool_fds.pop(name)] if name in self._pool_fds else [])
-                        pool = self._pools.pop(name, None)
-                        if pool:
-                            pool.release()
+                    fd, pool = self._pool_fds.pop(name, -1), self._pools.pop(name, None)
+                    _close_fds([fd] if fd >= 0 else [])
+                    if pool:
+                        pool.device.releases.add(pool.release)
             elif field == CONTROL_DONE:
                 is_done = True
             elif field == CONTROL_BEGUN:
@@ -2915,8 +2970,9 @@ class _Connection:
 
     # ---- Sending ----
 
-    def prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
+    def prepare(self, value: Any, stream: Any, deadline: Optional[_Deadline] = None) -> Tuple[bytearray, List[_Exported], _Points]:
         """Encodes a value and exports its GPU objects. Waits for the work on them, or returns points behind it."""
+        until = deadline or _Deadline(None)
         encoder = _Encoder()
         encoder.write(value)
         if len(encoder.out) > MAX_VALUE_BYTE_LENGTH or len(encoder.objects) > MAX_VALUE_OBJECTS:
@@ -2929,9 +2985,9 @@ class _Connection:
         # Events are the order themselves.
         for device in {one.device for one in exported if one.device and one.fields[0] != KIND_EVENT}:
             if handle is None:
-                device.synchronize()
+                device.wait(until)
             else:
-                points += self.points_behind(device, handle)
+                points += self.points_behind(device, handle, until)
         for one in exported:
             one.stream = handle if one.device else None
         return encoder.out, exported, points
@@ -3033,8 +3089,15 @@ class _Connection:
             if slot:
                 slot.settle(self.end if self._is_socket_closed else None)
 
-    def points_behind(self, device: _Device, stream: int) -> _Points:
-        """Points behind the work that is queued in a stream; none if it is done."""
+    def points_behind(self, device: _Device, stream: int, deadline: '_Deadline') -> _Points:
+        """Points behind the work that is queued in a stream; none if it is done. May wait for it."""
+        points = self._points_behind(device, stream)
+        if points is None:
+            device.wait(deadline)
+        return points or []
+
+    def _points_behind(self, device: _Device, stream: int) -> Optional[_Points]:
+        """As `points_behind`. None if the host must wait for the work."""
         cuda = _cuda()
         with self._cond, device:
             if stream != _LEGACY_STREAM and cuda.cuStreamQuery(stream) == 0:
@@ -3043,8 +3106,7 @@ class _Connection:
             has_counter = key in self._counters or len(self._counters) < COUNTER_COUNT
             if self._is_socket_closed or not has_counter:
                 # Nobody could wait for points any more, or none is left for this stream.
-                _call('cuCtxSynchronize')
-                return []
+                return None
             if self._page is None:
                 self._page_fd = _sealed_memory(PAGE_BYTE_LENGTH)
                 self._page = _Page(self._page_fd)
@@ -3197,10 +3259,10 @@ class _Connection:
                                'no-file-descriptor')  # fmt: skip
             # The mark of memory that is shared for reading only.
             read_only = fields.read_only or any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND for fd in fds)
-            with _lock:
+            with _mapping_lock:
                 key = _virtual_key(fields, device, fds, read_only)
                 return _map(key, 0, lambda: _map_virtual(self._checked(fields), device, fds, read_only), fds)
-        with _lock:
+        with _mapping_lock:
             pool = self._pools.get(fields.pool)
             if pool is None:
                 exporter, fd = self._checked(fields).exporter, self._pool_fds.pop(fields.pool, -1)
@@ -3276,37 +3338,53 @@ class _Connection:
         if self._is_read:
             self._kick()
 
-    def give_back(self) -> None:
-        """Unmaps what nobody refers to any more, and tells the other end."""
+    def give_back(self, may_wait: bool = False) -> None:
+        """Unmaps what nobody refers to any more, and tells the other end: behind the work that may use it.
+
+        :param may_wait: whether this thread may wait for that work, unless it stands behind a wait for another process.
+            Whoever reads must not: what is waited for may need a message
+        """
+        is_free = may_wait and bool(self._given_back) and not _waiting_streams()
         while self._given_back:
             try:
                 lease, mapping, stream = self._given_back.popleft()
             except IndexError:
                 break
-            points: _Points = []
+            if mapping is None:
+                self._finish(lease, None)
+                continue
+            points: Optional[_Points] = None
             try:
-                if mapping and stream is None:
+                if stream is not None:
+                    points = self._points_behind(mapping.device, stream or _LEGACY_STREAM)
+                elif is_free:
                     mapping.device.synchronize()
-                elif mapping:
-                    points = self.points_behind(mapping.device, stream or 0)
+                    points = []
             except CuffiError:
                 pass  # The context is lost: nothing runs in it.
-            if not mapping or not points:
-                self._finish(lease, mapping)
-                continue
-            with self._cond:
-                self._releases.append((lease, False, points))
-                self._behind_streams.append((points, lease, mapping))
-                self._send_releases()
-                self._kick()
+            if points is None or (not points and not is_free and not mapping.release_unless_last()):
+                self._finish_later(lease, mapping)
+            elif points:
+                with self._cond:
+                    self._releases.append((lease, False, points))
+                    self._behind_streams.append((points, lease, mapping))
+                    self._send_releases()
+                    self._kick()
+            else:
+                self._finish(lease, mapping if is_free else None)
         if self._behind_streams:
             with self._cond:
                 pending, self._behind_streams = self._behind_streams, []
             for points, lease, mapping in pending:
                 if self._page and not self._page.is_reached(points):
                     self._behind_streams.append((points, lease, mapping))
+                elif mapping.release_unless_last():
+                    self._finish(lease, None)
                 else:
-                    self._finish(lease, mapping)
+                    self._finish_later(lease, mapping)
+
+    def _finish_later(self, lease: int, mapping: _Mapping) -> None:
+        mapping.device.releases.add(lambda: self._finish(lease, mapping))
 
     def _finish(self, lease: int, mapping: Optional[_Mapping]) -> None:
         try:
@@ -3436,7 +3514,7 @@ class _Connection:
             # A GPU may still do what the ended process had queued.
             self._abandon_waits()
             time.sleep(0.02)
-        with _lock:
+        with _mapping_lock:
             pools, self._pools = list(self._pools.values()), {}
             _close_fds(self._pool_fds.values())
             self._pool_fds.clear()
@@ -3501,8 +3579,8 @@ def _at_exit() -> None:
 
 def _after_fork() -> None:
     """A child by fork has no threads, no driver, and no part in the connections of its parent."""
-    global _is_exiting, _lock, _closing_thread
-    _lock, _closing_thread = threading.RLock(), None
+    global _is_exiting, _lock, _mapping_lock, _closing_thread
+    _lock, _mapping_lock, _closing_thread = threading.RLock(), threading.RLock(), None
     for connection in list(_connections):
         connection.abandon()
     _connections.clear()
@@ -4369,6 +4447,64 @@ def _release_soon(is_unused: Callable[[], bool], release: Callable[[], None]) ->
         return True
 
     _background().poll(is_over)
+
+
+class _Releases:
+    """Frees and unmaps memory behind the work of a device, in a thread of its own, which the driver may block."""
+
+    def __init__(self, device: _Device) -> None:
+        self._device = device
+        # Its methods take no lock of Python: objects may be collected in the middle of any work.
+        self._queue: 'queue.SimpleQueue[Callable[[], Any]]' = queue.SimpleQueue()
+        self._pid = 0
+
+    def start(self) -> None:
+        """Before there is anything to release: no thread can be started while objects are collected."""
+        if self._pid != os.getpid():
+            with _lock:
+                if self._pid != os.getpid():
+                    self._queue = queue.SimpleQueue()
+                    threading.Thread(target=self._run, args=(self._queue,), name='cuffi releases', daemon=True).start()
+                    self._pid = os.getpid()
+
+    def add(self, release: Callable[[], Any]) -> None:
+        """Calls it when the work that is queued on the device is done. May be called anywhere."""
+        self._queue.put(release)
+
+    def flush(self) -> None:
+        """Waits until what was added is released, but not for other processes."""
+        done = threading.Event()
+        self._queue.put(done.set)
+        while not done.wait(0.005) and not self._open_waits():
+            pass
+
+    def _open_waits(self) -> List[Tuple[_Page, int, int]]:
+        """The last wait of each stream of the device that waits."""
+        with _waits_lock:
+            return [stream.waits[-1] for stream in _waiting if stream.device is self._device and stream.is_waiting()]
+
+    def _run(self, added: 'queue.SimpleQueue[Callable[[], Any]]') -> None:
+        while True:
+            batch = [added.get()]
+            while not added.empty():
+                batch.append(added.get())
+            # The driver might block other calls for as long as it waits for these.
+            waits = self._open_waits()
+            while not all(words.reached(index, count) for words, index, count in waits):
+                time.sleep(0.001)
+            waits.clear()
+            try:
+                self._device.synchronize()
+            except CuffiError:
+                pass  # The context is lost: nothing runs in it.
+            while batch:
+                try:
+                    batch.pop(0)()
+                except CuffiError:
+                    pass  # As above: the memory ends with the process.
+                except Exception:  # It must not end the thread without a word.
+                    if not _is_exiting:
+                        traceback.print_exc()
 
 
 class _Closable(_Context):
@@ -5823,13 +5959,12 @@ class _SlotMemory:
 
         def release() -> None:
             try:
-                mapping.device.synchronize()
                 mapping.release()
             except CuffiError:
                 pass  # The context is lost, and the mapping with it.
             on_released()
 
-        _call_later(lambda: threading.Thread(target=release, daemon=True).start())
+        mapping.device.releases.add(release)
 
 
 class _Consumer(_ChannelState):
@@ -6217,17 +6352,6 @@ class _ChannelFields:
 # ---- Channels: the producer -------------------------------------------------------------------------------
 
 
-class _LateMemory:
-    """Keeps memory of this process, and lets go of it in a thread that the driver may block."""
-
-    def __init__(self, memory: _OwnMemory) -> None:
-        self._kept: List[Any] = [memory]
-
-    def __del__(self) -> None:
-        drop = self._kept.clear
-        _call_later(lambda: threading.Thread(target=drop, daemon=True).start())
-
-
 class _Seat:
     """One consumer, as the producer sees it."""
 
@@ -6304,7 +6428,6 @@ class _Producer(_ChannelState):
                  is_ahead: bool) -> None:  # fmt: skip
         super().__init__(ring, memory.device, slots, deliver, is_ahead)
         self.memory, self.ring_fd, self.total = memory, ring_fd, total
-        self.kept = _LateMemory(memory)
         self.seats: List[_Seat] = []
         # With ahead, one consumer has the memory of the ring. Each other one has a copy: nobody can map it once it is
         # fixed.
@@ -6616,7 +6739,7 @@ class _Producer(_ChannelState):
             seat.close()
         os.close(self.ring_fd)
         _release_page(ring)
-        self.slots = self.memory = self.kept = None  # type: ignore[assignment]
+        self.slots = self.memory = None  # type: ignore[assignment]
         return True
 
     def _finish(self, seat: _Seat) -> None:
@@ -6803,7 +6926,7 @@ class Channel(_ChannelEnd):
             layout=_descriptors.Layout(dtype.name, shape, _contiguous(shape, dtype.itemsize)), flags=bits,
             memory=_Fields(**memory.fields(0, state.total, read_only, None)))  # fmt: skip
         fds = (memory.read_only_fd if read_only else memory.fd,)
-        return _Exported(_descriptors.encode(fields), fds, state.kept, None, owned=state.add_seat(), root=state)
+        return _Exported(_descriptors.encode(fields), fds, memory, None, owned=state.add_seat(), root=state)
 
 
 # ---- Page-locked memory -----------------------------------------------------------------------------------
