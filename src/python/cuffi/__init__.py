@@ -40,6 +40,7 @@ import fcntl
 import json
 import math
 import mmap
+import operator
 import os
 import queue
 import secrets
@@ -196,13 +197,20 @@ __version__ = '0.2.0'
 
 
 class CudaError(CuffiError):
-    """A call of the driver failed. `status` is its number, `code` its name."""
+    """A call of the driver failed. `status` is its number, `code` its name, `hint` what can be done, if that is known."""
 
-    def __init__(self, call: str, status: int, doing: str = '') -> None:
+    def __init__(self, call: str, status: int, doing: str = '', *, driver: Optional['_Driver'] = None) -> None:
+        """:param driver: which was asked, if it could not be initialized"""
         self.status, self.call = status, call
-        self.code, description = _describe_status(status)
+        self.code, description = _describe_status(status, driver or _driver)
+        self.hint = _HINTS.get(status)
         while_doing = f' while {doing}' if doing else ''
-        super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status})')
+        after = f'\n{self.hint}' if self.hint else ''
+        super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status}){after}')
+
+    def __reduce__(self) -> Any:
+        # Its message was made here: another process may have no driver.
+        return _make_again, (type(self), self.args, self.__dict__)
 
     @property
     def sticky(self) -> bool:
@@ -210,6 +218,21 @@ class CudaError(CuffiError):
         return self.status in _STICKY
 
 
+def _make_again(kind: Any, args: Tuple[Any, ...], fields: Dict[str, Any]) -> Any:
+    """An error as it was, from a copy or a pickle."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
+
+
+# As src/hints.ts of cuffi in Node.
+_HINTS = {
+    34: 'This libcuda is the stub of the CUDA toolkit: remove its folder from the library path.',
+    100: 'No GPU is visible: check nvidia-smi, CUDA_VISIBLE_DEVICES, and that the container has access to GPUs.',
+    802: 'The system is not ready: the fabric manager or a GPU reset may be pending.',
+    803: 'The kernel driver and libcuda differ in version: reload the driver, or reboot.',
+    999: 'Check dmesg for NVRM: Xid messages.',
+}
 _STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719))
 
 
@@ -345,7 +368,9 @@ def _cuda() -> _Driver:
         with _lock:
             if _driver is None:
                 driver = _Driver(_open_library())
-                _check(driver.cuInit(0), 'cuInit')
+                status = driver.cuInit(0)
+                if status:
+                    raise CudaError('cuInit', status, 'initialising the CUDA driver', driver=driver)
                 _driver = driver
     return _driver
 
@@ -366,11 +391,14 @@ def _open_library() -> Any:
     raise DriverNotFoundError('no CUDA driver (libcuda.so.1) was found. Tried:\n' + '\n'.join(tried))
 
 
-def _describe_status(status: int) -> Tuple[str, str]:
+def _describe_status(status: int, driver: Optional[_Driver]) -> Tuple[str, str]:
     texts = []
     for name in ('cuGetErrorName', 'cuGetErrorString'):
         text = ctypes.c_char_p()
-        known = _driver is not None and getattr(_driver, name)(status, ctypes.byref(text)) == 0
+        try:
+            known = driver is not None and getattr(driver, name)(status, ctypes.byref(text)) == 0
+        except NotSupportedError:
+            known = False  # What failed is told, not what is missing.
         texts.append((text.value or b'').decode() if known else '')
     return texts[0] or f'CUDA_ERROR_{status}', texts[1] or 'unknown error'
 
@@ -390,6 +418,11 @@ def _read(name: str, *arguments: Any, doing: str = '', kind: Any = _u64) -> int:
     found = kind()
     _call(name, ctypes.byref(found), *arguments, doing=doing)
     return found.value
+
+
+def _has_pointers() -> bool:
+    """Whether handles are pointers: those of an emulated driver may be any number."""
+    return isinstance(_cuda()._library, ctypes.CDLL)
 
 
 class _Device:
@@ -488,11 +521,38 @@ def _current_device() -> _Device:
     return devices[0]
 
 
+def _chosen_device(device: Any) -> _Device:
+    """The device of an ordinal, by default that of the current context."""
+    if device is None:
+        return _current_device()
+    try:
+        ordinal = operator.index(device)
+    except TypeError:
+        ordinal = -1
+    if ordinal < 0 and not isinstance(device, int) or isinstance(device, bool):
+        raise TypeError(f"device must be an int, the device's ordinal, not {device!r}")
+    devices = _all_devices()
+    if not devices:
+        raise NotSupportedError('this process sees no GPU')
+    if not 0 <= ordinal < len(devices):
+        raise ValueError(f'device must be from 0 to {len(devices) - 1}, as this process sees {len(devices)}, not {device}')
+    return devices[ordinal]
+
+
+# Pages at address 0 are never mapped: what is below is no pointer, as a time in seconds.
+_MIN_HANDLE = 4096
+
+
 def _stream_handle(stream: Any) -> int:
     """The driver's handle of a stream of any library, by default the legacy default stream."""
     if stream is None:
         return _LEGACY_STREAM
     if isinstance(stream, int):
+        if isinstance(stream, bool):
+            raise TypeError("stream must be a stream's handle, not a bool")
+        is_default = 0 <= stream <= 2
+        if not (is_default or (_MIN_HANDLE if _has_pointers() else 3) <= stream < 1 << 64):
+            raise ValueError(f'stream must be the handle of a stream, not {stream}: a time is given as timeout=SECONDS')
         return stream or _LEGACY_STREAM
     for name in ('cuda_stream', 'ptr', 'handle'):
         found = getattr(stream, name, None)
@@ -936,17 +996,19 @@ class GpuArray(_Context):
         if self.size and self._strides != _contiguous(self._shape, self.itemsize):
             raise CuffiError('this array is not contiguous: copy it with torch or cupy')
 
-    def close(self, stream: Any = None) -> None:
+    def close(self, *, stream: Any = None) -> None:
         """Gives the memory back, once no tensor made of this array uses it. The second call does nothing.
 
-        Without `stream` it waits until all work of the device is done. With it, nothing waits: the memory
-        is given back behind the work that is queued in that stream.
+        Without `stream` it waits until all work of the device is done; not if a stream waits for another process: the
+        memory is then given back in the background. With `stream`, nothing waits: the memory is given back behind the
+        work that is queued in that stream.
         """
+        handle = None if stream is None else _stream_handle(stream)
         memory = self._memory
         if memory is None:
             return
-        if stream is not None and isinstance(memory, _ReceivedMemory):
-            memory.stream = _stream_handle(stream)
+        if handle is not None and isinstance(memory, _ReceivedMemory):
+            memory.stream = handle
         self._memory = None
         connection = memory.connection if isinstance(memory, _ReceivedMemory) else None
         del memory
@@ -1021,8 +1083,8 @@ class Event(_Context):
     https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
     """
 
-    def __init__(self, device: Optional[int] = None) -> None:
-        where = _current_device() if device is None else _all_devices()[device]
+    def __init__(self, *, device: Optional[int] = None) -> None:
+        where = _chosen_device(device)
         with where:
             # Without timing, for other processes.
             self._own: Optional[_EventHandle] = _EventHandle(where, _read('cuEventCreate', 2 | 4))
@@ -1034,9 +1096,10 @@ class Event(_Context):
         return event
 
     def _held(self) -> _EventHandle:
-        if self._own is None:
+        own = self._own
+        if own is None:
             raise ClosedError('this Event is closed')
-        return self._own
+        return own
 
     @property
     def _device(self) -> _Device:
@@ -1068,7 +1131,7 @@ class Event(_Context):
             with _waits_lock:
                 _stream_of(event.device, handle).add_event(event)
 
-    def synchronize(self, timeout: Optional[float] = None) -> None:
+    def synchronize(self, *, timeout: Optional[float] = None) -> None:
         """Waits on the host for the last record. Raises TimeoutError."""
         _wait_until(lambda: self.done, timeout, 'an event')
 
@@ -1081,7 +1144,7 @@ class Event(_Context):
             connection.give_back()
 
 
-def empty(shape: Any, dtype: Any = 'float32', device: Optional[int] = None) -> GpuArray:
+def empty(shape: Any, dtype: Any = 'float32', *, device: Optional[int] = None) -> GpuArray:
     """Returns uninitialized memory that every process and library can share, whatever allocates theirs.
 
     >>> frame = torch.from_dlpack(cuffi.empty((1080, 1920, 3), 'uint8'))
@@ -1090,7 +1153,7 @@ def empty(shape: Any, dtype: Any = 'float32', device: Optional[int] = None) -> G
     Raises CudaError if the device has no memory left.
     """
     lengths, kind = _check_shape(shape), _dtype(dtype)
-    where = _current_device() if device is None else _all_devices()[device]
+    where = _chosen_device(device)
     memory = _OwnMemory(where, max(math.prod(lengths) * kind.itemsize, 1))
     return GpuArray(memory, memory.address, lengths, kind, _contiguous(lengths, kind.itemsize), False)
 
@@ -3765,7 +3828,7 @@ class Peer(_Context):
 
     # ---- Values ----
 
-    def send(self, value: Any, stream: Any = None, timeout: Optional[float] = None) -> None:
+    def send(self, value: Any, *, stream: Any = None, timeout: Optional[float] = None) -> None:
         """Sends a value. Waits for the work on its GPU objects, unless `stream` is given.
 
         Raises TypeError and ValueError for what cannot be sent, IpcError for memory without a handle; with the
@@ -3780,7 +3843,7 @@ class Peer(_Context):
                 raise TimeoutError(f'{error}{connection.hint(FRAME_VALUE)}') from None
         slot.take()
 
-    def receive(self, stream: Any = None, timeout: Optional[float] = None) -> Any:
+    def receive(self, *, stream: Any = None, timeout: Optional[float] = None) -> Any:
         """Returns the next value, when the sender's work on it is done, or makes `stream` wait for that.
 
         What was not returned in time is returned by the next call.
@@ -3831,7 +3894,7 @@ class Peer(_Context):
 
     # ---- Requests ----
 
-    def request(self, value: Any, stream: Any = None, timeout: Optional[float] = None) -> Any:
+    def request(self, value: Any, *, stream: Any = None, timeout: Optional[float] = None) -> Any:
         """Returns what the other end's handler answers. Raises RemoteError for what it throws.
 
         Raises IpcError with the code `not-served` if the other end waits for values and has never served.
@@ -3875,7 +3938,7 @@ class Peer(_Context):
             return value
         raise value if isinstance(value, RemoteError) else RemoteError(repr(value))
 
-    def serve(self, handler: Callable[[Any], Any], stream: Any = None) -> None:
+    def serve(self, handler: Callable[[Any], Any], *, stream: Any = None) -> None:
         """Answers requests with `handler(value)`, in this thread, until the connection ends.
 
         What it raises is raised at the other end. Raises PeerGoneError, IpcError.
@@ -3943,7 +4006,7 @@ class Peer(_Context):
 
     # ---- The same for asyncio ----
 
-    async def asend(self, value: Any, stream: Any = None) -> None:
+    async def asend(self, value: Any, *, stream: Any = None) -> None:
         """As `send`."""
         connection, slot = self._connection, _Slot(is_async=True)
         prepared = await self._prepare(value, stream)
@@ -3989,7 +4052,7 @@ class Peer(_Context):
             raise
         return slot.result
 
-    async def areceive(self, stream: Any = None) -> Any:
+    async def areceive(self, *, stream: Any = None) -> Any:
         """As `receive`. What arrived for a canceled call is returned by the next one."""
         found = await self._next(self._take_value, self._connection._value_slots)
         if not isinstance(found, _Arrived):
@@ -4018,7 +4081,7 @@ class Peer(_Context):
             yield value
             del value
 
-    async def arequest(self, value: Any, stream: Any = None) -> Any:
+    async def arequest(self, value: Any, *, stream: Any = None) -> Any:
         """As `request`. Canceling the task gives the request up."""
         slot = _Slot(is_async=True)
         prepared = await self._prepare(value, stream)
@@ -4030,7 +4093,7 @@ class Peer(_Context):
             raise
         return self._answer(slot.take(), await self._aopen(slot.take(), stream))
 
-    async def aserve(self, handler: Callable[[Any], Any], stream: Any = None) -> None:
+    async def aserve(self, handler: Callable[[Any], Any], *, stream: Any = None) -> None:
         """As `serve`, with a handler that may be a coroutine. Answers one request after the other."""
         connection = self._connection
         while True:
@@ -4118,7 +4181,7 @@ def _trust(sock: socket.socket, allow_other_users: bool) -> None:
                        'other-user')  # fmt: skip
 
 
-def connect(name: str, timeout: Optional[float] = None, allow_other_users: bool = False) -> Peer:
+def connect(name: str, *, timeout: Optional[float] = None, allow_other_users: bool = False) -> Peer:
     """Connects to a process that listens by this name, in Node or Python. Raises IpcError if none does.
 
     :param name: a plain name, a path, or `@name` in the abstract namespace
@@ -4177,7 +4240,7 @@ class Listener(_Context):
         atexit.register(self.close)
         _listeners.add(self)
 
-    def accept(self, timeout: Optional[float] = None) -> Peer:
+    def accept(self, *, timeout: Optional[float] = None) -> Peer:
         """Waits for the next process. Those of other users are refused. Raises TimeoutError, ClosedError.
 
         If this process has no descriptor left for a connection, it raises IpcError, and goes on listening.
@@ -4222,7 +4285,13 @@ class Listener(_Context):
             if peer is not None:
                 return peer
             # A descriptor of its own: others may wait as well.
-            ready, fd = loop.create_future(), os.dup(self._socket.fileno())
+            ready = loop.create_future()
+            try:
+                fd = os.dup(self._socket.fileno())
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    continue  # Another thread has closed it.
+                raise IpcError(f'a connection cannot be waited for: {error.strerror}') from None
             loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
             try:
                 await ready
@@ -4287,7 +4356,7 @@ def _remove_dead(path: str) -> bool:
         os.close(fd)
 
 
-def listen(name: str, allow_other_users: bool = False) -> Listener:
+def listen(name: str, *, allow_other_users: bool = False) -> Listener:
     """Listens by a name, to which Node and Python connect. Raises IpcError if the name is in use.
 
     >>> with cuffi.listen('render') as listener:
@@ -5373,13 +5442,13 @@ class Timeline(_Closable):
         if not state.is_reached(value) and not _enqueue_wait(state.words, TIMELINE_VALUE, value, found):
             raise _too_many_waits(value)
 
-    def reached(self, value: int, timeout: Optional[float] = None) -> None:
+    def reached(self, value: int, *, timeout: Optional[float] = None) -> None:
         """Waits on the host until a value is reached. Raises TimeoutError, PeerGoneError, ClosedError."""
         _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
         _wait_until(lambda: state.is_reached(value), timeout, f'value {value} of a timeline')
 
-    async def areached(self, value: int, timeout: Optional[float] = None) -> None:
+    async def areached(self, value: int, *, timeout: Optional[float] = None) -> None:
         """As `reached`."""
         _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
@@ -5859,11 +5928,23 @@ class _Slots:
 class _ChannelState:
     """What both ends of a channel have. It outlives its object until its work is done."""
 
-    def __init__(self, ring: _Ring, device: _Device, slots: _Slots, deliver: str, is_ahead: bool) -> None:
-        self.ring, self.device, self.slots, self.deliver, self.is_ahead = ring, device, slots, deliver, is_ahead
+    def __init__(self, ring: _Ring, device: _Device, slots: _Slots, deliver: str, is_ahead: bool, name: str) -> None:
+        self.ring, self.device, self.deliver, self.is_ahead, self.name = ring, device, deliver, is_ahead, name
+        self._slots: Optional[_Slots] = slots
         self.lock = threading.RLock()
         self.is_closed = False
         self.streams, self.ahead_streams = _Streams(self), _AheadStreams(self)
+
+    @property
+    def slots(self) -> _Slots:
+        """Raises ClosedError: another thread may close the channel at any time."""
+        slots = self._slots
+        if slots is None:
+            raise self.closed_error()
+        return slots
+
+    def closed_error(self) -> ClosedError:
+        return ClosedError(f'this {self.name} is closed')
 
 
 class _Streams(Dict[int, _Stream]):
@@ -5873,7 +5954,7 @@ class _Streams(Dict[int, _Stream]):
         self._state = weakref.proxy(state)
 
     def __missing__(self, handle: int) -> _Stream:
-        stream = self[handle] = _stream_of(self._state.device, handle or _LEGACY_STREAM)
+        stream = self[handle] = _stream_of(self._state.device, _stream_handle(handle))
         return stream
 
 
@@ -5970,7 +6051,7 @@ class _SlotMemory:
 class _Consumer(_ChannelState):
     def __init__(self, ring: _Ring, seat: _Words, ends: Sequence[int], slots: _Slots, device: _Device,
                  deliver: str, is_ahead: bool) -> None:  # fmt: skip
-        super().__init__(ring, device, slots, deliver, is_ahead)
+        super().__init__(ring, device, slots, deliver, is_ahead, 'ChannelConsumer')
         self.seat = seat
         start = seat.read(SEAT_START)
         if not 0 <= start <= _SAFE:
@@ -5990,7 +6071,7 @@ class _Consumer(_ChannelState):
 
     def assert_open(self) -> None:
         if self.is_closed:
-            raise ClosedError('this ChannelConsumer is closed')
+            raise self.closed_error()
 
     # ---- Receiving ----
 
@@ -6146,7 +6227,7 @@ class _Consumer(_ChannelState):
             if self.is_closed:
                 return
             self.is_closed = True
-            slots, self.slots = self.slots, None  # type: ignore[assignment]
+            slots, self._slots = self._slots, None
         self.sleepers.wake()
         kept = [slots]
 
@@ -6202,7 +6283,7 @@ class ConsumerSlot:
         """All bytes of the slot. Raises CuffiError after `release`."""
         return self._views().buffer(self.message, self._stream)
 
-    def filled(self, timeout: Optional[float] = None) -> bool:
+    def filled(self, *, timeout: Optional[float] = None) -> bool:
         """Waits until the work that fills the slot is done: at once, unless it came from `ahead`.
 
         Returns False if the producer closed the channel before it published this message. Raises
@@ -6211,7 +6292,7 @@ class ConsumerSlot:
         consumer, message = self._consumer, self.message
         return consumer.sleepers.wait(lambda: consumer.filled(message), timeout, f'message {message} of a channel')
 
-    async def afilled(self, timeout: Optional[float] = None) -> bool:
+    async def afilled(self, *, timeout: Optional[float] = None) -> bool:
         """As `filled`."""
         consumer, message = self._consumer, self.message
         return await consumer.sleepers.await_(lambda: consumer.filled(message), timeout, f'message {message} of a channel')
@@ -6240,7 +6321,7 @@ class ChannelConsumer(_ChannelEnd):
     ...     slot.release(stream)
     """
 
-    def receive(self, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
+    def receive(self, *, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
         """Returns the next message; None when the producer has closed the channel and all were received.
 
         Raises PeerGoneError if it ended without closing it, IpcError for an invalid message, TimeoutError.
@@ -6249,16 +6330,16 @@ class ChannelConsumer(_ChannelEnd):
         found = state.sleepers.wait(state.look, timeout, 'a message of a channel')
         return None if found is _END else found
 
-    async def areceive(self, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
+    async def areceive(self, *, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
         """As `receive`."""
         state: _Consumer = self._held()
         found = await state.sleepers.await_(state.look, timeout, 'a message of a channel')
         return None if found is _END else found
 
-    def messages(self, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
+    def messages(self, *, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
         """The messages, until the channel ends, with a limit for each of them. As `receive`."""
         while True:
-            slot = self.receive(timeout)
+            slot = self.receive(timeout=timeout)
             if slot is None:
                 return
             yield slot
@@ -6273,7 +6354,7 @@ class ChannelConsumer(_ChannelEnd):
                 return
             yield slot
 
-    def ahead(self, stream: Any, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
+    def ahead(self, stream: Any, *, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
         """Hands out slots in order before they are filled: the stream waits for each of them, not the caller.
 
         At most 64 slots are ahead at a time. It ends when the producer has closed the channel; slots that were
@@ -6291,7 +6372,7 @@ class ChannelConsumer(_ChannelEnd):
                 return
             yield slot
 
-    async def aahead(self, stream: Any, timeout: Optional[float] = None) -> AsyncIterator[ConsumerSlot]:
+    async def aahead(self, stream: Any, *, timeout: Optional[float] = None) -> AsyncIterator[ConsumerSlot]:
         """As `ahead`."""
         state: _Consumer = self._held()
         while True:
@@ -6426,8 +6507,9 @@ class _Seat:
 class _Producer(_ChannelState):
     def __init__(self, ring: _Ring, ring_fd: int, memory: _OwnMemory, slots: _Slots, total: int, deliver: str,
                  is_ahead: bool) -> None:  # fmt: skip
-        super().__init__(ring, memory.device, slots, deliver, is_ahead)
-        self.memory, self.ring_fd, self.total = memory, ring_fd, total
+        super().__init__(ring, memory.device, slots, deliver, is_ahead, 'Channel')
+        self._memory: Optional[_OwnMemory] = memory
+        self.ring_fd, self.total = ring_fd, total
         self.seats: List[_Seat] = []
         # With ahead, one consumer has the memory of the ring. Each other one has a copy: nobody can map it once it is
         # fixed.
@@ -6470,9 +6552,16 @@ class _Producer(_ChannelState):
         if self._failure:
             raise CuffiError(f'the context of this channel was lost with work of a message: {self._failure}')
         if self.is_closed:
-            raise ClosedError('this Channel is closed')
+            raise self.closed_error()
 
     # ---- Acquiring ----
+
+    @property
+    def memory(self) -> _OwnMemory:
+        memory = self._memory
+        if memory is None:
+            raise self.closed_error()
+        return memory
 
     def try_acquire(self, of: Any) -> Optional['ProducerSlot']:
         """:param of: the stream that waits for the slot, if given"""
@@ -6535,7 +6624,10 @@ class _Producer(_ChannelState):
         if shape is not None or dtype is not None:
             layout = _check_layout(own[1] if shape is None else shape, own[0] if dtype is None else dtype,
                                    self.slots.byte_length)  # fmt: skip
-        self.ring.write_record(message, layout, encoded)
+        with self.lock:
+            # Its memory goes soon after it was closed.
+            self.assert_open()
+            self.ring.write_record(message, layout, encoded)
         found = self.streams[stream if type(stream) is int else _stream_handle(stream)]
         self._stores.store(RING_FILLED + message % self.ring.slots, message + 1, found)
         with self.lock:
@@ -6739,7 +6831,7 @@ class _Producer(_ChannelState):
             seat.close()
         os.close(self.ring_fd)
         _release_page(ring)
-        self.slots = self.memory = None  # type: ignore[assignment]
+        self._slots = self._memory = None
         return True
 
     def _finish(self, seat: _Seat) -> None:
@@ -6782,7 +6874,7 @@ class ProducerSlot:
         """All bytes of the slot. Raises CuffiError after it was published."""
         return self._views().buffer(self.message, self._stream)
 
-    def publish(self, stream: Any = None, meta: Any = None, shape: Any = None, dtype: Any = None) -> None:
+    def publish(self, stream: Any = None, *, meta: Any = None, shape: Any = None, dtype: Any = None) -> None:
         """Publishes the message: consumers get it when the work that is queued in a stream so far is done.
 
         Returns at once. Raises TypeError, ValueError for an invalid `meta` or a layout that does not fit, CuffiError
@@ -6860,7 +6952,7 @@ class Channel(_ChannelEnd):
         _check_count(size, 1, 'the size of a slot')
         stride = -(-size // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
         duration = _check_busy_poll(busy_poll_us)
-        where = _current_device() if device is None else _all_devices()[device]
+        where = _chosen_device(device)
         memory = _OwnMemory(where, stride * slots, bool(read_only))
         ring_fd = _sealed_memory(_Ring.length(slots, not ahead), 'cuffi-channel')
         try:
@@ -6883,7 +6975,7 @@ class Channel(_ChannelEnd):
         """How many messages were published."""
         return self._held().published
 
-    def acquire(self, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
+    def acquire(self, *, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
         """Waits for a free slot: one that all consumers have released. Slots are published in the order of acquiring.
 
         With `stream`, in a channel with `ahead`, that stream waits instead of the caller. It must be non-blocking.
@@ -6892,19 +6984,19 @@ class Channel(_ChannelEnd):
         state: _Producer = self._state or self._held()
         return state.try_acquire(stream) or state.sleepers.wait(lambda: state.try_acquire(stream), timeout, 'a free slot')
 
-    async def aacquire(self, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
+    async def aacquire(self, *, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
         """As `acquire`."""
         state: _Producer = self._held()
         return await state.sleepers.await_(lambda: state.try_acquire(stream), timeout, 'a free slot')
 
-    def try_acquire(self, stream: Any = None) -> Optional[ProducerSlot]:
+    def try_acquire(self, *, stream: Any = None) -> Optional[ProducerSlot]:
         """As `acquire`, without waiting: None if there is no free slot, or no more waits may be queued now.
 
         With a stream, also if a consumer has not received the channel yet.
         """
         return self._held().try_acquire(stream)
 
-    def drained(self, timeout: Optional[float] = None) -> None:
+    def drained(self, *, timeout: Optional[float] = None) -> None:
         """Waits until all published messages were released by their consumers, or those have ended.
 
         With `deliver='one'`, messages that nobody has taken are waited for. Raises TimeoutError, ClosedError.
@@ -6912,7 +7004,7 @@ class Channel(_ChannelEnd):
         state: _Producer = self._held()
         state.sleepers.wait(state.is_drained, timeout, 'the consumers of a channel')
 
-    async def adrained(self, timeout: Optional[float] = None) -> None:
+    async def adrained(self, *, timeout: Optional[float] = None) -> None:
         """As `drained`."""
         state: _Producer = self._held()
         await state.sleepers.await_(state.is_drained, timeout, 'the consumers of a channel')
@@ -7043,13 +7135,13 @@ class PinnedBuffer(_Closable):
         return _Exported(_descriptors.encode(fields), (), None, state.device, owned=[os.dup(state.fd)], root=state)
 
 
-def pinned(byte_length: int, device: Optional[int] = None) -> PinnedBuffer:
+def pinned(byte_length: int, *, device: Optional[int] = None) -> PinnedBuffer:
     """Returns page-locked host memory, zeroed, that can be sent to other processes.
 
     Whole pages are locked, so small buffers are expensive. Raises MemoryError if the system has no room.
     """
     _check_count(byte_length, 1, 'byte_length')
-    where = _current_device() if device is None else _all_devices()[device]
+    where = _chosen_device(device)
     size = _whole_pages(byte_length)
     # The kernel would allocate pages until it ends processes.
     if size > _available_memory():
@@ -7099,7 +7191,7 @@ class leases:
     """What this process has sent, which is kept alive for its receivers."""
 
     @staticmethod
-    def returned(thing: Any, timeout: Optional[float] = None) -> None:
+    def returned(thing: Any, *, timeout: Optional[float] = None) -> None:
         """Waits until every process that got an object has closed it, or has ended, and its work on it is done.
 
         The object itself may stay open: its memory can then be written again. A part of an allocation stands for
@@ -7109,7 +7201,7 @@ class leases:
         _wait_until(lambda: not _is_lent(root), timeout, 'what other processes have')
 
     @staticmethod
-    async def areturned(thing: Any, timeout: Optional[float] = None) -> None:
+    async def areturned(thing: Any, *, timeout: Optional[float] = None) -> None:
         """As `returned`."""
         root = _root_of(thing)
         await _await_until(lambda: not _is_lent(root), timeout, 'what other processes have')
