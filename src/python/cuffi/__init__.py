@@ -27,6 +27,8 @@ Ownership. What is sent is kept alive until the other end has closed it. What is
 
 from __future__ import annotations
 
+# As `signal`, which makes enums of the handlers at each call: that would take longer than to send a message.
+import _signal
 import array as _array
 import atexit
 import asyncio
@@ -475,6 +477,7 @@ class _Device:
         thread.start()
         while thread.is_alive():
             thread.join(min(deadline.left('the work of the device'), 0.05))
+            _signals.check()
         if errors:
             raise errors[0]
 
@@ -1013,7 +1016,8 @@ class GpuArray(_Context):
         connection = memory.connection if isinstance(memory, _ReceivedMemory) else None
         del memory
         if connection is not None:
-            connection.give_back(may_wait=True)
+            with _signals:
+                connection.give_back(may_wait=True)
 
     def __enter__(self) -> 'GpuArray':
         self._held()
@@ -1158,15 +1162,35 @@ def empty(shape: Any, dtype: Any = 'float32', *, device: Optional[int] = None) -
     return GpuArray(memory, memory.address, lengths, kind, _contiguous(lengths, kind.itemsize), False)
 
 
+def _seconds(timeout: Any) -> float:
+    """A limit as a float. Raises TypeError, ValueError."""
+    try:
+        seconds = math.nan if isinstance(timeout, (bool, str, bytes)) else float(timeout)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if seconds >= 0:
+        return seconds
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        raise ValueError(f'timeout must be a number of seconds that is not negative, not {timeout}')
+    raise TypeError(f'timeout must be a number of seconds, or None, not {timeout!r}')
+
+
 class _Deadline:
     """The end of a wait that has a limit in seconds, if any."""
 
     def __init__(self, timeout: Optional[float]) -> None:
-        self._timeout, self._at = timeout, math.inf if timeout is None else time.monotonic() + timeout
+        self._timeout, self._at = timeout, math.inf if timeout is None else time.monotonic() + _seconds(timeout)
 
     @property
     def is_limited(self) -> bool:
         return self._at < math.inf
+
+    def left_or_none(self) -> Optional[float]:
+        """How many seconds are left; None if none are."""
+        left = self._at - time.monotonic()
+        return left if left > 0 else None
 
     def left(self, what: str) -> float:
         """How many seconds are left. Raises TimeoutError if none are."""
@@ -2197,9 +2221,15 @@ _PART = PACKET_BYTE_LENGTH - _HEADER.size
 _MAX_MESSAGE = MAX_VALUE_BYTE_LENGTH + MAX_TABLE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH
 _MAX_POOLS = 1024
 _MAX_LIST = 1024
+# What a whole frame takes of the room of a socket, with what the system adds, and how much room is wanted.
+_FRAME_IN_SOCKET, _WANTED_IN_SOCKET = PACKET_BYTE_LENGTH + 8192, 1 << 20
 # A thread that has just received probably receives again, faster than the connection's own thread would.
 _IDLE_S = 0.005
 _REPAIR_S = 2.0
+# The system counts milliseconds in 32 bits.
+_MAX_POLL_S = 86_400.0
+# How often a wait that has no time left asks another thread that reads to look.
+_MAX_LOOKS = 3
 # As in Node: only the end of the process tells a crash from a close.
 _MAX_EXIT_S = 2.0
 
@@ -2300,6 +2330,91 @@ def _again(error: Any) -> Any:
     return again
 
 
+class _Signals:
+    """Puts off the signals of the main thread while it changes a connection: their handlers may raise at any instruction.
+
+    What waits calls `check`, where those run that came meanwhile; the rest run at the end.
+    """
+
+    # Those that programs handle in Python.
+    _NUMBERS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGALRM, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2)
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._handlers: Dict[int, Any] = {}
+        self._came: List[Tuple[Any, int, Any]] = []
+        self._wake: Optional[Callable[[], None]] = None
+        self._put_off = self._on_signal
+
+    def _is_elsewhere(self) -> bool:
+        """Handlers run only in the main thread."""
+        return threading.get_ident() != threading.main_thread().ident
+
+    def __enter__(self) -> None:
+        if self._is_elsewhere():
+            return
+        if not self._depth:
+            get = _signal.getsignal
+            self._handlers = handlers = {
+                number: handler for number, handler in [(number, get(number)) for number in self._NUMBERS] if callable(handler)}
+            try:
+                for number in handlers:
+                    _signal.signal(number, self._put_off)
+            except BaseException:
+                self._restore(list(handlers))
+                raise
+        self._depth += 1
+
+    def __exit__(self, *_: Any) -> None:
+        if self._is_elsewhere():
+            return
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        # Its last instruction that a handler cannot end is the first one here that sets one back.
+        self._depth = 0
+        self._restore(list(self._handlers))
+        self._deliver()
+
+    def _restore(self, numbers: List[int]) -> None:
+        if numbers:
+            try:
+                # A handler that has run may have set another one.
+                if _signal.getsignal(numbers[-1]) is self._put_off:
+                    _signal.signal(numbers[-1], self._handlers[numbers[-1]])
+            finally:
+                self._restore(numbers[:-1])
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self._came.append((self._handlers.get(number), number, frame))
+        if self._wake:
+            self._wake()
+
+    def check(self) -> None:
+        """Runs the handlers of what came. They may raise."""
+        if self._came and not self._is_elsewhere():
+            self._deliver()
+
+    def _deliver(self) -> None:
+        if self._came:
+            handler, number, frame = self._came.pop(0)
+            try:
+                if handler:
+                    handler(number, frame)
+            finally:
+                self._deliver()
+
+    def wake_by(self, wake: Optional[Callable[[], None]]) -> Optional[Callable[[], None]]:
+        """Has `wake` called when a signal comes, as to end a poll: in the middle of any work. Returns what was called before."""
+        if self._is_elsewhere():
+            return None
+        before, self._wake = self._wake, wake
+        return before
+
+
+_signals = _Signals()
+
+
 class _Slot:
     """Somebody who waits for a value or an answer: a thread, or the future of an event loop."""
 
@@ -2327,6 +2442,20 @@ class _Slot:
         if isinstance(self.result, Exception):
             raise _again(self.result)
         return self.result
+
+
+class _Outgoing:
+    """A message that is sent, in frames. It gets its number with its first one: until then it can be taken back."""
+
+    __slots__ = ('kind', 'request', 'body', 'at', 'fds', 'owned', 'slot', 'leases', 'releases')
+
+    def __init__(self, kind: int, request: int, body: Union[bytes, bytearray], fds: Sequence[int], owned: Sequence[int],
+                 slot: Optional[_Slot]) -> None:  # fmt: skip
+        """:param owned: those of the descriptors that are closed when they were sent"""
+        self.kind, self.request, self.body, self.at, self.fds, self.owned, self.slot = kind, request, body, 0, fds, owned, slot
+        # What comes with it: the leases of its objects, and releases of others.
+        self.leases: Sequence[int] = ()
+        self.releases: List[Tuple[int, bool, _Points]] = []
 
 
 class _Arrived:
@@ -2371,6 +2500,9 @@ class _Connection:
         self._allow_other_users = allow_other_users
         self._socket, self._fd = sock, sock.fileno()
         sock.setblocking(False)
+        # The system gives what it allows.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WANTED_IN_SOCKET)
+        self._socket_size = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self._cond = threading.Condition(threading.RLock())
         self._wake_lock = threading.RLock()
         self._poll = select.poll()
@@ -2397,7 +2529,7 @@ class _Connection:
         self._part_header: Tuple[int, ...] = ()
         self._part_fds: List[int] = []
         self._is_part_cut = False
-        self._outgoing: Deque[Tuple[bytes, Sequence[int], Sequence[int], Optional[_Slot]]] = collections.deque()
+        self._outgoing: Deque[_Outgoing] = collections.deque()
         self._unsent: List[_Slot] = []
         self._values: Deque[_Arrived] = collections.deque()
         self._value_slots: Deque[_Slot] = collections.deque()
@@ -2492,42 +2624,51 @@ class _Connection:
 
         :param kind: FRAME_VALUE or FRAME_REQUEST, if that is what it waits for
         """
-        begun, cond = time.monotonic(), self._cond
-        if kind:
-            self.begin(kind)
-        with cond:
-            self._waiting += 1
-            self._waiting_for[kind] += 1
-            if self._is_read and (self._are_requests_stuck() or self._are_values_stuck()):
-                # The thread that reads must refuse them in time.
-                self._kick()
-        try:
-            while True:
-                with cond:
-                    if is_done():
-                        return
-                    left = deadline.left(what)
-                    if self._is_read or self._is_socket_closed:
-                        if self._is_read_by_own_thread:
-                            self._kick()
-                        cond.wait(min(left, 0.05))
-                        continue
-                    self._is_read = True
-                try:
-                    self._step(left)
-                finally:
-                    with cond:
-                        self._is_read = False
-                        if self._waiting > 1:
-                            # It may have come for them.
-                            cond.notify_all()
-        finally:
+        begun, cond, looks = time.monotonic(), self._cond, 0
+        with _signals:
+            wake = _signals.wake_by(self._kick)
+            if kind:
+                self.begin(kind)
             with cond:
-                self._waiting -= 1
-                self._waiting_for[kind] -= 1
-                self._last_wait = time.monotonic()
-                if self._waiting or self._last_wait - begun > 0.02:
-                    cond.notify_all()
+                self._waiting += 1
+                self._waiting_for[kind] += 1
+                if self._is_read and (self._are_requests_stuck() or self._are_values_stuck()):
+                    # The thread that reads must refuse them in time.
+                    self._kick()
+            try:
+                while True:
+                    _signals.check()
+                    with cond:
+                        if is_done():
+                            return
+                        left = deadline.left_or_none()
+                        if left is None and looks >= _MAX_LOOKS:
+                            deadline.left(what)
+                        if self._is_read or self._is_socket_closed:
+                            if self._is_read_by_own_thread or left is None:
+                                self._kick()
+                            looks += left is None
+                            cond.wait(0.01 if left is None else min(left, 0.05))
+                            continue
+                        self._is_read = True
+                    try:
+                        # What has arrived is looked at even if no time is left.
+                        if not self._step(left or 0) and left is None:
+                            looks = _MAX_LOOKS
+                    finally:
+                        with cond:
+                            self._is_read = False
+                            if self._waiting > 1:
+                                # It may have come for them.
+                                cond.notify_all()
+            finally:
+                _signals.wake_by(wake)
+                with cond:
+                    self._waiting -= 1
+                    self._waiting_for[kind] -= 1
+                    self._last_wait = time.monotonic()
+                    if self._waiting or self._last_wait - begun > 0.02:
+                        cond.notify_all()
 
     def _run(self) -> None:
         """Reads while nobody waits, so that what the other end gives back is freed."""
@@ -2564,8 +2705,8 @@ class _Connection:
                 self._is_kicked = True
                 os.write(self._wake_write, b'\0')
 
-    def _step(self, timeout: float) -> None:
-        """Waits for one thing to happen, and handles it. Only the thread that reads calls this."""
+    def _step(self, timeout: float) -> bool:
+        """Waits for one thing to happen, and handles it. Returns whether something has. Only the thread that reads calls this."""
         if self._held and (self._is_gone or (self._peer_page and self._peer_page.is_reached(self._held))):
             with self._cond:
                 self._held = []
@@ -2582,7 +2723,7 @@ class _Connection:
         if self._gone_until is not None or self._stuck_until is not None:
             until = min(each for each in (self._gone_until, self._stuck_until) if each is not None)
             timeout = max(0.0, min(timeout, until - time.monotonic()))
-        milliseconds = None if timeout == math.inf else math.ceil(timeout * 1000)
+        milliseconds = None if timeout == math.inf else math.ceil(min(timeout, _MAX_POLL_S) * 1000)
         if self._held or self._behind_streams:
             time.sleep(0.0001)
             milliseconds = 0
@@ -2610,6 +2751,7 @@ class _Connection:
                 self._refuse_stuck()
             self._close_if_unused()
         self.give_back()
+        return bool(events)
 
     def _register(self) -> None:
         if self._is_socket_closed:
@@ -3004,10 +3146,10 @@ class _Connection:
         elif begun & BEGUN_IGNORING_VALUES:
             error = self._not_received()
             self._confirm(error)
-            for _, _, _, slot in self._outgoing:
-                # It is still sent: its header has its number. But nobody receives it.
-                if slot:
-                    slot.settle(error)
+            for message in self._outgoing:
+                # It is still sent, but nobody receives it.
+                if message.slot:
+                    message.slot.settle(error)
 
     def _confirm(self, result: Optional[Exception]) -> None:
         unconfirmed, self._unconfirmed = self._unconfirmed, []
@@ -3056,18 +3198,19 @@ class _Connection:
         return encoder.out, exported, points
 
     def send(self, prepared: Tuple[bytearray, List[_Exported], _Points], kind: int = FRAME_VALUE, request: int = 0,
-             slot: Optional[_Slot] = None) -> None:  # fmt: skip
+             slot: Optional[_Slot] = None) -> _Outgoing:  # fmt: skip
         """Sends a value, or queues it. `slot` is settled when it was sent."""
         body, exported, points = prepared
         fds: List[int] = []
         owned: List[int] = []
-        with self._cond:
+        with _signals, self._cond:
             if self.end is not None:
                 raise _again(self.end)
             if kind == FRAME_VALUE and self._peer_begun == BEGUN_SERVING | BEGUN_IGNORING_VALUES:
                 raise self._not_received()
+            first = self._next_export
             if exported:
-                body += _pack_double(self._next_export)
+                body += _pack_double(first)
                 for one in exported:
                     _write_length(body, len(one.owned) + len(one.fds))
                     body.append(0)
@@ -3080,14 +3223,34 @@ class _Connection:
                     self._exports[self._next_export] = one
                     self._next_export += 1
             self._send_page()
-            self._write_control(body, points)
+            releases = self._write_control(body, points)
             if slot and kind == FRAME_VALUE and self._peer_begun == BEGUN_SERVING:
                 # Settled when the other end receives, or refuses.
                 self._unconfirmed.append(slot)
                 slot = None
-            self._post(kind, body, fds, request, owned, slot)
+            message = _Outgoing(kind, request, body, fds, owned, slot)
+            message.leases, message.releases = range(first, self._next_export), releases
+            self._post_message(message)
+            return message
 
-    def _write_control(self, body: bytearray, points: _Points = []) -> None:
+    def take_back(self, message: _Outgoing, slot: _Slot) -> bool:
+        """Takes a message back of which nothing was sent yet. Returns False if it is too late."""
+        with _signals, self._cond:
+            if message.at or message not in self._outgoing:
+                return False
+            self._outgoing.remove(message)
+            if slot in self._unconfirmed:
+                self._unconfirmed.remove(slot)
+            _close_fds(list(message.owned))
+            for lease in message.leases:
+                self._exports.pop(lease, None)
+            self._releases[:0] = message.releases
+            self._close_if_unused()
+            return True
+
+    def _write_control(self, body: bytearray, points: _Points = []) -> List[Tuple[int, bool, _Points]]:
+        """Returns the releases that it has written."""
+        releases: List[Tuple[int, bool, _Points]] = []
         if points:
             body.append(CONTROL_POINTS)
             _write_points(body, points)
@@ -3099,6 +3262,7 @@ class _Connection:
                 body += _pack_double(lease)
                 body.append(is_final)
                 _write_points(body, behind)
+        return releases
 
     def _send_page(self) -> None:
         """Sends this end's counters before the first points."""
@@ -3116,15 +3280,11 @@ class _Connection:
             self._post(FRAME_CONTROL, body)
 
     def _post(self, kind: int, body: Union[bytes, bytearray], fds: Sequence[int] = (), request: int = 0,
-              owned: Sequence[int] = (), slot: Optional[_Slot] = None) -> None:  # fmt: skip
-        """:param owned: those of the descriptors that are closed when they were sent"""
-        length = len(body)
-        for at in range(0, length, _PART):
-            header = _HEADER.pack(_MAGIC, MAX_VERSION, kind, self._sent, length, at, request)
-            is_last = at + _PART >= length
-            frame = header + body if length <= _PART else header + body[at : at + _PART]
-            self._outgoing.append((frame, () if at else fds, () if at else owned, slot if is_last else None))
-        self._sent = (self._sent + 1) & 0xFFFFFFFF
+              owned: Sequence[int] = ()) -> None:  # fmt: skip
+        self._post_message(_Outgoing(kind, request, body, fds, owned, None))
+
+    def _post_message(self, message: _Outgoing) -> None:
+        self._outgoing.append(message)
         self._flush()
         if self._outgoing and self._is_read and not self._poll_events & select.POLLOUT:
             self._kick()
@@ -3132,9 +3292,16 @@ class _Connection:
     def _flush(self) -> None:
         outgoing = self._outgoing
         while outgoing:
-            frame, fds, owned, slot = outgoing[0]
+            message = outgoing[0]
+            at, body, fds, owned, slot = message.at, message.body, message.fds, message.owned, message.slot
+            length = len(body)
+            if length > _PART and not at and not self._has_room(length):
+                return
+            header = _HEADER.pack(_MAGIC, MAX_VERSION, message.kind, self._sent, length, at, message.request)
+            frame = header + body if length <= _PART else header + body[at : at + _PART]
+            is_lost = False
             try:
-                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f'{len(fds)}i', *fds))] if fds else []
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f'{len(fds)}i', *fds))] if fds and not at else []
                 if not self._is_socket_closed:
                     self._socket.sendmsg((frame,), ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except (BlockingIOError, InterruptedError):
@@ -3143,14 +3310,29 @@ class _Connection:
                 if error.errno in (errno.ENOBUFS, errno.ETOOMANYREFS, errno.ENOMEM):
                     return
                 # The other end is closed: what it has sent before is read first, and its end is seen there.
-                if slot:
-                    self._unsent.append(slot)
-                    slot = None
+                is_lost = True
+            message.at = at + _PART
+            if owned and not at:
+                _close_fds(list(owned))
+                message.owned = ()
+            if message.at < length:
+                continue
             outgoing.popleft()
-            if owned:
-                _close_fds(owned)
-            if slot:
+            self._sent = (self._sent + 1) & 0xFFFFFFFF
+            if not slot:
+                continue
+            if is_lost:
+                self._unsent.append(slot)
+            else:
                 slot.settle(self.end if self._is_socket_closed else None)
+
+    def _has_room(self, length: int) -> bool:
+        """Whether the frames of a message fit into the socket, so that it need not be left half sent. None above 3/4 of it do."""
+        frames = -(-length // _PART) * _FRAME_IN_SOCKET
+        if self._is_socket_closed or frames > self._socket_size * 3 // 4:
+            return True
+        unread = struct.unpack('i', fcntl.ioctl(self._fd, termios.TIOCOUTQ, bytes(4)))[0]
+        return unread + frames <= self._socket_size
 
     def points_behind(self, device: _Device, stream: int, deadline: '_Deadline') -> _Points:
         """Points behind the work that is queued in a stream; none if it is done. May wait for it."""
@@ -3225,10 +3407,15 @@ class _Connection:
     def open(self, arrived: _Arrived, stream: Any, deadline: _Deadline) -> Any:
         """Returns the value with its GPU objects, when the sender's work on them is done or `stream` waits for it."""
         self.begin_open(arrived, stream)
+        self.finish_open(arrived, deadline)
+        return arrived.take()
+
+    def finish_open(self, arrived: _Arrived, deadline: _Deadline) -> None:
+        """Waits until the sender's work is done. Raises TimeoutError, PeerGoneError."""
         if arrived.points or arrived.events:
             for pause in _pauses(lambda: self.is_ready(arrived), deadline, "the sender's work"):
                 time.sleep(pause)
-        return arrived.take()
+                _signals.check()
 
     def is_ready(self, arrived: _Arrived) -> bool:
         if self.is_reached(arrived.points) and all(event.done for event in arrived.events):
@@ -3467,7 +3654,7 @@ class _Connection:
     # ---- The end ----
 
     def close(self) -> None:
-        with self._cond:
+        with _signals, self._cond:
             self._is_closed_here = True
             self._begin_closing(ClosedError('this Peer is closed'))
             for waiting in (self._values, self._requests):
@@ -3834,13 +4021,22 @@ class Peer(_Context):
         Raises TypeError and ValueError for what cannot be sent, IpcError for memory without a handle; with the
         code `not-received` if the other end serves requests and has never received.
         """
-        connection, slot = self._connection, _Slot()
-        connection.send(connection.prepare(value, stream), slot=slot)
-        if not slot.is_done:
-            try:
-                connection.wait(lambda: slot.is_done or connection._is_socket_closed, _Deadline(timeout), 'room to send')
-            except TimeoutError as error:
-                raise TimeoutError(f'{error}{connection.hint(FRAME_VALUE)}') from None
+        connection, slot, deadline = self._connection, _Slot(), _Deadline(timeout)
+        with _signals:
+            message = connection.send(connection.prepare(value, stream, deadline), slot=slot)
+            if not slot.is_done:
+                is_over = lambda: slot.is_done or connection._is_socket_closed  # noqa: E731
+                try:
+                    connection.wait(is_over, deadline, 'room to send')
+                except BaseException as error:
+                    is_limit = isinstance(error, TimeoutError)
+                    if not connection.take_back(message, slot) and is_limit and slot not in connection._unconfirmed:
+                        # The other end reads it already. It would arrive in any case.
+                        connection.wait(is_over, _Deadline(None), 'room to send')
+                    elif is_limit:
+                        raise TimeoutError(f'{error}{connection.hint(FRAME_VALUE)}') from None
+                    else:
+                        raise
         slot.take()
 
     def receive(self, *, stream: Any = None, timeout: Optional[float] = None) -> Any:
@@ -3851,13 +4047,21 @@ class Peer(_Context):
         _stream_handle(stream)
         connection, deadline = self._connection, _Deadline(timeout)
         taken: List[_Arrived] = []
-        connection.wait(lambda: self._take_value(taken), deadline, 'a value', FRAME_VALUE)
-        arrived = taken.pop()
-        try:
-            return connection.open(arrived, stream, deadline)
-        except TimeoutError:
-            self._put_back(arrived)
-            raise
+        with _signals:
+            connection.wait(lambda: self._take_value(taken), deadline, 'a value', FRAME_VALUE)
+            arrived = taken.pop()
+            connection.begin_open(arrived, stream)
+            try:
+                connection.finish_open(arrived, deadline)
+                _signals.check()
+            except BaseException as error:
+                if not isinstance(error, CuffiError):
+                    self._put_back(arrived)
+                raise
+            value = arrived.take()
+            # Here: what a signal raises in the end of an object is lost.
+            del arrived
+            return value
 
     def _take_value(self, taken: List[_Arrived]) -> bool:
         """Takes a value, if there is one. Raises the end."""
@@ -3900,19 +4104,20 @@ class Peer(_Context):
         Raises IpcError with the code `not-served` if the other end waits for values and has never served.
         """
         connection, slot, deadline = self._connection, _Slot(), _Deadline(timeout)
-        number = self._ask(connection.prepare(value, stream), slot)
-        try:
-            connection.wait(lambda: slot.is_done, deadline, 'an answer')
-        except BaseException as error:
-            self._give_up(number, slot)
-            if isinstance(error, TimeoutError):
-                raise TimeoutError(f'{error}{connection.hint(FRAME_REQUEST)}') from None
-            raise
-        return self._answer(slot.take(), connection.open(slot.take(), stream, deadline))
+        with _signals:
+            number = self._ask(connection.prepare(value, stream, deadline), slot)
+            try:
+                connection.wait(lambda: slot.is_done, deadline, 'an answer')
+            except BaseException as error:
+                self._give_up(number, slot)
+                if isinstance(error, TimeoutError):
+                    raise TimeoutError(f'{error}{connection.hint(FRAME_REQUEST)}') from None
+                raise
+            return self._answer(slot.take(), connection.open(slot.take(), stream, deadline))
 
     def _ask(self, prepared: Tuple[bytearray, List[_Exported], _Points], slot: _Slot) -> int:
         connection = self._connection
-        with connection._cond:
+        with _signals, connection._cond:
             if len(connection._asked) >= MAX_PENDING_REQUESTS:
                 raise IpcError(f'{MAX_PENDING_REQUESTS} requests wait for their answers', 'limit-exceeded')
             number = connection._last_question % 0xFFFFFFFF + 1
@@ -3923,7 +4128,7 @@ class Peer(_Context):
 
     def _give_up(self, number: int, slot: _Slot) -> None:
         connection = self._connection
-        with connection._cond:
+        with _signals, connection._cond:
             if slot.is_done:
                 if isinstance(slot.result, _Arrived):
                     connection.discard(slot.result)
@@ -3946,11 +4151,13 @@ class Peer(_Context):
         connection, forever = self._connection, _Deadline(None)
         taken: List[_Arrived] = []
         while True:
-            connection.wait(lambda: self._take_request(taken), forever, 'a request', FRAME_REQUEST)
-            if not taken:
-                break
-            arrived = taken.pop()
-            if self._begin_answer(arrived):
+            with _signals:
+                connection.wait(lambda: self._take_request(taken), forever, 'a request', FRAME_REQUEST)
+                if not taken:
+                    break
+                arrived = taken.pop()
+                is_begun = self._begin_answer(arrived)
+            if is_begun:
                 with self._answering(arrived.request, stream) as answer:
                     answer.append(handler(connection.open(arrived, stream, forever)))
         if not isinstance(connection.end, ClosedError):
@@ -3989,6 +4196,10 @@ class Peer(_Context):
             self._reply(number, answer.pop(), FRAME_RESPONSE, stream)
 
     def _reply(self, number: int, result: Any, kind: int, stream: Any) -> None:
+        with _signals:
+            self._reply_once(number, result, kind, stream)
+
+    def _reply_once(self, number: int, result: Any, kind: int, stream: Any) -> None:
         connection = self._connection
         try:
             prepared = connection.prepare(result, stream)
@@ -4188,7 +4399,7 @@ def connect(name: str, *, timeout: Optional[float] = None, allow_other_users: bo
     :param timeout: for how many seconds to wait until somebody listens; then TimeoutError
     """
     address, _ = _address_of(name)
-    until = time.monotonic() + (timeout or 0)
+    until = time.monotonic() + (0 if timeout is None else _seconds(timeout))
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -4245,7 +4456,7 @@ class Listener(_Context):
 
         If this process has no descriptor left for a connection, it raises IpcError, and goes on listening.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + _seconds(timeout)
         while True:
             peer = self._accept_now()
             if peer is not None:
@@ -4256,7 +4467,7 @@ class Listener(_Context):
             waiting = select.poll()
             try:
                 waiting.register(self._socket, select.POLLIN)
-            except ValueError:
+            except (ValueError, OSError):
                 continue  # Another thread has closed it.
             waiting.poll(math.ceil(left * 1000))
 
