@@ -10,7 +10,7 @@ import { noPython } from '../support/python.ts';
 const fixtures = fileURLToPath(new URL('./fixtures', import.meta.url));
 
 describe('connections of Python', { skip: noPython, timeout: 120_000 }, () => {
-  for (const name of ['Releases', 'WrongUses', 'Times', 'Interrupts'])
+  for (const name of ['Releases', 'WrongUses', 'Times', 'Interrupts', 'Asyncio'])
     test(`${name}: hold what they promise`, {
       skip: onHardware ? 'they need streams of the emulated driver for Python' : false,
     }, () => {

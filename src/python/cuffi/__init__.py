@@ -34,11 +34,13 @@ import atexit
 import asyncio
 import collections
 import contextlib
+import contextvars
 import copy
 import ctypes
 import datetime
 import errno
 import fcntl
+import inspect
 import json
 import math
 import mmap
@@ -57,7 +59,7 @@ import threading
 import time
 import traceback
 import weakref
-from typing import Any, AsyncIterator, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, AsyncIterator, Callable, Coroutine, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from . import _descriptors
 from ._bytes import _SAFE, _Reader, _pack_double, _pack_int, _unpack_int, _write_length
@@ -2234,6 +2236,8 @@ _MAX_LOOKS = 3
 _MAX_EXIT_S = 2.0
 
 _Points = List[Tuple[int, int]]
+# A value in bytes, its GPU objects, and points behind the work on them.
+_Prepared = Tuple[bytearray, List[_Exported], _Points]
 
 
 class _NoWords:
@@ -2458,6 +2462,18 @@ class _Outgoing:
         self.releases: List[Tuple[int, bool, _Points]] = []
 
 
+class _Later:
+    """A message that is sent when work is done."""
+
+    __slots__ = ('prepared', 'devices', 'post', 'posted', 'on_error')
+
+    def __init__(self, post: Callable[[_Prepared], Any], on_error: Callable[[Exception], None]) -> None:
+        # None again when it was sent, or given up.
+        self.prepared: Optional[_Prepared] = None
+        self.devices: List[_Device] = []
+        self.post, self.on_error, self.posted = post, on_error, None
+
+
 class _Arrived:
     """A value that has arrived. Its GPU objects are opened when somebody takes it."""
 
@@ -2530,6 +2546,8 @@ class _Connection:
         self._part_fds: List[int] = []
         self._is_part_cut = False
         self._outgoing: Deque[_Outgoing] = collections.deque()
+        # What is sent when work is done.
+        self._later: Deque[_Later] = collections.deque()
         self._unsent: List[_Slot] = []
         self._values: Deque[_Arrived] = collections.deque()
         self._value_slots: Deque[_Slot] = collections.deque()
@@ -2538,6 +2556,8 @@ class _Connection:
         self._queued_bytes = self._queued_fds = self._request_bytes = 0
         self._canceled: set = set()
         self._unanswered: set = set()
+        # For each request whose handler is a task: what cancels that.
+        self._cancels: Dict[int, Callable[[], None]] = {}
         self._asked: Dict[int, _Slot] = {}
         self._last_question = 0
         # What each end has begun; how many threads wait for what; sends whose values may never be received.
@@ -2949,9 +2969,12 @@ class _Connection:
             slot.settle(IpcError(f'{self.name} serves no requests: it waits for values and has never called serve(). '
                                  'Serve there, or send values', 'not-served'))  # fmt: skip
         elif kind == FRAME_CANCELLATION and not arrived.objects and arrived.value is None:
-            # What is being answered goes on; what waits is not begun.
+            # Handlers of threads may ask; what waits is not begun.
             if request in self._unanswered:
                 self._canceled.add(request)
+                cancel = self._cancels.get(request)
+                if cancel:
+                    cancel()
         elif arrived.objects or arrived.size > 1 << 15 or kind in (FRAME_CANCELLATION, FRAME_UNSERVED):
             raise IpcError(f'received a message of kind {kind} that is none')
         elif kind == FRAME_VERIFICATION:
@@ -3175,9 +3198,15 @@ class _Connection:
 
     # ---- Sending ----
 
-    def prepare(self, value: Any, stream: Any, deadline: Optional[_Deadline] = None) -> Tuple[bytearray, List[_Exported], _Points]:
+    def prepare(self, value: Any, stream: Any, deadline: Optional[_Deadline] = None) -> _Prepared:
         """Encodes a value and exports its GPU objects. Waits for the work on them, or returns points behind it."""
-        until = deadline or _Deadline(None)
+        until, (prepared, devices) = deadline or _Deadline(None), self.encode(value, stream)
+        for device in devices:
+            device.wait(until)
+        return prepared
+
+    def encode(self, value: Any, stream: Any) -> Tuple[_Prepared, List[_Device]]:
+        """As `prepare`, without waiting. Returns the devices whose work must be done before it is sent, too."""
         encoder = _Encoder()
         encoder.write(value)
         if len(encoder.out) > MAX_VALUE_BYTE_LENGTH or len(encoder.objects) > MAX_VALUE_OBJECTS:
@@ -3188,17 +3217,59 @@ class _Connection:
         points: _Points = []
         handle = None if stream is None else _stream_handle(stream)
         # Events are the order themselves.
-        for device in {one.device for one in exported if one.device and one.fields[0] != KIND_EVENT}:
-            if handle is None:
-                device.wait(until)
-            else:
-                points += self.points_behind(device, handle, until)
+        devices = list({one.device for one in exported if one.device and one.fields[0] != KIND_EVENT})
+        if handle is not None:
+            for device in devices[:]:
+                behind = self._points_behind(device, handle)
+                if behind is not None:
+                    points += behind
+                    devices.remove(device)
         for one in exported:
             one.stream = handle if one.device else None
-        return encoder.out, exported, points
+        return (encoder.out, exported, points), devices
 
-    def send(self, prepared: Tuple[bytearray, List[_Exported], _Points], kind: int = FRAME_VALUE, request: int = 0,
-             slot: Optional[_Slot] = None) -> _Outgoing:  # fmt: skip
+    def send_later(self, value: Any, stream: Any, post: Callable[[_Prepared], Any], on_error: Callable[[Exception], None]) -> '_Later':
+        """Encodes a value now, and has `post` send it when the work on it is done, in the order of the calls. Does not wait."""
+        later = _Later(post, on_error)
+        try:
+            prepared, devices = self.encode(value, stream)
+            with _signals, self._cond:
+                if self._later or devices:
+                    later.prepared, later.devices = prepared, devices
+                    self._later.append(later)
+                    if len(self._later) == 1:
+                        threading.Thread(target=self._send_later, name='cuffi sends', daemon=True).start()
+                else:
+                    later.posted = post(prepared)
+        except Exception as error:
+            on_error(error)
+        return later
+
+    def _send_later(self) -> None:
+        while True:
+            later = self._later[0]
+            error: Optional[Exception] = None
+            try:
+                for device in later.devices:
+                    device.synchronize()
+            except Exception as failed:
+                error = failed
+            with self._cond:
+                self._later.popleft()
+                is_last = not self._later
+                prepared, later.prepared = later.prepared, None
+                if prepared is not None and error is None:
+                    try:
+                        later.posted = later.post(prepared)
+                    except Exception as failed:
+                        error = failed
+            del prepared
+            if error:
+                later.on_error(error)
+            if is_last:
+                return
+
+    def send(self, prepared: _Prepared, kind: int = FRAME_VALUE, request: int = 0, slot: Optional[_Slot] = None) -> _Outgoing:
         """Sends a value, or queues it. `slot` is settled when it was sent."""
         body, exported, points = prepared
         fds: List[int] = []
@@ -3334,15 +3405,8 @@ class _Connection:
         unread = struct.unpack('i', fcntl.ioctl(self._fd, termios.TIOCOUTQ, bytes(4)))[0]
         return unread + frames <= self._socket_size
 
-    def points_behind(self, device: _Device, stream: int, deadline: '_Deadline') -> _Points:
-        """Points behind the work that is queued in a stream; none if it is done. May wait for it."""
-        points = self._points_behind(device, stream)
-        if points is None:
-            device.wait(deadline)
-        return points or []
-
     def _points_behind(self, device: _Device, stream: int) -> Optional[_Points]:
-        """As `points_behind`. None if the host must wait for the work."""
+        """Points behind the work that is queued in a stream; none if it is done. None if the host must wait for it."""
         cuda = _cuda()
         with self._cond, device:
             if stream != _LEGACY_STREAM and cuda.cuStreamQuery(stream) == 0:
@@ -3679,6 +3743,8 @@ class _Connection:
         self._value_slots.clear()
         self._request_slots.clear()
         self._asked.clear()
+        for cancel in list(self._cancels.values()):
+            cancel()
         self._cond.notify_all()
 
     def _begin_closing(self, error: ClosedError) -> None:
@@ -3785,6 +3851,7 @@ class _Connection:
         self.end = ClosedError('this Peer is closed: it belongs to the process that this one was forked from')
         self._waiting, self._is_read = 0, False
         self._outgoing.clear()
+        self._later.clear()
         self._socket.close()
         self._close_own_fds()
 
@@ -4105,37 +4172,39 @@ class Peer(_Context):
         """
         connection, slot, deadline = self._connection, _Slot(), _Deadline(timeout)
         with _signals:
-            number = self._ask(connection.prepare(value, stream, deadline), slot)
+            message = self._ask(connection.prepare(value, stream, deadline), slot)
             try:
                 connection.wait(lambda: slot.is_done, deadline, 'an answer')
             except BaseException as error:
-                self._give_up(number, slot)
+                self._give_up(message, slot)
                 if isinstance(error, TimeoutError):
                     raise TimeoutError(f'{error}{connection.hint(FRAME_REQUEST)}') from None
                 raise
             return self._answer(slot.take(), connection.open(slot.take(), stream, deadline))
 
-    def _ask(self, prepared: Tuple[bytearray, List[_Exported], _Points], slot: _Slot) -> int:
+    def _ask(self, prepared: _Prepared, slot: _Slot) -> _Outgoing:
         connection = self._connection
         with _signals, connection._cond:
             if len(connection._asked) >= MAX_PENDING_REQUESTS:
                 raise IpcError(f'{MAX_PENDING_REQUESTS} requests wait for their answers', 'limit-exceeded')
             number = connection._last_question % 0xFFFFFFFF + 1
-            connection.send(prepared, FRAME_REQUEST, number)
+            message = connection.send(prepared, FRAME_REQUEST, number)
             connection._last_question = number
             connection._asked[number] = slot
-        return number
+        return message
 
-    def _give_up(self, number: int, slot: _Slot) -> None:
+    def _give_up(self, message: _Outgoing, slot: _Slot) -> None:
         connection = self._connection
         with _signals, connection._cond:
             if slot.is_done:
                 if isinstance(slot.result, _Arrived):
                     connection.discard(slot.result)
+            elif connection.take_back(message, slot):
+                connection._asked.pop(message.request, None)
             elif connection.end is None:
                 # Its answer still comes.
                 slot.settle(None)
-                connection._post(FRAME_CANCELLATION, _NULL, request=number)
+                connection._post(FRAME_CANCELLATION, _NULL, request=message.request)
 
     @staticmethod
     def _answer(arrived: _Arrived, value: Any) -> Any:
@@ -4146,8 +4215,11 @@ class Peer(_Context):
     def serve(self, handler: Callable[[Any], Any], *, stream: Any = None) -> None:
         """Answers requests with `handler(value)`, in this thread, until the connection ends.
 
-        What it raises is raised at the other end. Raises PeerGoneError, IpcError.
+        What it raises is raised at the other end. `peer.given_up` tells it whether anybody still waits for the answer.
+        Raises PeerGoneError, IpcError.
         """
+        if inspect.iscoroutinefunction(handler):
+            raise TypeError('serve takes a function, not a coroutine function: use aserve')
         connection, forever = self._connection, _Deadline(None)
         taken: List[_Arrived] = []
         while True:
@@ -4159,9 +4231,24 @@ class Peer(_Context):
                 is_begun = self._begin_answer(arrived)
             if is_begun:
                 with self._answering(arrived.request, stream) as answer:
-                    answer.append(handler(connection.open(arrived, stream, forever)))
+                    answered = _answered.set(arrived.request)
+                    try:
+                        result = handler(connection.open(arrived, stream, forever))
+                    finally:
+                        _answered.reset(answered)
+                    if inspect.iscoroutine(result):
+                        result.close()
+                        raise TypeError('the handler has returned a coroutine: use aserve')
+                    answer.append(result)
+                    del result
         if not isinstance(connection.end, ClosedError):
             raise _again(connection.end)
+
+    @property
+    def given_up(self) -> bool:
+        """In a handler: whether nobody waits for its answer, as the request was given up or the connection has ended."""
+        number = _answered.get()
+        return number is not None and (number in self._connection._canceled or self.closed)
 
     def _take_request(self, taken: List[_Arrived]) -> bool:
         """Takes a request, if there is one. Returns True without one at the end."""
@@ -4209,6 +4296,10 @@ class Peer(_Context):
                 prepared = connection.prepare(error, None)
             except Exception:
                 prepared = connection.prepare(RemoteError(f'an answer or error of class {type(result).__name__} cannot be sent'), None)
+        self._post_reply(number, prepared, kind)
+
+    def _post_reply(self, number: int, prepared: _Prepared, kind: int) -> None:
+        connection = self._connection
         with connection._cond:
             connection._unanswered.discard(number)
             connection._canceled.discard(number)
@@ -4217,20 +4308,34 @@ class Peer(_Context):
 
     # ---- The same for asyncio ----
 
-    async def asend(self, value: Any, *, stream: Any = None) -> None:
-        """As `send`."""
-        connection, slot = self._connection, _Slot(is_async=True)
-        prepared = await self._prepare(value, stream)
-        connection.send(prepared, slot=slot)
-        await self._until(slot)
+    def asend(self, value: Any, *, stream: Any = None) -> Coroutine[Any, Any, None]:
+        """As `send`. Encodes at the call, and sends in the order of the calls, when the work on the value is done.
+
+        Canceling takes it back, unless the other end reads it already. Called outside of an event loop, it begins when
+        it is awaited.
+        """
+        try:
+            slot = _Slot(is_async=True)
+        except RuntimeError:
+            return self._asend_when_awaited(value, stream)
+        post = lambda prepared: self._connection.send(prepared, slot=slot)  # noqa: E731
+        return self._asent(self._connection.send_later(value, stream, post, slot.settle), slot)
+
+    async def _asend_when_awaited(self, value: Any, stream: Any) -> None:
+        await self.asend(value, stream=stream)
+
+    async def _asent(self, later: _Later, slot: _Slot) -> None:
+        connection = self._connection
+        try:
+            await self._until(slot)
+        except BaseException:
+            with connection._cond:
+                later.prepared = None
+                if later.posted:
+                    connection.take_back(later.posted, slot)
+            raise
         slot.take()
         await _turn_if_due()
-
-    async def _prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
-        if stream is not None:
-            return self._connection.prepare(value, stream)
-        # It waits for the GPU.
-        return await asyncio.get_running_loop().run_in_executor(None, self._connection.prepare, value, None)
 
     async def _until(self, slot: _Slot) -> None:
         if slot.is_done:
@@ -4293,31 +4398,145 @@ class Peer(_Context):
             del value
 
     async def arequest(self, value: Any, *, stream: Any = None) -> Any:
-        """As `request`. Canceling the task gives the request up."""
-        slot = _Slot(is_async=True)
-        prepared = await self._prepare(value, stream)
-        number = self._ask(prepared, slot)
+        """As `request`, sent in the order of `asend`. Canceling the task gives the request up."""
+        connection, slot = self._connection, _Slot(is_async=True)
+        later = connection.send_later(value, stream, lambda prepared: self._ask(prepared, slot), slot.settle)
         try:
             await self._until(slot)
         except BaseException:
-            self._give_up(number, slot)
+            with connection._cond:
+                later.prepared = None
+                if later.posted:
+                    self._give_up(later.posted, slot)
             raise
         return self._answer(slot.take(), await self._aopen(slot.take(), stream))
 
-    async def aserve(self, handler: Callable[[Any], Any], *, stream: Any = None) -> None:
-        """As `serve`, with a handler that may be a coroutine. Answers one request after the other."""
-        connection = self._connection
-        while True:
-            arrived = await self._next(self._take_request, connection._request_slots)
-            if not isinstance(arrived, _Arrived):
-                break
-            if self._begin_answer(arrived):
-                with self._answering(arrived.request, stream) as answer:
-                    result = handler(await self._aopen(arrived, stream))
-                    answer.append(await result if asyncio.iscoroutine(result) else result)
-                    del result
-        if not isinstance(connection.end, ClosedError):
+    async def aserve(self, handler: Callable[[Any], Any], *, stream: Any = None, concurrency: int = 1,
+                     stop: Optional[asyncio.Event] = None) -> None:  # fmt: skip
+        """As `serve`, with a handler that may be a coroutine. It is canceled when its request is given up.
+
+        :param concurrency: how many requests are answered at a time
+        :param stop: when it is set, no more requests are taken: those that are begun are answered, and it returns
+        """
+        _check_count(concurrency, 1, 'concurrency')
+        connection, running, failed = self._connection, set(), []  # type: ignore[var-annotated]
+
+        def on_done(task: 'asyncio.Task[None]') -> None:
+            running.discard(task)
+            if not task.cancelled() and task.exception():
+                failed.append(task.exception())
+
+        try:
+            while not (failed or (stop and stop.is_set())):
+                arrived = await self._next_until(stop)
+                if not isinstance(arrived, _Arrived):
+                    break
+                if not self._begin_answer(arrived):
+                    continue
+                if concurrency == 1:
+                    await self._aanswer(arrived, handler, stream)
+                    continue
+                task = asyncio.ensure_future(self._aanswer(arrived, handler, stream))
+                running.add(task)
+                task.add_done_callback(on_done)
+                if len(running) >= concurrency:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            while running:
+                await asyncio.wait(running)
+        except BaseException:
+            for task in running:
+                task.cancel()
+            while running:
+                await asyncio.wait(running)
+            raise
+        if failed:
+            raise failed[0]
+        if connection.end is not None and not isinstance(connection.end, ClosedError):
             raise _again(connection.end)
+
+    async def _next_until(self, stop: Optional[asyncio.Event]) -> Any:
+        """The next request, or the end; None if `stop` is set before."""
+        slots = self._connection._request_slots
+        if stop is None:
+            return await self._next(self._take_request, slots)
+        taking, stopping = asyncio.ensure_future(self._next(self._take_request, slots)), asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            if taking.done() and not taking.cancelled() and isinstance(taking.result(), _Arrived):
+                self._put_back(taking.result())
+            raise
+        finally:
+            stopping.cancel()
+            taking.cancel()
+        try:
+            return await taking
+        except asyncio.CancelledError:
+            if not taking.cancelled():
+                raise
+            return None
+
+    async def _aanswer(self, arrived: _Arrived, handler: Callable[[Any], Any], stream: Any) -> None:
+        number, kind = arrived.request, FRAME_RESPONSE
+        try:
+            result = await self._handled(arrived, handler, stream)
+        except Exception as error:
+            result, kind = error, FRAME_FAILURE
+        except BaseException:
+            self._reply(number, _given_up(), FRAME_FAILURE, None)
+            raise
+
+        def post(prepared: _Prepared) -> None:
+            self._post_reply(number, prepared, kind)
+
+        def on_error(error: Exception) -> None:
+            # It cannot be sent, or the work on it has failed.
+            self._reply(number, error, FRAME_FAILURE, None)
+
+        self._connection.send_later(result, stream, post, on_error)
+        del result
+
+    async def _handled(self, arrived: _Arrived, handler: Callable[[Any], Any], stream: Any) -> Any:
+        """What the handler returns, or what it awaits. Raises what it raises; an AbortError if it was canceled."""
+        connection, number = self._connection, arrived.request
+        answered = _answered.set(number)
+        try:
+            result = handler(await self._aopen(arrived, stream))
+            if not inspect.isawaitable(result):
+                return result
+            task = asyncio.ensure_future(result)
+        finally:
+            _answered.reset(answered)
+        loop = asyncio.get_running_loop()
+
+        def cancel() -> None:
+            try:
+                loop.call_soon_threadsafe(task.cancel)
+            except RuntimeError:
+                pass  # The loop is closed.
+
+        with connection._cond:
+            connection._cancels[number] = cancel
+            if number in connection._canceled or connection.end is not None:
+                cancel()
+        try:
+            await asyncio.wait((task,))
+        except BaseException:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+        finally:
+            with connection._cond:
+                connection._cancels.pop(number, None)
+        if task.cancelled():
+            raise _given_up()
+        return task.result()
+
+    async def __aenter__(self) -> 'Peer':
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self.close()
 
     # ---- The end ----
 
@@ -4327,6 +4546,10 @@ class Peer(_Context):
 
     def __repr__(self) -> str:
         return f'<cuffi.Peer {self._connection.name}{" closed" if self.closed else ""}>'
+
+
+# The request that this thread or task answers.
+_answered: 'contextvars.ContextVar[Optional[int]]' = contextvars.ContextVar('cuffi_answered', default=None)
 
 
 def _given_up() -> RemoteError:
@@ -4509,6 +4732,12 @@ class Listener(_Context):
             finally:
                 loop.remove_reader(fd)
                 os.close(fd)
+
+    async def __aenter__(self) -> 'Listener':
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self.close()
 
     def __iter__(self) -> Iterator[Peer]:
         while True:
