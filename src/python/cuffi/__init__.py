@@ -4627,11 +4627,14 @@ def connect(name: str, *, timeout: Optional[float] = None, allow_other_users: bo
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             # One whose queue is full would block for ever.
-            sock.setblocking(timeout is None)
+            sock.setblocking(False)
             sock.connect(address)
             break
         except OSError as error:
             sock.close()
+            if error.errno == errno.EAGAIN and timeout is None:
+                raise IpcError(f'cannot connect to {name}: too many processes wait there until it accepts them: '
+                               'timeout=SECONDS waits for that') from None  # fmt: skip
             is_nobody = error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN)
             if not is_nobody or timeout is None:
                 code = 'not-listening' if is_nobody else 'ipc-failed'
