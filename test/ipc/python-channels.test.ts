@@ -831,7 +831,10 @@ describe('what Python has sent', options, () => {
       const array = await python.ask<DeviceArray>('make_array', { name: 'own' });
       const timedOut =
         /^TimeoutError : waiting for what other processes have took more than 0.05 s/;
-      assert.match(await python.evaluate("cuffi.leases.returned(kept['own'], timeout=0.05)"), timedOut);
+      assert.match(
+        await python.evaluate("cuffi.leases.returned(kept['own'], timeout=0.05)"),
+        timedOut,
+      );
       await python.ask('begin_returned', { name: 'own' });
       array.close();
       assert.equal(await python.ask('result', { name: 'returned' }), 'done');
@@ -840,7 +843,10 @@ describe('what Python has sent', options, () => {
         /^TypeError : returned takes/,
       );
       const channel = await made(python, { ...small, deliver: 'all' });
-      assert.match(await python.evaluate("cuffi.leases.returned(kept['own'], timeout=0.05)"), timedOut);
+      assert.match(
+        await python.evaluate("cuffi.leases.returned(kept['own'], timeout=0.05)"),
+        timedOut,
+      );
       channel.close();
       assert.equal(await python.evaluate("cuffi.leases.returned(kept['own'], timeout=20)"), 'null');
       await using other = Python.start();
@@ -848,7 +854,10 @@ describe('what Python has sent', options, () => {
         .ask('make_pinned', { name: 'own', data: new Uint8Array(8) })
         .then((made) => (made as PinnedBuffer).close());
       await passed(python, other);
-      assert.match(await python.evaluate("cuffi.leases.returned(kept['own'], timeout=0.05)"), timedOut);
+      assert.match(
+        await python.evaluate("cuffi.leases.returned(kept['own'], timeout=0.05)"),
+        timedOut,
+      );
       other.peer.process.kill('SIGKILL');
       assert.equal(await python.evaluate("cuffi.leases.returned(kept['own'], timeout=20)"), 'null');
     },
