@@ -28,7 +28,7 @@ Ownership. What is sent is kept alive until the other end has closed it. What is
 from __future__ import annotations
 
 # As `signal`, which makes enums of the handlers at each call: that would take longer than to send a message.
-import _signal
+import _signal  # type: ignore[import-not-found]
 import array as _array
 import atexit
 import asyncio
@@ -1887,7 +1887,7 @@ def _dtype_of_dlpack(tensor: _DLTensor) -> _Dtype:
 class _Exported:
     """What is sent for one object, and what must be kept until the other end has released it."""
 
-    __slots__ = ('fields', 'fds', 'keep', 'device', 'begin', 'stream', 'owned', 'root')
+    __slots__ = ('fields', 'fds', 'keep', 'device', 'begin', 'stream', 'owned', 'root', 'restore')
 
     def __init__(self, fields: bytes, fds: Tuple[int, ...], keep: Any, device: Optional[_Device], begin: int = 0,
                  owned: Optional[List[int]] = None, root: Any = None) -> None:  # fmt: skip
@@ -1901,9 +1901,17 @@ class _Exported:
         self.root = root
         # Later work of this stream runs behind the other end's.
         self.stream: Optional[int] = None
+        # Takes `owned` back if it is not sent, and returns whether it has. Otherwise they are closed.
+        self.restore: Optional[Callable[[List[int]], bool]] = None
+
+    def undo(self) -> None:
+        """It is not sent."""
+        owned, self.owned = self.owned, []
+        if not (owned and self.restore and self.restore(owned)):
+            _close_fds(owned)
 
     def __del__(self) -> None:
-        _close_fds(self.owned)
+        self.undo()
 
 
 def _export(value: Any, peer: '_Connection') -> _Exported:
@@ -2451,14 +2459,15 @@ class _Slot:
 class _Outgoing:
     """A message that is sent, in frames. It gets its number with its first one: until then it can be taken back."""
 
-    __slots__ = ('kind', 'request', 'body', 'at', 'fds', 'owned', 'slot', 'leases', 'releases')
+    __slots__ = ('kind', 'request', 'body', 'at', 'fds', 'owned', 'slot', 'leases', 'releases', 'shares')
 
     def __init__(self, kind: int, request: int, body: Union[bytes, bytearray], fds: Sequence[int], owned: Sequence[int],
                  slot: Optional[_Slot]) -> None:  # fmt: skip
         """:param owned: those of the descriptors that are closed when they were sent"""
         self.kind, self.request, self.body, self.at, self.fds, self.owned, self.slot = kind, request, body, 0, fds, owned, slot
-        # What comes with it: the leases of its objects, and releases of others.
+        # What comes with it: the leases of its objects, whose each of `owned` is, and releases of others.
         self.leases: Sequence[int] = ()
+        self.shares: List[Tuple[_Exported, List[int]]] = []
         self.releases: List[Tuple[int, bool, _Points]] = []
 
 
@@ -3279,7 +3288,7 @@ class _Connection:
                 raise _again(self.end)
             if kind == FRAME_VALUE and self._peer_begun == BEGUN_SERVING | BEGUN_IGNORING_VALUES:
                 raise self._not_received()
-            first = self._next_export
+            first, shares = self._next_export, [(one, one.owned) for one in exported if one.owned]
             if exported:
                 body += _pack_double(first)
                 for one in exported:
@@ -3300,7 +3309,7 @@ class _Connection:
                 self._unconfirmed.append(slot)
                 slot = None
             message = _Outgoing(kind, request, body, fds, owned, slot)
-            message.leases, message.releases = range(first, self._next_export), releases
+            message.leases, message.releases, message.shares = range(first, self._next_export), releases, shares
             self._post_message(message)
             return message
 
@@ -3312,7 +3321,8 @@ class _Connection:
             self._outgoing.remove(message)
             if slot in self._unconfirmed:
                 self._unconfirmed.remove(slot)
-            _close_fds(list(message.owned))
+            for one, one.owned in message.shares:
+                one.undo()
             for lease in message.leases:
                 self._exports.pop(lease, None)
             self._releases[:0] = message.releases
@@ -3385,7 +3395,7 @@ class _Connection:
             message.at = at + _PART
             if owned and not at:
                 _close_fds(list(owned))
-                message.owned = ()
+                message.owned, message.shares = (), []
             if message.at < length:
                 continue
             outgoing.popleft()
@@ -5780,6 +5790,15 @@ class _Signaling:
         self.state.release()
         return fds
 
+    def put_back(self, fds: List[int]) -> bool:
+        """Undoes `take`. Returns False if the timeline was released meanwhile, as everything of it was closed."""
+        with self.state.lock:
+            if not self.state.uses:
+                return False
+            self.state.uses += 1
+            self.fds = fds
+            return True
+
     def close(self) -> None:
         fds, self.fds = self.fds, []
         if fds:
@@ -5918,9 +5937,18 @@ class TimelineSignaler(_Closable):
         self._last = last
 
     def _export(self) -> '_Exported':
-        fds = self._held().take()
+        signaling: _Signaling = self._held()
+        exported = _Exported(_descriptors.encode(_Fields(KIND_SIGNALER, last=self._last)), (), None, None, owned=signaling.take())
         self._state = None
-        return _Exported(_descriptors.encode(_Fields(KIND_SIGNALER, last=self._last)), (), None, None, owned=fds)
+
+        def restore(fds: List[int]) -> bool:
+            if not signaling.put_back(fds):
+                return False
+            self._state = signaling
+            return True
+
+        exported.restore = restore
+        return exported
 
 
 class _TimelineFields:
