@@ -442,6 +442,7 @@ class _Device:
         self._context = 0
         self.granularity = 0
         self.releases = _Releases(self)
+        self._waiter: Optional[threading.Thread] = None
 
     @property
     def context(self) -> int:
@@ -466,7 +467,7 @@ class _Device:
         if not deadline.is_limited and not _waiting_streams():
             self.synchronize()
             return
-        # The driver knows no limit, and lets no signal end its waits.
+        # The driver knows no limit, and lets no signal end its waits. What was given up goes on: one thread for all.
         errors: List[Exception] = []
 
         def synchronize() -> None:
@@ -475,10 +476,15 @@ class _Device:
             except CuffiError as error:
                 errors.append(error)
 
-        thread = threading.Thread(target=synchronize, name='cuffi waits', daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(min(deadline.left('the work of the device'), 0.05))
+        own: Optional[threading.Thread] = None
+        while own is None or own.is_alive():
+            with _lock:
+                if own is None and not (self._waiter and self._waiter.is_alive()):
+                    own = self._waiter = threading.Thread(target=synchronize, name='cuffi waits', daemon=True)
+                    own.start()
+                waiter = self._waiter
+            if waiter:
+                waiter.join(min(deadline.left('the work of the device'), 0.05))
             _signals.check()
         if errors:
             raise errors[0]
