@@ -2394,6 +2394,11 @@ class _Signals:
         self._restore(list(self._handlers))
         self._deliver()
 
+    def abandon(self) -> None:
+        """In a child by fork: the call that has put them off is another thread's, which the child has not."""
+        self._depth, self._came, self._wake = 0, [], None
+        self._restore(list(self._handlers))
+
     def _restore(self, numbers: List[int]) -> None:
         if numbers:
             try:
@@ -3914,6 +3919,7 @@ def _after_fork() -> None:
     """A child by fork has no threads, no driver, and no part in the connections of its parent."""
     global _is_exiting, _lock, _mapping_lock, _closing_thread
     _lock, _mapping_lock, _closing_thread = threading.RLock(), threading.RLock(), None
+    _signals.abandon()
     for connection in list(_connections):
         connection.abandon()
     _connections.clear()
