@@ -31,7 +31,7 @@ def queue_ahead(channel, stream, count):
 def publish(channel, stream, count):
     start = time.perf_counter_ns()
     for _ in range(count):
-        channel.acquire(stream).publish(stream)
+        channel.acquire(stream=stream).publish(stream)
     channel.drained()
     return time.perf_counter_ns() - start
 

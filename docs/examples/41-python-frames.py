@@ -26,4 +26,4 @@ with cuffi.Channel(4, (480, 640), 'uint8', deliver='all') as frames:
             slot.array.copy_from_host(bytes((at + number) % 256 for at in range(640)) * 480)
         # Node gets the frame when the work of the stream is done.
         slot.publish(stream, meta={'exposure': number / 2})
-    frames.drained(10)
+    frames.drained(timeout=10)

@@ -92,7 +92,7 @@ describe('timelines between Node and Python', options, () => {
     using stream = Stream.create({ nonBlocking: true });
     await python.ask('keep', { name: 'given', thing: timeline });
     assert.match(
-      await python.evaluate("kept['given'].reached(1, 0.01)"),
+      await python.evaluate("kept['given'].reached(1, timeout=0.01)"),
       /^TimeoutError : waiting for value 1/,
     );
     await python.ask('begin_reached', { name: 'given', value: 2 });
@@ -202,7 +202,7 @@ describe('timelines between Node and Python', options, () => {
           assert.throws(() => last?.signal(7, { stream }), { name: 'PeerGoneError' });
           last.close();
         } else
-          for (const use of ['reached(5, 20)', 'signal(7, stream)', 'signaler()', 'value'])
+          for (const use of ['reached(5, timeout=20)', 'signal(7, stream)', 'signaler()', 'value'])
             assert.match(
               await other.evaluate(`kept['given'].${use}`),
               new RegExp(`PeerGoneError.*${lost.source}`),
@@ -229,7 +229,7 @@ describe('timelines between Node and Python', options, () => {
       await killed(maker.peer.process);
       await until(async () => (await heir.ask('is_done')) === true);
       assert.match(
-        await heir.evaluate("kept['given'].reached(5, 20)"),
+        await heir.evaluate("kept['given'].reached(5, timeout=20)"),
         new RegExp(
           `^PeerGoneError peer-gone: process ${maker.peer.process.pid} that had handed over`,
         ),
@@ -351,9 +351,9 @@ async function passed(producer: Python, consumer: Python, what = 'own'): Promise
   const name = `@cuffi-test-${process.pid}-channel-${names}`;
   await consumer.evaluate(`kept.update(listener=cuffi.listen('${name}'))`);
   const taken = consumer.evaluate(
-    "kept.update(other=kept['listener'].accept(20)) or kept.update(given=kept['other'].receive(timeout=20))",
+    "kept.update(other=kept['listener'].accept(timeout=20)) or kept.update(given=kept['other'].receive(timeout=20))",
   );
-  const source = `kept.update(other=cuffi.connect('${name}', 20)) or kept['other'].send(kept['${what}'])`;
+  const source = `kept.update(other=cuffi.connect('${name}', timeout=20)) or kept['other'].send(kept['${what}'])`;
   assert.deepEqual([await producer.evaluate(source), await taken], ['null', 'null']);
 }
 
@@ -831,7 +831,10 @@ describe('what Python has sent', options, () => {
       const array = await python.ask<DeviceArray>('make_array', { name: 'own' });
       const timedOut =
         /^TimeoutError : waiting for what other processes have took more than 0.05 s/;
-      assert.match(await python.evaluate("cuffi.leases.returned(kept['own'], 0.05)"), timedOut);
+      assert.match(
+        await python.evaluate("cuffi.leases.returned(kept['own'], timeout=0.05)"),
+        timedOut,
+      );
       await python.ask('begin_returned', { name: 'own' });
       array.close();
       assert.equal(await python.ask('result', { name: 'returned' }), 'done');
@@ -840,17 +843,23 @@ describe('what Python has sent', options, () => {
         /^TypeError : returned takes/,
       );
       const channel = await made(python, { ...small, deliver: 'all' });
-      assert.match(await python.evaluate("cuffi.leases.returned(kept['own'], 0.05)"), timedOut);
+      assert.match(
+        await python.evaluate("cuffi.leases.returned(kept['own'], timeout=0.05)"),
+        timedOut,
+      );
       channel.close();
-      assert.equal(await python.evaluate("cuffi.leases.returned(kept['own'], 20)"), 'null');
+      assert.equal(await python.evaluate("cuffi.leases.returned(kept['own'], timeout=20)"), 'null');
       await using other = Python.start();
       await python
         .ask('make_pinned', { name: 'own', data: new Uint8Array(8) })
         .then((made) => (made as PinnedBuffer).close());
       await passed(python, other);
-      assert.match(await python.evaluate("cuffi.leases.returned(kept['own'], 0.05)"), timedOut);
+      assert.match(
+        await python.evaluate("cuffi.leases.returned(kept['own'], timeout=0.05)"),
+        timedOut,
+      );
       other.peer.process.kill('SIGKILL');
-      assert.equal(await python.evaluate("cuffi.leases.returned(kept['own'], 20)"), 'null');
+      assert.equal(await python.evaluate("cuffi.leases.returned(kept['own'], timeout=20)"), 'null');
     },
   );
 });

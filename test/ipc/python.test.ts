@@ -434,10 +434,10 @@ describe('errors of the companion', options, () => {
     await one.ask('keep', { name: 'a', thing: array });
     const name = `@cuffi-test-${process.pid}-third`;
     const listening = two.ask('evaluate', {
-      source: `cuffi.listen('${name}').accept(10).receive(timeout=1)`,
+      source: `cuffi.listen('${name}').accept(timeout=10).receive(timeout=1)`,
     });
     await delay(100);
-    const source = `cuffi.connect('${name}', 10).send(kept['a'])`;
+    const source = `cuffi.connect('${name}', timeout=10).send(kept['a'])`;
     assert.match(
       String(await one.ask('evaluate', { source })),
       /^NotSupportedError not-supported: this memory is of another process/,
@@ -648,7 +648,7 @@ describe('listening in Python and in Node', options, () => {
     await peer.send({ hello: 1 });
     assert.deepEqual(await peer.receive({ timeoutMs: 10_000 }), { hello: 1 });
     using listener = listen(`${name}-node`);
-    const source = `cuffi.connect('${name}-node', 5).send('from Python')`;
+    const source = `cuffi.connect('${name}-node', timeout=5).send('from Python')`;
     const [connected] = await Promise.all([listener.accept(), worker.ask('evaluate', { source })]);
     assert.equal(await connected.receive({ timeoutMs: 10_000 }), 'from Python');
     connected.close();

@@ -27,16 +27,20 @@ Ownership. What is sent is kept alive until the other end has closed it. What is
 
 from __future__ import annotations
 
+# As `signal`, which makes enums of the handlers at each call: that would take longer than to send a message.
+import _signal  # type: ignore[import-not-found]
 import array as _array
 import atexit
 import asyncio
 import collections
 import contextlib
+import contextvars
 import copy
 import ctypes
 import datetime
 import errno
 import fcntl
+import inspect
 import json
 import math
 import mmap
@@ -55,7 +59,7 @@ import threading
 import time
 import traceback
 import weakref
-from typing import Any, AsyncIterator, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, AsyncIterator, Callable, Coroutine, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from . import _descriptors
 from ._bytes import _SAFE, _Reader, _limit_exceeded, _pack_double, _pack_int, _unpack_int, _write_length
@@ -210,14 +214,16 @@ __version__ = '0.2.0'
 
 
 class CudaError(CuffiError):
-    """A call of the driver failed. `status` is its number, `code` its name."""
+    """A call of the driver failed. `status` is its number, `code` its name, `hint` what can be done, if that is known."""
 
-    def __init__(self, call: str, status: int, doing: str = '') -> None:
+    def __init__(self, call: str, status: int, doing: str = '', *, driver: Optional['_Driver'] = None) -> None:
+        """:param driver: which was asked, if it could not be initialized"""
         self.status, self.call = status, call
-        self.code, description = _describe_status(status)
+        self.code, description = _describe_status(status, driver or _driver)
+        self.hint = _HINTS.get(status)
         while_doing = f' while {doing}' if doing else ''
-        hint = _INSTALLATION.get(status) if call == 'cuInit' else None
-        super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status})' + (f'\n{hint}' if hint else ''))
+        after = f'\n{self.hint}' if self.hint else ''
+        super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status}){after}')
 
     @property
     def sticky(self) -> bool:
@@ -225,8 +231,8 @@ class CudaError(CuffiError):
         return self.status in _STICKY
 
 
-# As src/hints.ts.
-_INSTALLATION = {
+# As src/hints.ts of cuffi in Node.
+_HINTS = {
     34: 'This libcuda is the stub of the CUDA toolkit: remove its folder from the library path.',
     46: 'Another process has the device for itself (compute mode exclusive), or it is being reset: nvidia-smi shows who '
         'uses it, and nvidia-smi -c DEFAULT lets several use it.',
@@ -234,6 +240,7 @@ _INSTALLATION = {
          'has access to GPUs.',
     304: 'The driver could not open or map a device file. Likely causes: no permission for /dev/nvidia*, a container without '
          'the devices (--gpus all) or without /dev/nvidia-uvm (nvidia-modprobe -u), a sandbox, or a limit such as ulimit -v.',
+    802: 'The system is not ready: the fabric manager or a GPU reset may be pending.',
     803: 'The kernel driver and libcuda differ in version: reload the driver, or reboot.',
     804: 'This libcuda is of the forward compatibility package (cuda-compat), which this GPU does not support: remove its '
          'folder from LD_LIBRARY_PATH, or update the driver of the host.',
@@ -334,7 +341,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, ...]] = {
 
 _POSIX_FD = 1
 _READ, _READ_WRITE = 1, 3
-_NOT_READY = 600
+_OUT_OF_MEMORY, _NOT_READY = 2, 600
 _LEGACY_STREAM = 1
 _WAIT_GEQ = 0
 _ATTRIBUTE_BUFFER_ID, _ATTRIBUTE_IPC_CAPABLE, _ATTRIBUTE_RANGE_SIZE, _ATTRIBUTE_POOL = 7, 10, 12, 17
@@ -365,6 +372,8 @@ class _Driver:
 _driver: Optional[_Driver] = None
 _devices: List['_Device'] = []
 _lock = threading.RLock()
+# Held while memory of other processes is mapped or unmapped, which the driver may block. Taken before `_lock`.
+_mapping_lock = threading.RLock()
 
 
 def _cuda() -> _Driver:
@@ -373,7 +382,9 @@ def _cuda() -> _Driver:
         with _lock:
             if _driver is None:
                 driver = _Driver(_open_library())
-                _check(driver.cuInit(0), 'cuInit')
+                status = driver.cuInit(0)
+                if status:
+                    raise CudaError('cuInit', status, 'initialising the CUDA driver', driver=driver)
                 _driver = driver
     return _driver
 
@@ -406,11 +417,14 @@ def _open_library() -> Any:
     raise DriverNotFoundError('\n'.join(('no CUDA driver (libcuda.so.1) was found. Tried:', *tried, _NO_DRIVER)))
 
 
-def _describe_status(status: int) -> Tuple[str, str]:
+def _describe_status(status: int, driver: Optional[_Driver]) -> Tuple[str, str]:
     texts = []
     for name in ('cuGetErrorName', 'cuGetErrorString'):
         text = ctypes.c_char_p()
-        known = _driver is not None and getattr(_driver, name)(status, ctypes.byref(text)) == 0
+        try:
+            known = driver is not None and getattr(driver, name)(status, ctypes.byref(text)) == 0
+        except NotSupportedError:
+            known = False  # What failed is told, not what is missing.
         texts.append((text.value or b'').decode() if known else '')
     return texts[0] or f'CUDA_ERROR_{status}', texts[1] or 'unknown error'
 
@@ -449,6 +463,8 @@ class _Device:
         self.uuid = (b'\x01' if b' MIG ' in name.value else b'\x00') + bytes(uuid)
         self._context = 0
         self.granularity = 0
+        self.releases = _Releases(self)
+        self._waiter: Optional[threading.Thread] = None
 
     @property
     def context(self) -> int:
@@ -467,6 +483,33 @@ class _Device:
     def synchronize(self) -> None:
         with self:
             _call('cuCtxSynchronize')
+
+    def wait(self, deadline: '_Deadline') -> None:
+        """Waits until all work is done. Raises TimeoutError, CudaError."""
+        if not deadline.is_limited and not _waiting_streams():
+            self.synchronize()
+            return
+        # The driver knows no limit, and lets no signal end its waits. What was given up goes on: one thread for all.
+        errors: List[Exception] = []
+
+        def synchronize() -> None:
+            try:
+                self.synchronize()
+            except CuffiError as error:
+                errors.append(error)
+
+        own: Optional[threading.Thread] = None
+        while own is None or own.is_alive():
+            with _lock:
+                if own is None and not (self._waiter and self._waiter.is_alive()):
+                    own = self._waiter = threading.Thread(target=synchronize, name='cuffi waits', daemon=True)
+                    own.start()
+                waiter = self._waiter
+            if waiter:
+                waiter.join(min(deadline.left('the work of the device'), 0.05))
+            _signals.check()
+        if errors:
+            raise errors[0]
 
     def access(self, flags: int) -> _AccessDesc:
         return _AccessDesc(1, self._number, flags)
@@ -738,11 +781,12 @@ class _OwnMemory:
             # The driver would take another size, modulo 2^64.
             raise ValueError(f'{byte_length} bytes are too large for any memory')
         prop, doing = device.allocation_prop(), f'allocating {byte_length} bytes'
+        device.releases.start()
         with device:
             if not device.granularity:
                 device.granularity = _read('cuMemGetAllocationGranularity', ctypes.byref(prop), 1, kind=_size)
             size = -(-byte_length // device.granularity) * device.granularity
-            handle = _read('cuMemCreate', size, ctypes.byref(prop), 0, doing=doing)
+            handle = self._create(device, size, prop, doing)
             try:
                 self.fd = _export_physical(handle, doing)
                 if read_only:
@@ -761,6 +805,17 @@ class _OwnMemory:
                 _cuda().cuMemRelease(handle)
         with _lock:
             _own_memory[self.address] = self
+
+    @staticmethod
+    def _create(device: _Device, size: int, prop: _AllocationProp, doing: str) -> int:
+        try:
+            return _read('cuMemCreate', size, ctypes.byref(prop), 0, doing=doing)
+        except CudaError as error:
+            if error.status != _OUT_OF_MEMORY:
+                raise
+        # What was closed is freed in the background.
+        device.releases.flush()
+        return _read('cuMemCreate', size, ctypes.byref(prop), 0, doing=doing)
 
     def fields(self, offset: int, length: int, read_only: bool, array: Optional['_Described']) -> Dict[str, Any]:
         """The fields of a range of it, for other processes."""
@@ -792,16 +847,21 @@ class _OwnMemory:
         self.fd = self.read_only_fd = -1
 
     def __del__(self) -> None:
+        """It may run anywhere, as while a connection is read."""
         if self.address == 0 or _is_exiting is not False:
             return
-        try:
-            # Unmapping does not wait for work that uses the memory.
-            with self.device:
-                _cuda().cuCtxSynchronize()
-                self._free()
-        except CuffiError:
-            # The context is lost: the memory ends with the process.
-            self._close_fds()
+        device, address, byte_length, fds = self.device, self.address, self.byte_length, (self.fd, self.read_only_fd)
+
+        def free() -> None:
+            try:
+                with device:
+                    _cuda().cuMemUnmap(address, byte_length)
+                    _cuda().cuMemAddressFree(address, byte_length)
+            finally:
+                # If the context is lost, the memory ends with the process.
+                _close_fds([fd for fd in fds if fd >= 0])
+
+        device.releases.add(free)
 
 
 # What tensors of other libraries are found by, when they are sent. Weak: only users keep memory alive.
@@ -831,14 +891,22 @@ class _Mapping:
         self.fds: List[int] = []
 
     def release(self) -> None:
-        """Ends one use. The last one unmaps it. The work that used it must be done."""
-        with _lock:
-            self.users -= 1
-            if self.users == 0:
+        """Ends one use. The last one unmaps it, which the driver may block. The work that used it must be done."""
+        with _mapping_lock:
+            if not self.release_unless_last():
+                self.users = 0
                 del _mappings[self.key], _mapped_at[self.base]
                 _close_fds(self.fds)
                 with self.device:
                     self._unmap()
+
+    def release_unless_last(self) -> bool:
+        """As `release`, without waiting. Returns False if this is the last use: it goes on."""
+        with _lock:
+            if self.users == 1:
+                return False
+            self.users -= 1
+            return True
 
 
 class _ReceivedMemory:
@@ -1070,23 +1138,26 @@ class GpuArray(_Context):
         if self.size and self._strides != _contiguous(self._shape, self.itemsize):
             raise CuffiError('this array is not contiguous: copy it with torch or cupy')
 
-    def close(self, stream: Any = None) -> None:
+    def close(self, *, stream: Any = None) -> None:
         """Gives the memory back, once no tensor made of this array uses it. The second call does nothing.
 
-        Without `stream` it waits until all work of the device is done. With it, nothing waits: the memory
-        is given back behind the work that is queued in that stream.
+        Without `stream` it waits until all work of the device is done; not if a stream waits for another process: the
+        memory is then given back in the background. With `stream`, nothing waits: the memory is given back behind the
+        work that is queued in that stream.
         """
+        handle = None if stream is None else _stream_handle(stream)
         memory = self._memory
         if memory is None:
             return
-        if stream is not None and isinstance(memory, _ReceivedMemory):
-            memory.stream = _stream_handle(stream)
+        if handle is not None and isinstance(memory, _ReceivedMemory):
+            memory.stream = handle
         self._memory = None
         self._offers = None
         connection = memory.connection if isinstance(memory, _ReceivedMemory) else None
         del memory
         if connection is not None:
-            connection.give_back()
+            with _signals:
+                connection.give_back(may_wait=True)
 
     def __enter__(self) -> 'GpuArray':
         self._held()
@@ -1176,7 +1247,7 @@ class Event(_Context):
     https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
     """
 
-    def __init__(self, device: Optional[int] = None) -> None:
+    def __init__(self, *, device: Optional[int] = None) -> None:
         where = _chosen_device(device)
         with where:
             # Without timing, for other processes.
@@ -1195,9 +1266,10 @@ class Event(_Context):
         return self._own is None
 
     def _held(self) -> _EventHandle:
-        if self._own is None:
+        own = self._own
+        if own is None:
             raise self._closed_error()
-        return self._own
+        return own
 
     @property
     def _device(self) -> _Device:
@@ -1229,7 +1301,7 @@ class Event(_Context):
             with _waits_lock:
                 _stream_of(event.device, handle).add_event(event)
 
-    def synchronize(self, timeout: Optional[float] = None) -> None:
+    def synchronize(self, *, timeout: Optional[float] = None) -> None:
         """Waits on the host for the last record. Raises TimeoutError."""
         _wait_until(lambda: self.done, timeout, 'an event')
 
@@ -1242,7 +1314,7 @@ class Event(_Context):
             connection.give_back()
 
 
-def empty(shape: Any, dtype: Any = 'float32', device: Optional[int] = None) -> GpuArray:
+def empty(shape: Any, dtype: Any = 'float32', *, device: Optional[int] = None) -> GpuArray:
     """Returns uninitialized memory that every process and library can share, whatever allocates theirs.
 
     >>> frame = torch.from_dlpack(cuffi.empty((1080, 1920, 3), 'uint8'))
@@ -1256,11 +1328,35 @@ def empty(shape: Any, dtype: Any = 'float32', device: Optional[int] = None) -> G
     return GpuArray(memory, memory.address, lengths, kind, _contiguous(lengths, kind.itemsize), False)
 
 
+def _seconds(timeout: Any) -> float:
+    """A limit as a float. Raises TypeError, ValueError."""
+    try:
+        seconds = math.nan if isinstance(timeout, (bool, str, bytes)) else float(timeout)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if seconds >= 0:
+        return seconds
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        raise ValueError(f'timeout must be a number of seconds that is not negative, not {timeout}')
+    raise TypeError(f'timeout must be a number of seconds, or None, not {timeout!r}')
+
+
 class _Deadline:
     """The end of a wait that has a limit in seconds, if any."""
 
     def __init__(self, timeout: Optional[float]) -> None:
-        self._timeout, self._at = timeout, math.inf if timeout is None else time.monotonic() + timeout
+        self._timeout, self._at = timeout, math.inf if timeout is None else time.monotonic() + _seconds(timeout)
+
+    @property
+    def is_limited(self) -> bool:
+        return self._at < math.inf
+
+    def left_or_none(self) -> Optional[float]:
+        """How many seconds are left; None if none are."""
+        left = self._at - time.monotonic()
+        return left if left > 0 else None
 
     def left(self, what: Union[str, Callable[[], str]]) -> float:
         """How many seconds are left. Raises TimeoutError if none are."""
@@ -2079,7 +2175,7 @@ def _dtype_of_dlpack(tensor: _DLTensor) -> _Dtype:
 class _Exported:
     """What is sent for one object, and what must be kept until the other end has released it."""
 
-    __slots__ = ('fields', 'fds', 'keep', 'device', 'begin', 'stream', 'owned', 'root')
+    __slots__ = ('fields', 'fds', 'keep', 'device', 'begin', 'stream', 'owned', 'root', 'restore')
 
     def __init__(self, fields: bytes, fds: Tuple[int, ...], keep: Any, device: Optional[_Device], begin: int = 0,
                  owned: Optional[List[int]] = None, root: Any = None) -> None:  # fmt: skip
@@ -2093,9 +2189,17 @@ class _Exported:
         self.root = root
         # Later work of this stream runs behind the other end's.
         self.stream: Optional[int] = None
+        # Takes `owned` back if it is not sent, and returns whether it has. Otherwise they are closed.
+        self.restore: Optional[Callable[[List[int]], bool]] = None
+
+    def undo(self) -> None:
+        """It is not sent."""
+        owned, self.owned = self.owned, []
+        if not (owned and self.restore and self.restore(owned)):
+            _close_fds(owned)
 
     def __del__(self) -> None:
-        _close_fds(self.owned)
+        self.undo()
 
 
 def _export(value: Any, peer: '_Connection') -> _Exported:
@@ -2226,7 +2330,7 @@ _mapped_at: Dict[int, _Mapping] = {}
 
 def _map(key: Tuple[Any, ...], version: int, make: Callable[[], _Mapping], fds: Sequence[int] = ()) -> _Mapping:
     """Adds a user to a mapping, or makes it, with duplicates of its descriptors."""
-    with _lock:
+    with _mapping_lock:
         mapping = _mappings.get(key)
         if mapping is None:
             kept: List[int] = []
@@ -2242,7 +2346,9 @@ def _map(key: Tuple[Any, ...], version: int, make: Callable[[], _Mapping], fds: 
             _mappings[key] = _mapped_at[mapping.base] = mapping
         elif mapping.version != version:
             raise IpcError('an earlier allocation with the same handle is still open here: close its arrays first')
-        mapping.users += 1
+        mapping.device.releases.start()
+        with _lock:
+            mapping.users += 1
         return mapping
 
 
@@ -2323,6 +2429,7 @@ class _ImportedPool:
 
     def __init__(self, device: _Device, fd: int, exporter: _descriptors.Exporter) -> None:
         self.device, self.users = device, 1
+        device.releases.start()
         with device, _opening(exporter):
             self.handle = _read('cuMemPoolImportFromShareableHandle', fd, _POSIX_FD, 0)
             try:
@@ -2332,7 +2439,7 @@ class _ImportedPool:
                 raise
 
     def release(self) -> None:
-        with _lock:
+        with _mapping_lock:
             self.users -= 1
             if self.users == 0:
                 with self.device:
@@ -2422,13 +2529,21 @@ _PART = PACKET_BYTE_LENGTH - _HEADER.size
 _MAX_MESSAGE = MAX_VALUE_BYTE_LENGTH + MAX_TABLE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH
 _MAX_POOLS = 1024
 _MAX_LIST = 1024
+# What a whole frame takes of the room of a socket, with what the system adds, and how much room is wanted.
+_FRAME_IN_SOCKET, _WANTED_IN_SOCKET = PACKET_BYTE_LENGTH + 8192, 1 << 20
 # A thread that has just received probably receives again, faster than the connection's own thread would.
 _IDLE_S = 0.005
 _REPAIR_S = 2.0
+# The system counts milliseconds in 32 bits.
+_MAX_POLL_S = 86_400.0
+# How often a wait that has no time left asks another thread that reads to look.
+_MAX_LOOKS = 3
 # As in Node: only the end of the process tells a crash from a close.
 _MAX_EXIT_S = 2.0
 
 _Points = List[Tuple[int, int]]
+# A value in bytes, its GPU objects, and points behind the work on them.
+_Prepared = Tuple[bytearray, List[_Exported], _Points]
 
 
 class _NoWords:
@@ -2525,6 +2640,96 @@ def _again(error: Any) -> Any:
     return again
 
 
+class _Signals:
+    """Puts off the signals of the main thread while it changes a connection: their handlers may raise at any instruction.
+
+    What waits calls `check`, where those run that came meanwhile; the rest run at the end.
+    """
+
+    # Those that programs handle in Python.
+    _NUMBERS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGALRM, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2)
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._handlers: Dict[int, Any] = {}
+        self._came: List[Tuple[Any, int, Any]] = []
+        self._wake: Optional[Callable[[], None]] = None
+        self._put_off = self._on_signal
+
+    def _is_elsewhere(self) -> bool:
+        """Handlers run only in the main thread."""
+        return threading.get_ident() != threading.main_thread().ident
+
+    def __enter__(self) -> None:
+        if self._is_elsewhere():
+            return
+        if not self._depth:
+            get = _signal.getsignal
+            self._handlers = handlers = {
+                number: handler for number, handler in [(number, get(number)) for number in self._NUMBERS] if callable(handler)}
+            try:
+                for number in handlers:
+                    _signal.signal(number, self._put_off)
+            except BaseException:
+                self._restore(list(handlers))
+                raise
+        self._depth += 1
+
+    def __exit__(self, *_: Any) -> None:
+        if self._is_elsewhere():
+            return
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        # Its last instruction that a handler cannot end is the first one here that sets one back.
+        self._depth = 0
+        self._restore(list(self._handlers))
+        self._deliver()
+
+    def abandon(self) -> None:
+        """In a child by fork: the call that has put them off is another thread's, which the child has not."""
+        self._depth, self._came, self._wake = 0, [], None
+        self._restore(list(self._handlers))
+
+    def _restore(self, numbers: List[int]) -> None:
+        if numbers:
+            try:
+                # A handler that has run may have set another one.
+                if _signal.getsignal(numbers[-1]) is self._put_off:
+                    _signal.signal(numbers[-1], self._handlers[numbers[-1]])
+            finally:
+                self._restore(numbers[:-1])
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self._came.append((self._handlers.get(number), number, frame))
+        if self._wake:
+            self._wake()
+
+    def check(self) -> None:
+        """Runs the handlers of what came. They may raise."""
+        if self._came and not self._is_elsewhere():
+            self._deliver()
+
+    def _deliver(self) -> None:
+        if self._came:
+            handler, number, frame = self._came.pop(0)
+            try:
+                if handler:
+                    handler(number, frame)
+            finally:
+                self._deliver()
+
+    def wake_by(self, wake: Optional[Callable[[], None]]) -> Optional[Callable[[], None]]:
+        """Has `wake` called when a signal comes, as to end a poll: in the middle of any work. Returns what was called before."""
+        if self._is_elsewhere():
+            return None
+        before, self._wake = self._wake, wake
+        return before
+
+
+_signals = _Signals()
+
+
 class _Slot:
     """Somebody who waits for a value or an answer: a thread, or the future of an event loop."""
 
@@ -2612,6 +2817,33 @@ class _Control:
                 raise _limit_exceeded(f'a message releases leases behind more than {MAX_RELEASE_POINTS} points')
 
 
+class _Outgoing:
+    """A message that is sent, in frames. It gets its number with its first one: until then it can be taken back."""
+
+    __slots__ = ('kind', 'request', 'body', 'at', 'fds', 'owned', 'slot', 'leases', 'releases', 'shares')
+
+    def __init__(self, kind: int, request: int, body: Union[bytes, bytearray], fds: Sequence[int], owned: Sequence[int],
+                 slot: Optional[_Slot]) -> None:  # fmt: skip
+        """:param owned: those of the descriptors that are closed when they were sent"""
+        self.kind, self.request, self.body, self.at, self.fds, self.owned, self.slot = kind, request, body, 0, fds, owned, slot
+        # What comes with it: the leases of its objects, whose each of `owned` is, and releases of others.
+        self.leases: Sequence[int] = ()
+        self.shares: List[Tuple[_Exported, List[int]]] = []
+        self.releases: List[Tuple[int, bool, _Points]] = []
+
+
+class _Later:
+    """A message that is sent when work is done."""
+
+    __slots__ = ('prepared', 'devices', 'post', 'posted', 'on_error')
+
+    def __init__(self, post: Callable[[_Prepared], Any], on_error: Callable[[Exception], None]) -> None:
+        # None again when it was sent, or given up.
+        self.prepared: Optional[_Prepared] = None
+        self.devices: List[_Device] = []
+        self.post, self.on_error, self.posted = post, on_error, None
+
+
 class _Arrived:
     """A value that has arrived. Its GPU objects are opened when somebody takes it."""
 
@@ -2654,6 +2886,9 @@ class _Connection:
         self._allow_other_users = allow_other_users
         self._socket, self._fd = sock, sock.fileno()
         sock.setblocking(False)
+        # The system gives what it allows.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WANTED_IN_SOCKET)
+        self._socket_size = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self._cond = threading.Condition(threading.RLock())
         self._wake_lock = threading.RLock()
         self._poll = select.poll()
@@ -2680,7 +2915,9 @@ class _Connection:
         self._part_header: Tuple[int, ...] = ()
         self._part_fds: List[int] = []
         self._is_part_cut = False
-        self._outgoing: Deque[Tuple[bytes, Sequence[int], Sequence[int], Optional[_Slot]]] = collections.deque()
+        self._outgoing: Deque[_Outgoing] = collections.deque()
+        # What is sent when work is done.
+        self._later: Deque[_Later] = collections.deque()
         self._unsent: List[_Slot] = []
         self._values: Deque[_Arrived] = collections.deque()
         self._value_slots: Deque[_Slot] = collections.deque()
@@ -2689,6 +2926,8 @@ class _Connection:
         self._queued_bytes = self._queued_fds = self._request_bytes = 0
         self._canceled: set = set()
         self._unanswered: set = set()
+        # For each request whose handler is a task: what cancels that.
+        self._cancels: Dict[int, Callable[[], None]] = {}
         self._asked: Dict[int, _Slot] = {}
         self._last_question = 0
         # What each end has begun; how many threads wait for what; sends whose values may never be received.
@@ -2775,42 +3014,51 @@ class _Connection:
 
         :param kind: FRAME_VALUE or FRAME_REQUEST, if that is what it waits for
         """
-        begun, cond = time.monotonic(), self._cond
-        if kind:
-            self.begin(kind)
-        with cond:
-            self._waiting += 1
-            self._waiting_for[kind] += 1
-            if self._is_read and (self._are_requests_stuck() or self._are_values_stuck()):
-                # The thread that reads must refuse them in time.
-                self._kick()
-        try:
-            while True:
-                with cond:
-                    if is_done():
-                        return
-                    left = deadline.left(what)
-                    if self._is_read or self._is_socket_closed:
-                        if self._is_read_by_own_thread:
-                            self._kick()
-                        cond.wait(min(left, 0.05))
-                        continue
-                    self._is_read = True
-                try:
-                    self._step(left)
-                finally:
-                    with cond:
-                        self._is_read = False
-                        if self._waiting > 1:
-                            # It may have come for them.
-                            cond.notify_all()
-        finally:
+        begun, cond, looks = time.monotonic(), self._cond, 0
+        with _signals:
+            wake = _signals.wake_by(self._kick)
+            if kind:
+                self.begin(kind)
             with cond:
-                self._waiting -= 1
-                self._waiting_for[kind] -= 1
-                self._last_wait = time.monotonic()
-                if self._waiting or self._last_wait - begun > 0.02:
-                    cond.notify_all()
+                self._waiting += 1
+                self._waiting_for[kind] += 1
+                if self._is_read and (self._are_requests_stuck() or self._are_values_stuck()):
+                    # The thread that reads must refuse them in time.
+                    self._kick()
+            try:
+                while True:
+                    _signals.check()
+                    with cond:
+                        if is_done():
+                            return
+                        left = deadline.left_or_none()
+                        if left is None and looks >= _MAX_LOOKS:
+                            deadline.left(what)
+                        if self._is_read or self._is_socket_closed:
+                            if self._is_read_by_own_thread or left is None:
+                                self._kick()
+                            looks += left is None
+                            cond.wait(0.01 if left is None else min(left, 0.05))
+                            continue
+                        self._is_read = True
+                    try:
+                        # What has arrived is looked at even if no time is left.
+                        if not self._step(left or 0) and left is None:
+                            looks = _MAX_LOOKS
+                    finally:
+                        with cond:
+                            self._is_read = False
+                            if self._waiting > 1:
+                                # It may have come for them.
+                                cond.notify_all()
+            finally:
+                _signals.wake_by(wake)
+                with cond:
+                    self._waiting -= 1
+                    self._waiting_for[kind] -= 1
+                    self._last_wait = time.monotonic()
+                    if self._waiting or self._last_wait - begun > 0.02:
+                        cond.notify_all()
 
     def _run(self) -> None:
         """Reads while nobody waits, so that what the other end gives back is freed."""
@@ -2847,8 +3095,8 @@ class _Connection:
                 self._is_kicked = True
                 os.write(self._wake_write, b'\0')
 
-    def _step(self, timeout: float) -> None:
-        """Waits for one thing to happen, and handles it. Only the thread that reads calls this."""
+    def _step(self, timeout: float) -> bool:
+        """Waits for one thing to happen, and handles it. Returns whether something has. Only the thread that reads calls this."""
         if self._held and (self._is_gone or (self._peer_page and self._peer_page.is_reached(self._held))):
             with self._cond:
                 self._held = []
@@ -2865,7 +3113,7 @@ class _Connection:
         if self._gone_until is not None or self._stuck_until is not None:
             until = min(each for each in (self._gone_until, self._stuck_until) if each is not None)
             timeout = max(0.0, min(timeout, until - time.monotonic()))
-        milliseconds = None if timeout == math.inf else math.ceil(timeout * 1000)
+        milliseconds = None if timeout == math.inf else math.ceil(min(timeout, _MAX_POLL_S) * 1000)
         if self._held or self._behind_streams:
             time.sleep(0.0001)
             milliseconds = 0
@@ -2893,6 +3141,7 @@ class _Connection:
                 self._refuse_stuck()
             self._close_if_unused()
         self.give_back()
+        return bool(events)
 
     def _register(self) -> None:
         if self._is_socket_closed:
@@ -3094,9 +3343,12 @@ class _Connection:
             slot.settle(IpcError(f'{self.name} serves no requests: it waits for values and has never called serve(). '
                                  'Serve there, or send values', 'not-served'))  # fmt: skip
         elif kind == FRAME_CANCELLATION and not arrived.objects and arrived.value is None:
-            # What is being answered goes on; what waits is not begun.
+            # Handlers of threads may ask; what waits is not begun.
             if request in self._unanswered:
                 self._canceled.add(request)
+                cancel = self._cancels.get(request)
+                if cancel:
+                    cancel()
         elif kind == FRAME_VERIFICATION and not arrived.objects:
             self._on_verification(request)
         else:
@@ -3107,8 +3359,7 @@ class _Connection:
         self._check_number(request)
         # Its answers count as pending until they are sent, for an end that asks and does not read.
         if len(self._outgoing) >= MAX_PENDING_REQUESTS:
-            headers = (_HEADER.unpack_from(frame) for frame, _, _, _ in self._outgoing)
-            if sum(kind == FRAME_FAILURE and offset == 0 for _, _, kind, _, _, offset, _ in headers) >= MAX_PENDING_REQUESTS:
+            if sum(message.kind == FRAME_FAILURE for message in self._outgoing) >= MAX_PENDING_REQUESTS:
                 raise IpcError(f'{MAX_PENDING_REQUESTS} answers wait to be sent, and nobody there reads them', 'limit-exceeded')
         error = IpcError('the companion for Python confirms no descriptors', 'not-supported')
         self._post(FRAME_FAILURE, _encoded(error), request=request)
@@ -3152,11 +3403,10 @@ class _Connection:
         if control.forwards:
             self._apply_forwards(control.forwards, fds)
         for name in control.closed_pools:
-            with _lock:
-                _close_fds([self._pool_fds.pop(name)] if name in self._pool_fds else [])
-                pool = self._pools.pop(name, None)
-                if pool:
-                    pool.release()
+            fd, pool = self._pool_fds.pop(name, -1), self._pools.pop(name, None)
+            _close_fds([fd] if fd >= 0 else [])
+            if pool:
+                pool.device.releases.add(pool.release)
         if control.begun:
             self._on_peer_begun(control.begun)
         if control.is_closing or control.is_done:
@@ -3272,10 +3522,10 @@ class _Connection:
         elif begun & BEGUN_IGNORING_VALUES:
             error = self._not_received()
             self._confirm(error)
-            for _, _, _, slot in self._outgoing:
-                # It is still sent: its header has its number. But nobody receives it.
-                if slot:
-                    slot.settle(error)
+            for message in self._outgoing:
+                # It is still sent, but nobody receives it.
+                if message.slot:
+                    message.slot.settle(error)
 
     def _confirm(self, result: Optional[Exception]) -> None:
         unconfirmed, self._unconfirmed = self._unconfirmed, []
@@ -3301,12 +3551,15 @@ class _Connection:
 
     # ---- Sending ----
 
-    def prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
+    def prepare(self, value: Any, stream: Any, deadline: Optional[_Deadline] = None) -> _Prepared:
         """Encodes a value and exports its GPU objects. Waits for the work on them, or returns points behind it."""
-        return self.order(*self.export(value), stream)
+        until, (prepared, devices) = deadline or _Deadline(None), self.encode(value, stream)
+        for device in devices:
+            device.wait(until)
+        return prepared
 
-    def export(self, value: Any) -> Tuple[bytearray, List[_Exported]]:
-        """Encodes a value as it is now, and exports its GPU objects. Does not wait."""
+    def encode(self, value: Any, stream: Any) -> Tuple[_Prepared, List[_Device]]:
+        """As `prepare`, without waiting. Returns the devices whose work must be done before it is sent, too."""
         encoder = _Encoder()
         encoder.write(value)
         if len(encoder.out) > MAX_VALUE_BYTE_LENGTH or len(encoder.objects) > MAX_VALUE_OBJECTS:
@@ -3314,35 +3567,74 @@ class _Connection:
         exported = [_export(value, self) for value in encoder.objects]
         if sum(len(one.fds) + len(one.owned) for one in exported) > PACKET_FDS:
             raise ValueError(f'the value has more than {PACKET_FDS} descriptors')
-        return encoder.out, exported
-
-    def order(self, out: bytearray, exported: List[_Exported], stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
-        """Waits for the work on what was exported, or returns points behind it."""
         points: _Points = []
         handle = None if stream is None else _stream_handle(stream)
         # Events are the order themselves.
-        for device in {one.device for one in exported if one.device and one.fields[0] != KIND_EVENT}:
-            if handle is None:
-                device.synchronize()
-            else:
-                points += self.points_behind(device, handle)
+        devices = list({one.device for one in exported if one.device and one.fields[0] != KIND_EVENT})
+        if handle is not None:
+            for device in devices[:]:
+                behind = self._points_behind(device, handle)
+                if behind is not None:
+                    points += behind
+                    devices.remove(device)
         for one in exported:
             one.stream = handle if one.device else None
-        return out, exported, points
+        return (encoder.out, exported, points), devices
 
-    def send(self, prepared: Tuple[bytearray, List[_Exported], _Points], kind: int = FRAME_VALUE, request: int = 0,
-             slot: Optional[_Slot] = None) -> None:  # fmt: skip
+    def send_later(self, value: Any, stream: Any, post: Callable[[_Prepared], Any], on_error: Callable[[Exception], None]) -> '_Later':
+        """Encodes a value now, and has `post` send it when the work on it is done, in the order of the calls. Does not wait."""
+        later = _Later(post, on_error)
+        try:
+            prepared, devices = self.encode(value, stream)
+            with _signals, self._cond:
+                if self._later or devices:
+                    later.prepared, later.devices = prepared, devices
+                    self._later.append(later)
+                    if len(self._later) == 1:
+                        threading.Thread(target=self._send_later, name='cuffi sends', daemon=True).start()
+                else:
+                    later.posted = post(prepared)
+        except Exception as error:
+            on_error(error)
+        return later
+
+    def _send_later(self) -> None:
+        while True:
+            later = self._later[0]
+            error: Optional[Exception] = None
+            try:
+                for device in later.devices:
+                    device.synchronize()
+            except Exception as failed:
+                error = failed
+            with self._cond:
+                self._later.popleft()
+                is_last = not self._later
+                prepared, later.prepared = later.prepared, None
+                if prepared is not None and error is None:
+                    try:
+                        later.posted = later.post(prepared)
+                    except Exception as failed:
+                        error = failed
+            del prepared
+            if error:
+                later.on_error(error)
+            if is_last:
+                return
+
+    def send(self, prepared: _Prepared, kind: int = FRAME_VALUE, request: int = 0, slot: Optional[_Slot] = None) -> _Outgoing:
         """Sends a value, or queues it. `slot` is settled when it was sent."""
         body, exported, points = prepared
         fds: List[int] = []
         owned: List[int] = []
-        with self._cond:
+        with _signals, self._cond:
             if self.end is not None:
                 raise _again(self.end)
             if kind == FRAME_VALUE and self._peer_begun == BEGUN_SERVING | BEGUN_IGNORING_VALUES:
                 raise self._not_received()
+            first, shares = self._next_export, [(one, one.owned) for one in exported if one.owned]
             if exported:
-                body += _pack_double(self._next_export)
+                body += _pack_double(first)
                 for one in exported:
                     _write_length(body, len(one.owned) + len(one.fds))
                     body.append(0)
@@ -3355,14 +3647,35 @@ class _Connection:
                     self._exports[self._next_export] = one
                     self._next_export += 1
             self._send_page()
-            self._write_control(body, points)
+            releases = self._write_control(body, points)
             if slot and kind == FRAME_VALUE and self._peer_begun == BEGUN_SERVING:
                 # Settled when the other end receives, or refuses.
                 self._unconfirmed.append(slot)
                 slot = None
-            self._post(kind, body, fds, request, owned, slot)
+            message = _Outgoing(kind, request, body, fds, owned, slot)
+            message.leases, message.releases, message.shares = range(first, self._next_export), releases, shares
+            self._post_message(message)
+            return message
 
-    def _write_control(self, body: bytearray, points: _Points = []) -> None:
+    def take_back(self, message: _Outgoing, slot: _Slot) -> bool:
+        """Takes a message back of which nothing was sent yet. Returns False if it is too late."""
+        with _signals, self._cond:
+            if message.at or message not in self._outgoing:
+                return False
+            self._outgoing.remove(message)
+            if slot in self._unconfirmed:
+                self._unconfirmed.remove(slot)
+            for one, one.owned in message.shares:
+                one.undo()
+            for lease in message.leases:
+                self._exports.pop(lease, None)
+            self._releases[:0] = message.releases
+            self._close_if_unused()
+            return True
+
+    def _write_control(self, body: bytearray, points: _Points = []) -> List[Tuple[int, bool, _Points]]:
+        """Returns the releases that it has written."""
+        releases: List[Tuple[int, bool, _Points]] = []
         if points:
             body.append(CONTROL_POINTS)
             _write_points(body, points)
@@ -3374,6 +3687,7 @@ class _Connection:
                 body += _pack_double(lease)
                 body.append(is_final)
                 _write_points(body, behind)
+        return releases
 
     def _send_page(self) -> None:
         """Sends this end's counters before the first points."""
@@ -3391,15 +3705,11 @@ class _Connection:
             self._post(FRAME_CONTROL, body)
 
     def _post(self, kind: int, body: Union[bytes, bytearray], fds: Sequence[int] = (), request: int = 0,
-              owned: Sequence[int] = (), slot: Optional[_Slot] = None) -> None:  # fmt: skip
-        """:param owned: those of the descriptors that are closed when they were sent"""
-        length = len(body)
-        for at in range(0, length, _PART):
-            header = _HEADER.pack(_MAGIC, MAX_VERSION, kind, self._sent, length, at, request)
-            is_last = at + _PART >= length
-            frame = header + body if length <= _PART else header + body[at : at + _PART]
-            self._outgoing.append((frame, () if at else fds, () if at else owned, slot if is_last else None))
-        self._sent = (self._sent + 1) & 0xFFFFFFFF
+              owned: Sequence[int] = ()) -> None:  # fmt: skip
+        self._post_message(_Outgoing(kind, request, body, fds, owned, None))
+
+    def _post_message(self, message: _Outgoing) -> None:
+        self._outgoing.append(message)
         self._flush()
         if self._outgoing and self._is_read and not self._poll_events & select.POLLOUT:
             self._kick()
@@ -3407,9 +3717,16 @@ class _Connection:
     def _flush(self) -> None:
         outgoing = self._outgoing
         while outgoing:
-            frame, fds, owned, slot = outgoing[0]
+            message = outgoing[0]
+            at, body, fds, owned, slot = message.at, message.body, message.fds, message.owned, message.slot
+            length = len(body)
+            if length > _PART and not at and not self._has_room(length):
+                return
+            header = _HEADER.pack(_MAGIC, MAX_VERSION, message.kind, self._sent, length, at, message.request)
+            frame = header + body if length <= _PART else header + body[at : at + _PART]
+            is_lost = False
             try:
-                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f'{len(fds)}i', *fds))] if fds else []
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f'{len(fds)}i', *fds))] if fds and not at else []
                 if not self._is_socket_closed:
                     self._socket.sendmsg((frame,), ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except (BlockingIOError, InterruptedError):
@@ -3418,17 +3735,32 @@ class _Connection:
                 if error.errno in (errno.ENOBUFS, errno.ETOOMANYREFS, errno.ENOMEM):
                     return
                 # The other end is closed: what it has sent before is read first, and its end is seen there.
-                if slot:
-                    self._unsent.append(slot)
-                    slot = None
+                is_lost = True
+            message.at = at + _PART
+            if owned and not at:
+                _close_fds(list(owned))
+                message.owned, message.shares = (), []
+            if message.at < length:
+                continue
             outgoing.popleft()
-            if owned:
-                _close_fds(owned)
-            if slot:
+            self._sent = (self._sent + 1) & 0xFFFFFFFF
+            if not slot:
+                continue
+            if is_lost:
+                self._unsent.append(slot)
+            else:
                 slot.settle(self.end if self._is_socket_closed else None)
 
-    def points_behind(self, device: _Device, stream: int) -> _Points:
-        """Points behind the work that is queued in a stream; none if it is done."""
+    def _has_room(self, length: int) -> bool:
+        """Whether the frames of a message fit into the socket, so that it need not be left half sent. None above 3/4 of it do."""
+        frames = -(-length // _PART) * _FRAME_IN_SOCKET
+        if self._is_socket_closed or frames > self._socket_size * 3 // 4:
+            return True
+        unread = struct.unpack('i', fcntl.ioctl(self._fd, termios.TIOCOUTQ, bytes(4)))[0]
+        return unread + frames <= self._socket_size
+
+    def _points_behind(self, device: _Device, stream: int) -> Optional[_Points]:
+        """Points behind the work that is queued in a stream; none if it is done. None if the host must wait for it."""
         cuda = _cuda()
         with self._cond, device:
             if stream != _LEGACY_STREAM and cuda.cuStreamQuery(stream) == 0:
@@ -3437,8 +3769,7 @@ class _Connection:
             has_counter = key in self._counters or len(self._counters) < COUNTER_COUNT
             if self._is_socket_closed or not has_counter:
                 # Nobody could wait for points any more, or none is left for this stream.
-                _call('cuCtxSynchronize')
-                return []
+                return None
             if self._page is None:
                 self._page_fd = _sealed_memory(PAGE_BYTE_LENGTH)
                 self._page = _Page(self._page_fd)
@@ -3494,10 +3825,15 @@ class _Connection:
     def open(self, arrived: _Arrived, stream: Any, deadline: _Deadline) -> Any:
         """Returns the value with its GPU objects, when the sender's work on them is done or `stream` waits for it."""
         self.begin_open(arrived, stream)
+        self.finish_open(arrived, deadline)
+        return arrived.take()
+
+    def finish_open(self, arrived: _Arrived, deadline: _Deadline) -> None:
+        """Waits until the sender's work is done. Raises TimeoutError, PeerGoneError."""
         if arrived.points or arrived.events:
             for pause in _pauses(lambda: self.is_ready(arrived), deadline, "the sender's work"):
                 time.sleep(pause)
-        return arrived.take()
+                _signals.check()
 
     def is_ready(self, arrived: _Arrived) -> bool:
         if self.is_reached(arrived.points) and all(event.done for event in arrived.events):
@@ -3593,10 +3929,10 @@ class _Connection:
                                'no-file-descriptor')  # fmt: skip
             # The mark of memory that is shared for reading only.
             read_only = fields.read_only or any(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND for fd in fds)
-            with _lock:
+            with _mapping_lock:
                 key = _virtual_key(fields, device, fds, read_only)
                 return _map(key, 0, lambda: _map_virtual(self._checked(fields), device, fds, read_only), fds)
-        with _lock:
+        with _mapping_lock:
             pool = self._pools.get(fields.pool)
             if pool is None:
                 exporter, fd = self._checked(fields).exporter, self._pool_fds.pop(fields.pool, -1)
@@ -3672,37 +4008,53 @@ class _Connection:
         if self._is_read:
             self._kick()
 
-    def give_back(self) -> None:
-        """Unmaps what nobody refers to any more, and tells the other end."""
+    def give_back(self, may_wait: bool = False) -> None:
+        """Unmaps what nobody refers to any more, and tells the other end: behind the work that may use it.
+
+        :param may_wait: whether this thread may wait for that work, unless it stands behind a wait for another process.
+            Whoever reads must not: what is waited for may need a message
+        """
+        is_free = may_wait and bool(self._given_back) and not _waiting_streams()
         while self._given_back:
             try:
                 lease, mapping, stream = self._given_back.popleft()
             except IndexError:
                 break
-            points: _Points = []
+            if mapping is None:
+                self._finish(lease, None)
+                continue
+            points: Optional[_Points] = None
             try:
-                if mapping and stream is None:
+                if stream is not None:
+                    points = self._points_behind(mapping.device, stream or _LEGACY_STREAM)
+                elif is_free:
                     mapping.device.synchronize()
-                elif mapping:
-                    points = self.points_behind(mapping.device, stream or 0)
+                    points = []
             except CuffiError:
                 pass  # The context is lost: nothing runs in it.
-            if not mapping or not points:
-                self._finish(lease, mapping)
-                continue
-            with self._cond:
-                self._releases.append((lease, False, points))
-                self._behind_streams.append((points, lease, mapping))
-                self._send_releases()
-                self._kick()
+            if points is None or (not points and not is_free and not mapping.release_unless_last()):
+                self._finish_later(lease, mapping)
+            elif points:
+                with self._cond:
+                    self._releases.append((lease, False, points))
+                    self._behind_streams.append((points, lease, mapping))
+                    self._send_releases()
+                    self._kick()
+            else:
+                self._finish(lease, mapping if is_free else None)
         if self._behind_streams:
             with self._cond:
                 pending, self._behind_streams = self._behind_streams, []
             for points, lease, mapping in pending:
                 if self._page and not self._page.is_reached(points):
                     self._behind_streams.append((points, lease, mapping))
+                elif mapping.release_unless_last():
+                    self._finish(lease, None)
                 else:
-                    self._finish(lease, mapping)
+                    self._finish_later(lease, mapping)
+
+    def _finish_later(self, lease: int, mapping: _Mapping) -> None:
+        mapping.device.releases.add(lambda: self._finish(lease, mapping))
 
     def _finish(self, lease: int, mapping: Optional[_Mapping]) -> None:
         try:
@@ -3722,7 +4074,7 @@ class _Connection:
     # ---- The end ----
 
     def close(self, why: str = 'close() was called') -> None:
-        with self._cond:
+        with _signals, self._cond:
             self._is_closed_here = True
             self._begin_closing(ClosedError(f'this Peer is closed: {why}'))
             for waiting in (self._values, self._requests):
@@ -3747,6 +4099,8 @@ class _Connection:
         self._value_slots.clear()
         self._request_slots.clear()
         self._asked.clear()
+        for cancel in list(self._cancels.values()):
+            cancel()
         self._cond.notify_all()
 
     def _begin_closing(self, error: ClosedError) -> None:
@@ -3832,7 +4186,7 @@ class _Connection:
             # A GPU may still do what the ended process had queued.
             self._abandon_waits()
             time.sleep(0.02)
-        with _lock:
+        with _mapping_lock:
             pools, self._pools = list(self._pools.values()), {}
             _close_fds(self._pool_fds.values())
             self._pool_fds.clear()
@@ -3853,6 +4207,7 @@ class _Connection:
         self.end = ClosedError('this Peer is closed: it belongs to the process that this one was forked from')
         self._waiting, self._is_read = 0, False
         self._outgoing.clear()
+        self._later.clear()
         self._socket.close()
         self._close_own_fds()
 
@@ -3900,8 +4255,9 @@ def _at_exit() -> None:
 
 def _after_fork() -> None:
     """A child by fork has no threads, no driver, and no part in the connections of its parent."""
-    global _is_exiting, _lock, _closing_thread
-    _lock, _closing_thread = threading.RLock(), None
+    global _is_exiting, _lock, _mapping_lock, _closing_thread
+    _lock, _mapping_lock, _closing_thread = threading.RLock(), threading.RLock(), None
+    _signals.abandon()
     for connection in list(_connections):
         connection.abandon()
     _connections.clear()
@@ -4088,22 +4444,31 @@ class Peer(_Context):
 
     # ---- Values ----
 
-    def send(self, value: Any, stream: Any = None, timeout: Optional[float] = None) -> None:
+    def send(self, value: Any, *, stream: Any = None, timeout: Optional[float] = None) -> None:
         """Sends a value. Waits for the work on its GPU objects, unless `stream` is given.
 
         Raises TypeError and ValueError for what cannot be sent, IpcError for memory without a handle; with the
         code `not-received` if the other end serves requests and has never received.
         """
-        connection, slot = self._connection, _Slot()
-        connection.send(connection.prepare(value, stream), slot=slot)
-        if not slot.is_done:
-            try:
-                connection.wait(lambda: slot.is_done or connection._is_socket_closed, _Deadline(timeout), 'room to send')
-            except TimeoutError as error:
-                raise TimeoutError(f'{error}{connection.hint(FRAME_VALUE)}') from None
+        connection, slot, deadline = self._connection, _Slot(), _Deadline(timeout)
+        with _signals:
+            message = connection.send(connection.prepare(value, stream, deadline), slot=slot)
+            if not slot.is_done:
+                is_over = lambda: slot.is_done or connection._is_socket_closed  # noqa: E731
+                try:
+                    connection.wait(is_over, deadline, 'room to send')
+                except BaseException as error:
+                    is_limit = isinstance(error, TimeoutError)
+                    if not connection.take_back(message, slot) and is_limit and slot not in connection._unconfirmed:
+                        # The other end reads it already. It would arrive in any case.
+                        connection.wait(is_over, _Deadline(None), 'room to send')
+                    elif is_limit:
+                        raise TimeoutError(f'{error}{connection.hint(FRAME_VALUE)}') from None
+                    else:
+                        raise
         slot.take()
 
-    def receive(self, stream: Any = None, timeout: Optional[float] = None) -> Any:
+    def receive(self, *, stream: Any = None, timeout: Optional[float] = None) -> Any:
         """Returns the next value, when the sender's work on it is done, or makes `stream` wait for that.
 
         What was not returned in time is returned by the next call.
@@ -4111,13 +4476,21 @@ class Peer(_Context):
         _stream_handle(stream)
         connection, deadline = self._connection, _Deadline(timeout)
         taken: List[_Arrived] = []
-        connection.wait(lambda: self._take_value(taken), deadline, 'a value', FRAME_VALUE)
-        arrived = taken.pop()
-        try:
-            return connection.open(arrived, stream, deadline)
-        except TimeoutError:
-            self._put_back(arrived)
-            raise
+        with _signals:
+            connection.wait(lambda: self._take_value(taken), deadline, 'a value', FRAME_VALUE)
+            arrived = taken.pop()
+            connection.begin_open(arrived, stream)
+            try:
+                connection.finish_open(arrived, deadline)
+                _signals.check()
+            except BaseException as error:
+                if not isinstance(error, CuffiError):
+                    self._put_back(arrived)
+                raise
+            value = arrived.take()
+            # Here: what a signal raises in the end of an object is lost.
+            del arrived
+            return value
 
     def _take_value(self, taken: List[_Arrived]) -> bool:
         """Takes a value, if there is one. Raises the end."""
@@ -4154,43 +4527,46 @@ class Peer(_Context):
 
     # ---- Requests ----
 
-    def request(self, value: Any, stream: Any = None, timeout: Optional[float] = None) -> Any:
+    def request(self, value: Any, *, stream: Any = None, timeout: Optional[float] = None) -> Any:
         """Returns what the other end's handler answers. Raises RemoteError for what it throws.
 
         Raises IpcError with the code `not-served` if the other end waits for values and has never served.
         """
         connection, slot, deadline = self._connection, _Slot(), _Deadline(timeout)
-        number = self._ask(connection.prepare(value, stream), slot)
-        try:
-            connection.wait(lambda: slot.is_done, deadline, 'an answer')
-        except BaseException as error:
-            self._give_up(number, slot)
-            if isinstance(error, TimeoutError):
-                raise TimeoutError(f'{error}{connection.hint(FRAME_REQUEST)}') from None
-            raise
-        return self._answer(slot.take(), connection.open(slot.take(), stream, deadline))
+        with _signals:
+            message = self._ask(connection.prepare(value, stream, deadline), slot)
+            try:
+                connection.wait(lambda: slot.is_done, deadline, 'an answer')
+            except BaseException as error:
+                self._give_up(message, slot)
+                if isinstance(error, TimeoutError):
+                    raise TimeoutError(f'{error}{connection.hint(FRAME_REQUEST)}') from None
+                raise
+            return self._answer(slot.take(), connection.open(slot.take(), stream, deadline))
 
-    def _ask(self, prepared: Tuple[bytearray, List[_Exported], _Points], slot: _Slot) -> int:
+    def _ask(self, prepared: _Prepared, slot: _Slot) -> _Outgoing:
         connection = self._connection
-        with connection._cond:
+        with _signals, connection._cond:
             if len(connection._asked) >= MAX_PENDING_REQUESTS:
                 raise IpcError(f'{MAX_PENDING_REQUESTS} requests wait for their answers', 'limit-exceeded')
             number = connection._last_question % 0xFFFFFFFF + 1
-            connection.send(prepared, FRAME_REQUEST, number)
+            message = connection.send(prepared, FRAME_REQUEST, number)
             connection._last_question = number
             connection._asked[number] = slot
-        return number
+        return message
 
-    def _give_up(self, number: int, slot: _Slot) -> None:
+    def _give_up(self, message: _Outgoing, slot: _Slot) -> None:
         connection = self._connection
-        with connection._cond:
+        with _signals, connection._cond:
             if slot.is_done:
                 if isinstance(slot.result, _Arrived):
                     connection.discard(slot.result)
+            elif connection.take_back(message, slot):
+                connection._asked.pop(message.request, None)
             elif connection.end is None:
                 # Its answer still comes.
                 slot.settle(None)
-                connection._post(FRAME_CANCELLATION, _NULL, request=number)
+                connection._post(FRAME_CANCELLATION, _NULL, request=message.request)
 
     @staticmethod
     def _answer(arrived: _Arrived, value: Any) -> Any:
@@ -4198,23 +4574,43 @@ class Peer(_Context):
             return value
         raise value if isinstance(value, RemoteError) else RemoteError(repr(value))
 
-    def serve(self, handler: Callable[[Any], Any], stream: Any = None) -> None:
+    def serve(self, handler: Callable[[Any], Any], *, stream: Any = None) -> None:
         """Answers requests with `handler(value)`, in this thread, until the connection ends.
 
-        What it raises is raised at the other end. Raises PeerGoneError, IpcError.
+        What it raises is raised at the other end. `peer.given_up` tells it whether anybody still waits for the answer.
+        Raises PeerGoneError, IpcError.
         """
+        if inspect.iscoroutinefunction(handler):
+            raise TypeError('serve takes a function, not a coroutine function: use aserve')
         connection, forever = self._connection, _Deadline(None)
         taken: List[_Arrived] = []
         while True:
-            connection.wait(lambda: self._take_request(taken), forever, 'a request', FRAME_REQUEST)
-            if not taken:
-                break
-            arrived = taken.pop()
-            if self._begin_answer(arrived):
+            with _signals:
+                connection.wait(lambda: self._take_request(taken), forever, 'a request', FRAME_REQUEST)
+                if not taken:
+                    break
+                arrived = taken.pop()
+                is_begun = self._begin_answer(arrived)
+            if is_begun:
                 with self._answering(arrived.request, stream) as answer:
-                    answer.append(handler(connection.open(arrived, stream, forever)))
+                    answered = _answered.set(arrived.request)
+                    try:
+                        result = handler(connection.open(arrived, stream, forever))
+                    finally:
+                        _answered.reset(answered)
+                    if inspect.iscoroutine(result):
+                        result.close()
+                        raise TypeError('the handler has returned a coroutine: use aserve')
+                    answer.append(result)
+                    del result
         if not isinstance(connection.end, ClosedError):
             raise _again(connection.end)
+
+    @property
+    def given_up(self) -> bool:
+        """In a handler: whether nobody waits for its answer, as the request was given up or the connection has ended."""
+        number = _answered.get()
+        return number is not None and (number in self._connection._canceled or self.closed)
 
     def _take_request(self, taken: List[_Arrived]) -> bool:
         """Takes a request, if there is one. Returns True without one at the end."""
@@ -4249,6 +4645,10 @@ class Peer(_Context):
             self._reply(number, answer.pop(), FRAME_RESPONSE, stream)
 
     def _reply(self, number: int, result: Any, kind: int, stream: Any) -> None:
+        with _signals:
+            self._reply_once(number, result, kind, stream)
+
+    def _reply_once(self, number: int, result: Any, kind: int, stream: Any) -> None:
         connection = self._connection
         try:
             prepared = connection.prepare(result, stream)
@@ -4258,6 +4658,10 @@ class Peer(_Context):
                 prepared = connection.prepare(error, None)
             except Exception:
                 prepared = connection.prepare(RemoteError(f'an answer or error of class {type(result).__name__} cannot be sent'), None)
+        self._post_reply(number, prepared, kind)
+
+    def _post_reply(self, number: int, prepared: _Prepared, kind: int) -> None:
+        connection = self._connection
         with connection._cond:
             connection._unanswered.discard(number)
             connection._canceled.discard(number)
@@ -4266,21 +4670,34 @@ class Peer(_Context):
 
     # ---- The same for asyncio ----
 
-    async def asend(self, value: Any, stream: Any = None) -> None:
-        """As `send`."""
-        connection, slot = self._connection, _Slot(is_async=True)
-        prepared = await self._prepare(value, stream)
-        connection.send(prepared, slot=slot)
-        await self._until(slot)
+    def asend(self, value: Any, *, stream: Any = None) -> Coroutine[Any, Any, None]:
+        """As `send`. Encodes at the call, and sends in the order of the calls, when the work on the value is done.
+
+        Canceling takes it back, unless the other end reads it already. Called outside of an event loop, it begins when
+        it is awaited.
+        """
+        try:
+            slot = _Slot(is_async=True)
+        except RuntimeError:
+            return self._asend_when_awaited(value, stream)
+        post = lambda prepared: self._connection.send(prepared, slot=slot)  # noqa: E731
+        return self._asent(self._connection.send_later(value, stream, post, slot.settle), slot)
+
+    async def _asend_when_awaited(self, value: Any, stream: Any) -> None:
+        await self.asend(value, stream=stream)
+
+    async def _asent(self, later: _Later, slot: _Slot) -> None:
+        connection = self._connection
+        try:
+            await self._until(slot)
+        except BaseException:
+            with connection._cond:
+                later.prepared = None
+                if later.posted:
+                    connection.take_back(later.posted, slot)
+            raise
         slot.take()
         await _turn_if_due()
-
-    async def _prepare(self, value: Any, stream: Any) -> Tuple[bytearray, List[_Exported], _Points]:
-        if stream is not None:
-            return self._connection.prepare(value, stream)
-        # Now: the value may change while another thread waits for the GPU.
-        exported = self._connection.export(value)
-        return await asyncio.get_running_loop().run_in_executor(None, self._connection.order, *exported, None)
 
     async def _until(self, slot: _Slot) -> None:
         if slot.is_done:
@@ -4313,7 +4730,7 @@ class Peer(_Context):
             raise
         return slot.result
 
-    async def areceive(self, stream: Any = None) -> Any:
+    async def areceive(self, *, stream: Any = None) -> Any:
         """As `receive`. What arrived for a canceled call is returned by the next one."""
         found = await self._next(self._take_value, self._connection._value_slots)
         if not isinstance(found, _Arrived):
@@ -4342,32 +4759,146 @@ class Peer(_Context):
             yield value
             del value
 
-    async def arequest(self, value: Any, stream: Any = None) -> Any:
-        """As `request`. Canceling the task gives the request up."""
-        slot = _Slot(is_async=True)
-        prepared = await self._prepare(value, stream)
-        number = self._ask(prepared, slot)
+    async def arequest(self, value: Any, *, stream: Any = None) -> Any:
+        """As `request`, sent in the order of `asend`. Canceling the task gives the request up."""
+        connection, slot = self._connection, _Slot(is_async=True)
+        later = connection.send_later(value, stream, lambda prepared: self._ask(prepared, slot), slot.settle)
         try:
             await self._until(slot)
         except BaseException:
-            self._give_up(number, slot)
+            with connection._cond:
+                later.prepared = None
+                if later.posted:
+                    self._give_up(later.posted, slot)
             raise
         return self._answer(slot.take(), await self._aopen(slot.take(), stream))
 
-    async def aserve(self, handler: Callable[[Any], Any], stream: Any = None) -> None:
-        """As `serve`, with a handler that may be a coroutine. Answers one request after the other."""
-        connection = self._connection
-        while True:
-            arrived = await self._next(self._take_request, connection._request_slots)
-            if not isinstance(arrived, _Arrived):
-                break
-            if self._begin_answer(arrived):
-                with self._answering(arrived.request, stream) as answer:
-                    result = handler(await self._aopen(arrived, stream))
-                    answer.append(await result if asyncio.iscoroutine(result) else result)
-                    del result
-        if not isinstance(connection.end, ClosedError):
+    async def aserve(self, handler: Callable[[Any], Any], *, stream: Any = None, concurrency: int = 1,
+                     stop: Optional[asyncio.Event] = None) -> None:  # fmt: skip
+        """As `serve`, with a handler that may be a coroutine. It is canceled when its request is given up.
+
+        :param concurrency: how many requests are answered at a time
+        :param stop: when it is set, no more requests are taken: those that are begun are answered, and it returns
+        """
+        _check_count(concurrency, 1, 'concurrency')
+        connection, running, failed = self._connection, set(), []  # type: ignore[var-annotated]
+
+        def on_done(task: 'asyncio.Task[None]') -> None:
+            running.discard(task)
+            if not task.cancelled() and task.exception():
+                failed.append(task.exception())
+
+        try:
+            while not (failed or (stop and stop.is_set())):
+                arrived = await self._next_until(stop)
+                if not isinstance(arrived, _Arrived):
+                    break
+                if not self._begin_answer(arrived):
+                    continue
+                if concurrency == 1:
+                    await self._aanswer(arrived, handler, stream)
+                    continue
+                task = asyncio.ensure_future(self._aanswer(arrived, handler, stream))
+                running.add(task)
+                task.add_done_callback(on_done)
+                if len(running) >= concurrency:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            while running:
+                await asyncio.wait(running)
+        except BaseException:
+            for task in running:
+                task.cancel()
+            while running:
+                await asyncio.wait(running)
+            raise
+        if failed:
+            raise failed[0]
+        if connection.end is not None and not isinstance(connection.end, ClosedError):
             raise _again(connection.end)
+
+    async def _next_until(self, stop: Optional[asyncio.Event]) -> Any:
+        """The next request, or the end; None if `stop` is set before."""
+        slots = self._connection._request_slots
+        if stop is None:
+            return await self._next(self._take_request, slots)
+        taking, stopping = asyncio.ensure_future(self._next(self._take_request, slots)), asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            if taking.done() and not taking.cancelled() and isinstance(taking.result(), _Arrived):
+                self._put_back(taking.result())
+            raise
+        finally:
+            stopping.cancel()
+            taking.cancel()
+        try:
+            return await taking
+        except asyncio.CancelledError:
+            if not taking.cancelled():
+                raise
+            return None
+
+    async def _aanswer(self, arrived: _Arrived, handler: Callable[[Any], Any], stream: Any) -> None:
+        number, kind = arrived.request, FRAME_RESPONSE
+        try:
+            result = await self._handled(arrived, handler, stream)
+        except Exception as error:
+            result, kind = error, FRAME_FAILURE
+        except BaseException:
+            self._reply(number, _given_up(), FRAME_FAILURE, None)
+            raise
+
+        def post(prepared: _Prepared) -> None:
+            self._post_reply(number, prepared, kind)
+
+        def on_error(error: Exception) -> None:
+            # It cannot be sent, or the work on it has failed.
+            self._reply(number, error, FRAME_FAILURE, None)
+
+        self._connection.send_later(result, stream, post, on_error)
+        del result
+
+    async def _handled(self, arrived: _Arrived, handler: Callable[[Any], Any], stream: Any) -> Any:
+        """What the handler returns, or what it awaits. Raises what it raises; an AbortError if it was canceled."""
+        connection, number = self._connection, arrived.request
+        answered = _answered.set(number)
+        try:
+            result = handler(await self._aopen(arrived, stream))
+            if not inspect.isawaitable(result):
+                return result
+            task = asyncio.ensure_future(result)
+        finally:
+            _answered.reset(answered)
+        loop = asyncio.get_running_loop()
+
+        def cancel() -> None:
+            try:
+                loop.call_soon_threadsafe(task.cancel)
+            except RuntimeError:
+                pass  # The loop is closed.
+
+        with connection._cond:
+            connection._cancels[number] = cancel
+            if number in connection._canceled or connection.end is not None:
+                cancel()
+        try:
+            await asyncio.wait((task,))
+        except BaseException:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+        finally:
+            with connection._cond:
+                connection._cancels.pop(number, None)
+        if task.cancelled():
+            raise _given_up()
+        return task.result()
+
+    async def __aenter__(self) -> 'Peer':
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self.close()
 
     # ---- The end ----
 
@@ -4377,6 +4908,10 @@ class Peer(_Context):
 
     def __repr__(self) -> str:
         return f'<cuffi.Peer {self._connection.name}{" closed" if self.closed else ""}>'
+
+
+# The request that this thread or task answers.
+_answered: 'contextvars.ContextVar[Optional[int]]' = contextvars.ContextVar('cuffi_answered', default=None)
 
 
 def _given_up() -> RemoteError:
@@ -4458,23 +4993,26 @@ def _trust(sock: socket.socket, allow_other_users: bool) -> None:
                        'other-user')  # fmt: skip
 
 
-def connect(name: str, timeout: Optional[float] = None, allow_other_users: bool = False) -> Peer:
+def connect(name: str, *, timeout: Optional[float] = None, allow_other_users: bool = False) -> Peer:
     """Connects to a process that listens by this name, in Node or Python. Raises IpcError if none does.
 
     :param name: a plain name, a path, or `@name` in the abstract namespace
     :param timeout: for how many seconds to wait until somebody listens; then TimeoutError
     """
     address, _ = _address_of(name)
-    until = time.monotonic() + (timeout or 0)
+    until = time.monotonic() + (0 if timeout is None else _seconds(timeout))
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             # One whose queue is full would block for ever.
-            sock.setblocking(timeout is None)
+            sock.setblocking(False)
             sock.connect(address)
             break
         except OSError as error:
             sock.close()
+            if error.errno == errno.EAGAIN and timeout is None:
+                raise IpcError(f'cannot connect to {name}: too many processes wait there until it accepts them: '
+                               'timeout=SECONDS waits for that') from None  # fmt: skip
             is_nobody = error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN)
             if not is_nobody or timeout is None:
                 code = 'not-listening' if is_nobody else 'ipc-failed'
@@ -4524,12 +5062,12 @@ class Listener(_Context):
     def closed(self) -> bool:
         return self._socket.fileno() < 0
 
-    def accept(self, timeout: Optional[float] = None) -> Peer:
+    def accept(self, *, timeout: Optional[float] = None) -> Peer:
         """Waits for the next process. Those of other users are refused. Raises TimeoutError, ClosedError.
 
         If this process has no descriptor left for a connection, it raises IpcError, and goes on listening.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + _seconds(timeout)
         while True:
             peer = self._accept_now()
             if peer is not None:
@@ -4540,7 +5078,7 @@ class Listener(_Context):
             waiting = select.poll()
             try:
                 waiting.register(self._socket, select.POLLIN)
-            except ValueError:
+            except (ValueError, OSError):
                 continue  # Another thread has closed it.
             waiting.poll(math.ceil(left * 1000))
 
@@ -4569,13 +5107,25 @@ class Listener(_Context):
             if peer is not None:
                 return peer
             # A descriptor of its own: others may wait as well.
-            ready, fd = loop.create_future(), os.dup(self._socket.fileno())
+            ready = loop.create_future()
+            try:
+                fd = os.dup(self._socket.fileno())
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    continue  # Another thread has closed it.
+                raise IpcError(f'a connection cannot be waited for: {error.strerror}') from None
             loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
             try:
                 await ready
             finally:
                 loop.remove_reader(fd)
                 os.close(fd)
+
+    async def __aenter__(self) -> 'Listener':
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self.close()
 
     def __iter__(self) -> Iterator[Peer]:
         while True:
@@ -4634,7 +5184,7 @@ def _remove_dead(path: str) -> bool:
         os.close(fd)
 
 
-def listen(name: str, allow_other_users: bool = False) -> Listener:
+def listen(name: str, *, allow_other_users: bool = False) -> Listener:
     """Listens by a name, to which Node and Python connect. Raises IpcError if the name is in use.
 
     >>> with cuffi.listen('render') as listener:
@@ -4794,6 +5344,64 @@ def _release_soon(is_unused: Callable[[], bool], release: Callable[[], None]) ->
         return True
 
     _background().poll(is_over)
+
+
+class _Releases:
+    """Frees and unmaps memory behind the work of a device, in a thread of its own, which the driver may block."""
+
+    def __init__(self, device: _Device) -> None:
+        self._device = device
+        # Its methods take no lock of Python: objects may be collected in the middle of any work.
+        self._queue: 'queue.SimpleQueue[Callable[[], Any]]' = queue.SimpleQueue()
+        self._pid = 0
+
+    def start(self) -> None:
+        """Before there is anything to release: no thread can be started while objects are collected."""
+        if self._pid != os.getpid():
+            with _lock:
+                if self._pid != os.getpid():
+                    self._queue = queue.SimpleQueue()
+                    threading.Thread(target=self._run, args=(self._queue,), name='cuffi releases', daemon=True).start()
+                    self._pid = os.getpid()
+
+    def add(self, release: Callable[[], Any]) -> None:
+        """Calls it when the work that is queued on the device is done. May be called anywhere."""
+        self._queue.put(release)
+
+    def flush(self) -> None:
+        """Waits until what was added is released, but not for other processes."""
+        done = threading.Event()
+        self._queue.put(done.set)
+        while not done.wait(0.005) and not self._open_waits():
+            pass
+
+    def _open_waits(self) -> List[Tuple[_Page, int, int]]:
+        """The last wait of each stream of the device that waits."""
+        with _waits_lock:
+            return [stream.waits[-1] for stream in _waiting if stream.device is self._device and stream.is_waiting()]
+
+    def _run(self, added: 'queue.SimpleQueue[Callable[[], Any]]') -> None:
+        while True:
+            batch = [added.get()]
+            while not added.empty():
+                batch.append(added.get())
+            # The driver might block other calls for as long as it waits for these.
+            waits = self._open_waits()
+            while not all(words.reached(index, count) for words, index, count in waits):
+                time.sleep(0.001)
+            waits.clear()
+            try:
+                self._device.synchronize()
+            except CuffiError:
+                pass  # The context is lost: nothing runs in it.
+            while batch:
+                try:
+                    batch.pop(0)()
+                except CuffiError:
+                    pass  # As above: the memory ends with the process.
+                except Exception:  # It must not end the thread without a word.
+                    if not _is_exiting:
+                        traceback.print_exc()
 
 
 class _Closable(_Context):
@@ -5561,6 +6169,15 @@ class _Signaling:
         self.state.release()
         return fds
 
+    def put_back(self, fds: List[int]) -> bool:
+        """Undoes `take`. Returns False if the timeline was released meanwhile, as everything of it was closed."""
+        with self.state.lock:
+            if not self.state.uses:
+                return False
+            self.state.uses += 1
+            self.fds = fds
+            return True
+
     def close(self) -> None:
         fds, self.fds = self.fds, []
         if fds:
@@ -5666,13 +6283,13 @@ class Timeline(_Closable):
         if not state.is_reached(value) and not _enqueue_wait(state.words, TIMELINE_VALUE, value, found):
             raise _too_many_waits(value)
 
-    def reached(self, value: int, timeout: Optional[float] = None) -> None:
+    def reached(self, value: int, *, timeout: Optional[float] = None) -> None:
         """Waits on the host until a value is reached. Raises TimeoutError, PeerGoneError, ClosedError."""
         value = _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
         _wait_until(lambda: state.is_reached(value), timeout, lambda: f'value {value} of a timeline that stands at {state.read()}')
 
-    async def areached(self, value: int, timeout: Optional[float] = None) -> None:
+    async def areached(self, value: int, *, timeout: Optional[float] = None) -> None:
         """As `reached`."""
         value = _check_count(value, 0, 'value')
         state: _TimelineState = self._held()
@@ -5700,9 +6317,18 @@ class TimelineSignaler(_Closable):
         self._last = last
 
     def _export(self) -> '_Exported':
-        fds = self._held().take()
+        signaling: _Signaling = self._held()
+        exported = _Exported(_descriptors.encode(_Fields(KIND_SIGNALER, last=self._last)), (), None, None, owned=signaling.take())
         self._state = None
-        return _Exported(_descriptors.encode(_Fields(KIND_SIGNALER, last=self._last)), (), None, None, owned=fds)
+
+        def restore(fds: List[int]) -> bool:
+            if not signaling.put_back(fds):
+                return False
+            self._state = signaling
+            return True
+
+        exported.restore = restore
+        return exported
 
 
 class _TimelineFields:
@@ -6153,11 +6779,23 @@ class _Slots:
 class _ChannelState:
     """What both ends of a channel have. It outlives its object until its work is done."""
 
-    def __init__(self, ring: _Ring, device: _Device, slots: _Slots, deliver: str, is_ahead: bool) -> None:
-        self.ring, self.device, self.slots, self.deliver, self.is_ahead = ring, device, slots, deliver, is_ahead
+    def __init__(self, ring: _Ring, device: _Device, slots: _Slots, deliver: str, is_ahead: bool, name: str) -> None:
+        self.ring, self.device, self.deliver, self.is_ahead, self.name = ring, device, deliver, is_ahead, name
+        self._slots: Optional[_Slots] = slots
         self.lock = threading.RLock()
         self.is_closed = False
         self.streams, self.ahead_streams = _Streams(self), _AheadStreams(self)
+
+    @property
+    def slots(self) -> _Slots:
+        """Raises ClosedError: another thread may close the channel at any time."""
+        slots = self._slots
+        if slots is None:
+            raise self.closed_error()
+        return slots
+
+    def closed_error(self) -> ClosedError:
+        return ClosedError(f'this {self.name} is closed')
 
 
 class _Streams(Dict[int, _Stream]):
@@ -6167,7 +6805,7 @@ class _Streams(Dict[int, _Stream]):
         self._state = weakref.proxy(state)
 
     def __missing__(self, handle: int) -> _Stream:
-        stream = self[handle] = _stream_of(self._state.device, handle or _LEGACY_STREAM)
+        stream = self[handle] = _stream_of(self._state.device, _stream_handle(handle))
         return stream
 
 
@@ -6253,19 +6891,18 @@ class _SlotMemory:
 
         def release() -> None:
             try:
-                mapping.device.synchronize()
                 mapping.release()
             except CuffiError:
                 pass  # The context is lost, and the mapping with it.
             on_released()
 
-        _call_later(lambda: threading.Thread(target=release, daemon=True).start())
+        mapping.device.releases.add(release)
 
 
 class _Consumer(_ChannelState):
     def __init__(self, ring: _Ring, seat: _Words, ends: Sequence[int], slots: _Slots, device: _Device,
                  deliver: str, is_ahead: bool) -> None:  # fmt: skip
-        super().__init__(ring, device, slots, deliver, is_ahead)
+        super().__init__(ring, device, slots, deliver, is_ahead, 'ChannelConsumer')
         self.seat = seat
         start = seat.read(SEAT_START)
         if not 0 <= start <= _SAFE:
@@ -6285,7 +6922,7 @@ class _Consumer(_ChannelState):
 
     def assert_open(self) -> None:
         if self.is_closed:
-            raise ClosedError('this ChannelConsumer is closed')
+            raise self.closed_error()
 
     # ---- Receiving ----
 
@@ -6441,7 +7078,7 @@ class _Consumer(_ChannelState):
             if self.is_closed:
                 return
             self.is_closed = True
-            slots, self.slots = self.slots, None  # type: ignore[assignment]
+            slots, self._slots = self._slots, None
         self.sleepers.wake()
         kept = [slots]
 
@@ -6497,7 +7134,7 @@ class ConsumerSlot(_Owner):
         """All bytes of the slot. Raises CuffiError after `release`."""
         return self._views().buffer(self.message, self._stream)
 
-    def filled(self, timeout: Optional[float] = None) -> bool:
+    def filled(self, *, timeout: Optional[float] = None) -> bool:
         """Waits until the work that fills the slot is done: at once, unless it came from `ahead`.
 
         Returns False if the producer closed the channel before it published this message. Raises
@@ -6506,7 +7143,7 @@ class ConsumerSlot(_Owner):
         consumer, message = self._consumer, self.message
         return consumer.sleepers.wait(lambda: consumer.filled(message), timeout, f'message {message} of a channel')
 
-    async def afilled(self, timeout: Optional[float] = None) -> bool:
+    async def afilled(self, *, timeout: Optional[float] = None) -> bool:
         """As `filled`."""
         consumer, message = self._consumer, self.message
         return await consumer.sleepers.await_(lambda: consumer.filled(message), timeout, f'message {message} of a channel')
@@ -6535,7 +7172,7 @@ class ChannelConsumer(_ChannelEnd):
     ...     slot.release(stream)
     """
 
-    def receive(self, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
+    def receive(self, *, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
         """Returns the next message; None when the producer has closed the channel and all were received.
 
         Raises PeerGoneError if it ended without closing it, IpcError for an invalid message, TimeoutError.
@@ -6544,16 +7181,16 @@ class ChannelConsumer(_ChannelEnd):
         found = state.sleepers.wait(state.look, timeout, 'a message of a channel')
         return None if found is _END else found
 
-    async def areceive(self, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
+    async def areceive(self, *, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
         """As `receive`."""
         state: _Consumer = self._held()
         found = await state.sleepers.await_(state.look, timeout, 'a message of a channel')
         return None if found is _END else found
 
-    def messages(self, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
+    def messages(self, *, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
         """The messages, until the channel ends, with a limit for each of them. As `receive`."""
         while True:
-            slot = self.receive(timeout)
+            slot = self.receive(timeout=timeout)
             if slot is None:
                 return
             yield slot
@@ -6568,7 +7205,7 @@ class ChannelConsumer(_ChannelEnd):
                 return
             yield slot
 
-    def ahead(self, stream: Any, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
+    def ahead(self, stream: Any, *, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
         """Hands out slots in order before they are filled: the stream waits for each of them, not the caller.
 
         At most 64 slots are ahead at a time. It ends when the producer has closed the channel; slots that were
@@ -6586,7 +7223,7 @@ class ChannelConsumer(_ChannelEnd):
                 return
             yield slot
 
-    async def aahead(self, stream: Any, timeout: Optional[float] = None) -> AsyncIterator[ConsumerSlot]:
+    async def aahead(self, stream: Any, *, timeout: Optional[float] = None) -> AsyncIterator[ConsumerSlot]:
         """As `ahead`."""
         state: _Consumer = self._held()
         while True:
@@ -6636,17 +7273,6 @@ class _ChannelFields:
 
 
 # ---- Channels: the producer -------------------------------------------------------------------------------
-
-
-class _LateMemory:
-    """Keeps memory of this process, and lets go of it in a thread that the driver may block."""
-
-    def __init__(self, memory: _OwnMemory) -> None:
-        self._kept: List[Any] = [memory]
-
-    def __del__(self) -> None:
-        drop = self._kept.clear
-        _call_later(lambda: threading.Thread(target=drop, daemon=True).start())
 
 
 class _Seat:
@@ -6723,9 +7349,9 @@ class _Seat:
 class _Producer(_ChannelState):
     def __init__(self, ring: _Ring, ring_fd: int, memory: _OwnMemory, slots: _Slots, total: int, deliver: str,
                  is_ahead: bool) -> None:  # fmt: skip
-        super().__init__(ring, memory.device, slots, deliver, is_ahead)
-        self.memory, self.ring_fd, self.total = memory, ring_fd, total
-        self.kept = _LateMemory(memory)
+        super().__init__(ring, memory.device, slots, deliver, is_ahead, 'Channel')
+        self._memory: Optional[_OwnMemory] = memory
+        self.ring_fd, self.total = ring_fd, total
         self.seats: List[_Seat] = []
         # With ahead, one consumer has the memory of the ring. Each other one has a copy: nobody can map it once it is
         # fixed.
@@ -6768,9 +7394,16 @@ class _Producer(_ChannelState):
         if self._failure:
             raise CuffiError(f'the context of this channel was lost with work of a message: {self._failure}')
         if self.is_closed:
-            raise ClosedError('this Channel is closed')
+            raise self.closed_error()
 
     # ---- Acquiring ----
+
+    @property
+    def memory(self) -> _OwnMemory:
+        memory = self._memory
+        if memory is None:
+            raise self.closed_error()
+        return memory
 
     def try_acquire(self, of: Any) -> Optional['ProducerSlot']:
         """:param of: the stream that waits for the slot, if given"""
@@ -6841,7 +7474,10 @@ class _Producer(_ChannelState):
         if shape is not None or dtype is not None:
             layout = _check_layout(own[1] if shape is None else shape, own[0] if dtype is None else dtype,
                                    self.slots.byte_length)  # fmt: skip
-        self.ring.write_record(message, layout, encoded)
+        with self.lock:
+            # Its memory goes soon after it was closed.
+            self.assert_open()
+            self.ring.write_record(message, layout, encoded)
         found = self.streams[stream if type(stream) is int else _stream_handle(stream)]
         self._stores.store(RING_FILLED + message % self.ring.slots, message + 1, found)
         with self.lock:
@@ -7045,7 +7681,7 @@ class _Producer(_ChannelState):
             seat.close()
         os.close(self.ring_fd)
         _release_page(ring)
-        self.slots = self.memory = self.kept = None  # type: ignore[assignment]
+        self._slots = self._memory = None
         return True
 
     def _finish(self, seat: _Seat) -> None:
@@ -7088,7 +7724,7 @@ class ProducerSlot(_Owner):
         """All bytes of the slot. Raises CuffiError after it was published."""
         return self._views().buffer(self.message, self._stream)
 
-    def publish(self, stream: Any = None, meta: Any = None, shape: Any = None, dtype: Any = None) -> None:
+    def publish(self, stream: Any = None, *, meta: Any = None, shape: Any = None, dtype: Any = None) -> None:
         """Publishes the message: consumers get it when the work that is queued in a stream so far is done.
 
         Returns at once. Raises TypeError, ValueError for an invalid `meta` or a layout that does not fit, CuffiError
@@ -7189,7 +7825,7 @@ class Channel(_ChannelEnd):
         """How many messages were published."""
         return self._held().published
 
-    def acquire(self, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
+    def acquire(self, *, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
         """Waits for a free slot: one that all consumers have released. Slots are published in the order of acquiring.
 
         With `stream`, in a channel with `ahead`, that stream waits instead of the caller. It must be non-blocking.
@@ -7198,19 +7834,19 @@ class Channel(_ChannelEnd):
         state: _Producer = self._state or self._held()
         return state.try_acquire(stream) or state.sleepers.wait(lambda: state.try_acquire(stream), timeout, state.slot_in_words)
 
-    async def aacquire(self, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
+    async def aacquire(self, *, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
         """As `acquire`."""
         state: _Producer = self._held()
         return await state.sleepers.await_(lambda: state.try_acquire(stream), timeout, state.slot_in_words)
 
-    def try_acquire(self, stream: Any = None) -> Optional[ProducerSlot]:
+    def try_acquire(self, *, stream: Any = None) -> Optional[ProducerSlot]:
         """As `acquire`, without waiting: None if there is no free slot, or no more waits may be queued now.
 
         With a stream, also if a consumer has not received the channel yet.
         """
         return self._held().try_acquire(stream)
 
-    def drained(self, timeout: Optional[float] = None) -> None:
+    def drained(self, *, timeout: Optional[float] = None) -> None:
         """Waits until all published messages were released by their consumers, or those have ended.
 
         With `deliver='one'`, messages that nobody has taken are waited for. Raises TimeoutError, ClosedError.
@@ -7218,7 +7854,7 @@ class Channel(_ChannelEnd):
         state: _Producer = self._held()
         state.sleepers.wait(state.is_drained, timeout, 'the consumers of a channel')
 
-    async def adrained(self, timeout: Optional[float] = None) -> None:
+    async def adrained(self, *, timeout: Optional[float] = None) -> None:
         """As `drained`."""
         state: _Producer = self._held()
         await state.sleepers.await_(state.is_drained, timeout, 'the consumers of a channel')
@@ -7232,7 +7868,7 @@ class Channel(_ChannelEnd):
             layout=_descriptors.Layout(dtype.name, shape, _contiguous(shape, dtype.itemsize)), flags=bits,
             memory=_Fields(**memory.fields(0, state.total, read_only, None)))  # fmt: skip
         fds = (memory.read_only_fd if read_only else memory.fd,)
-        return _Exported(_descriptors.encode(fields), fds, state.kept, None, owned=state.add_seat(), root=state)
+        return _Exported(_descriptors.encode(fields), fds, memory, None, owned=state.add_seat(), root=state)
 
 
 # ---- Page-locked memory -----------------------------------------------------------------------------------
@@ -7349,7 +7985,7 @@ class PinnedBuffer(_Closable):
         return _Exported(_descriptors.encode(fields), (), None, state.device, owned=[os.dup(state.fd)], root=state)
 
 
-def pinned(byte_length: int, device: Optional[int] = None) -> PinnedBuffer:
+def pinned(byte_length: int, *, device: Optional[int] = None) -> PinnedBuffer:
     """Returns page-locked host memory, zeroed, that can be sent to other processes.
 
     Whole pages are locked, so small buffers are expensive. Raises MemoryError if the system has no room.
@@ -7405,7 +8041,7 @@ class leases:
     """What this process has sent, which is kept alive for its receivers."""
 
     @staticmethod
-    def returned(thing: Any, timeout: Optional[float] = None) -> None:
+    def returned(thing: Any, *, timeout: Optional[float] = None) -> None:
         """Waits until every process that got an object has closed it, or has ended, and its work on it is done.
 
         The object itself may stay open: its memory can then be written again. A part of an allocation stands for
@@ -7415,7 +8051,7 @@ class leases:
         _wait_until(lambda: not _is_lent(root), timeout, 'what other processes have')
 
     @staticmethod
-    async def areturned(thing: Any, timeout: Optional[float] = None) -> None:
+    async def areturned(thing: Any, *, timeout: Optional[float] = None) -> None:
         """As `returned`."""
         root = _root_of(thing)
         await _await_until(lambda: not _is_lent(root), timeout, 'what other processes have')
