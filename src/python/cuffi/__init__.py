@@ -351,8 +351,9 @@ def _cuda() -> _Driver:
 def _open_library() -> Any:
     chosen = os.environ.get('CUFFI_DRIVER') or 'cuda'
     if chosen == 'emulated':
-        # The emulated driver of cuffi's own tests.
-        return __import__('cuffi_emulated').Library()
+        from . import _emulated  # Loaded only where it is chosen.
+
+        return _emulated.Library()
     if chosen != 'cuda' and '/' not in chosen:
         raise DriverNotFoundError(f'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda, not {chosen!r}')
     tried = []
