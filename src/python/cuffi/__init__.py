@@ -7,8 +7,8 @@
         with array:
             parent.send(model(torch.from_dlpack(array)))
 
-This file is all that Python needs: copy it next to your program, or put its folder on PYTHONPATH
-(`npx cuffi python` prints it). It needs Linux, Python 3.9 and the CUDA driver, and no package. What it
+`pip install "$(npx cuffi python)"` installs it from the npm package. It needs Linux, Python 3.9 or later and
+the CUDA driver, and no package. Without a GPU, CUFFI_DRIVER=emulated selects the emulated driver. What it
 speaks is described in docs/protocol.md of cuffi. The protocol's version must be the same on both sides;
 otherwise both ends raise an IpcError with the code `version-mismatch`.
 
@@ -26,6 +26,8 @@ Ownership. What is sent is kept alive until the other end has closed it. What is
 """
 
 from __future__ import annotations
+
+from . import _platform  # First: it says what this system lacks, where other imports would fail.
 
 import array as _array
 import atexit
@@ -56,7 +58,7 @@ import traceback
 import weakref
 from typing import Any, AsyncIterator, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
-from . import _descriptors
+from . import _descriptors, _install
 from ._bytes import _SAFE, _Reader, _pack_double, _pack_int, _unpack_int, _write_length
 from ._descriptors import Fields as _Fields
 from ._dtypes import _BY_DLPACK, _DTYPES, _Dtype, _check_shape, _contiguous, _dtype, _extents, _raw_dtype, _received_dtype
@@ -309,6 +311,12 @@ _LEGACY_STREAM = 1
 _WAIT_GEQ = 0
 _ATTRIBUTE_BUFFER_ID, _ATTRIBUTE_IPC_CAPABLE, _ATTRIBUTE_RANGE_SIZE, _ATTRIBUTE_POOL = 7, 10, 12, 17
 
+_DRIVER_REMEDY = """
+Install the NVIDIA driver. A container needs GPUs (--gpus all) and the driver in it
+(NVIDIA_DRIVER_CAPABILITIES with compute). WSL has the Windows driver in /usr/lib/wsl/lib.
+CUFFI_DRIVER can be the path of a libcuda. Without a GPU, CUFFI_DRIVER=emulated selects the
+emulated driver."""
+
 
 class _Driver:
     """libcuda. Opened when it is needed first."""
@@ -333,16 +341,18 @@ class _Driver:
 
 
 _driver: Optional[_Driver] = None
+# What names the status of a call: the driver that was opened last, also if cuInit failed.
+_naming_driver: Optional[_Driver] = None
 _devices: List['_Device'] = []
 _lock = threading.RLock()
 
 
 def _cuda() -> _Driver:
-    global _driver
+    global _driver, _naming_driver
     if _driver is None:
         with _lock:
             if _driver is None:
-                driver = _Driver(_open_library())
+                driver = _naming_driver = _Driver(_open_library())
                 _check(driver.cuInit(0), 'cuInit')
                 _driver = driver
     return _driver
@@ -361,15 +371,15 @@ def _open_library() -> Any:
         try:
             return ctypes.CDLL(path)
         except OSError as error:
-            tried.append(f'  {path}: {error}')
-    raise DriverNotFoundError('no CUDA driver (libcuda.so.1) was found. Tried:\n' + '\n'.join(tried))
+            tried.append(f'  {path}: {str(error).removeprefix(path + ": ")}')
+    raise DriverNotFoundError('no CUDA driver (libcuda.so.1) was found. Tried:\n' + '\n'.join(tried) + _DRIVER_REMEDY)
 
 
 def _describe_status(status: int) -> Tuple[str, str]:
     texts = []
     for name in ('cuGetErrorName', 'cuGetErrorString'):
         text = ctypes.c_char_p()
-        known = _driver is not None and getattr(_driver, name)(status, ctypes.byref(text)) == 0
+        known = _naming_driver is not None and getattr(_naming_driver, name)(status, ctypes.byref(text)) == 0
         texts.append((text.value or b'').decode() if known else '')
     return texts[0] or f'CUDA_ERROR_{status}', texts[1] or 'unknown error'
 
@@ -399,6 +409,7 @@ class _Device:
         self.ordinal, self._number = ordinal, _read('cuDeviceGet', ordinal, kind=_int)
         _call('cuDeviceGetName', name, 256, self._number)
         _call('cuDeviceGetUuid_v2', ctypes.byref(uuid), self._number)
+        self.name = name.value.decode('utf-8', 'replace')
         # A slice of a GPU (MIG) has its own UUID.
         self.uuid = (b'\x01' if b' MIG ' in name.value else b'\x00') + bytes(uuid)
         self._context = 0
@@ -2609,7 +2620,7 @@ class _Connection:
         there = '' if theirs is None else f'There: {_printable(theirs)}. '
         return IpcError(f'the other end speaks {_versions(least, most)} of the protocol, '
                         f'this one {_versions(MIN_VERSION, MAX_VERSION)}. {there}Here: {_package()}. '
-                        'Install the same version of cuffi on both sides', 'version-mismatch')  # fmt: skip
+                        + _install.remedy(_package(), theirs, least > MAX_VERSION), 'version-mismatch')  # fmt: skip
 
     def _on_message(self, kind: int, request: int, body: bytes, fds: List[int], is_cut: bool) -> None:
         reader = _Reader(body)
@@ -3540,7 +3551,7 @@ def _versions(least: int, most: int) -> str:
 
 
 def _package() -> str:
-    return f'cuffi {__version__} in {os.path.dirname(os.path.abspath(__file__))}'
+    return f'cuffi {__version__} for Python in {os.path.dirname(os.path.abspath(__file__))}'
 
 
 def _printable(text: bytes) -> str:
