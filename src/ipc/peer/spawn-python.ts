@@ -118,7 +118,7 @@ function interpreterIn(env: NodeJS.ProcessEnv): string {
 /** A bundle may lack it, while the interpreter has one that pip installed. */
 const NO_COMPANION =
   'if it has not found the module cuffi: the companion for Python is not in this bundle. Mark cuffi as ' +
-  'external and install it where the bundle runs, or put a copy (`cuffi python --copy FOLDER`) on PYTHONPATH';
+  'external and install it where the bundle runs, or install the companion: pip install "$(npx cuffi python)"';
 
 /** The companion of this package comes first, so that both ends have the same version. */
 const withCompanion = (path: string | undefined, companion: string | undefined): string =>
