@@ -311,12 +311,6 @@ _LEGACY_STREAM = 1
 _WAIT_GEQ = 0
 _ATTRIBUTE_BUFFER_ID, _ATTRIBUTE_IPC_CAPABLE, _ATTRIBUTE_RANGE_SIZE, _ATTRIBUTE_POOL = 7, 10, 12, 17
 
-_DRIVER_REMEDY = """
-Install the NVIDIA driver. A container needs GPUs (--gpus all) and the driver in it
-(NVIDIA_DRIVER_CAPABILITIES with compute). WSL has the Windows driver in /usr/lib/wsl/lib.
-CUFFI_DRIVER can be the path of a libcuda. Without a GPU, CUFFI_DRIVER=emulated selects the
-emulated driver."""
-
 
 class _Driver:
     """libcuda. Opened when it is needed first."""
@@ -341,18 +335,16 @@ class _Driver:
 
 
 _driver: Optional[_Driver] = None
-# What names the status of a call: the driver that was opened last, also if cuInit failed.
-_naming_driver: Optional[_Driver] = None
 _devices: List['_Device'] = []
 _lock = threading.RLock()
 
 
 def _cuda() -> _Driver:
-    global _driver, _naming_driver
+    global _driver
     if _driver is None:
         with _lock:
             if _driver is None:
-                driver = _naming_driver = _Driver(_open_library())
+                driver = _Driver(_open_library())
                 _check(driver.cuInit(0), 'cuInit')
                 _driver = driver
     return _driver
@@ -371,15 +363,15 @@ def _open_library() -> Any:
         try:
             return ctypes.CDLL(path)
         except OSError as error:
-            tried.append(f'  {path}: {str(error).removeprefix(path + ": ")}')
-    raise DriverNotFoundError('no CUDA driver (libcuda.so.1) was found. Tried:\n' + '\n'.join(tried) + _DRIVER_REMEDY)
+            tried.append(f'  {path}: {error}')
+    raise DriverNotFoundError('no CUDA driver (libcuda.so.1) was found. Tried:\n' + '\n'.join(tried))
 
 
 def _describe_status(status: int) -> Tuple[str, str]:
     texts = []
     for name in ('cuGetErrorName', 'cuGetErrorString'):
         text = ctypes.c_char_p()
-        known = _naming_driver is not None and getattr(_naming_driver, name)(status, ctypes.byref(text)) == 0
+        known = _driver is not None and getattr(_driver, name)(status, ctypes.byref(text)) == 0
         texts.append((text.value or b'').decode() if known else '')
     return texts[0] or f'CUDA_ERROR_{status}', texts[1] or 'unknown error'
 

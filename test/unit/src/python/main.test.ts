@@ -44,10 +44,10 @@ describe('python -m cuffi', { skip: noPython }, () => {
 
   test('doctor says why there is no device, and fails', () => {
     for (const [env, expected] of [
-      [{ CUFFI_EMULATED_DEVICES: '0' }, /\nCUDA_ERROR_NO_DEVICE: .*no CUDA-capable device/],
+      [{ CUFFI_EMULATED_DEVICES: '0' }, /\nCUDA_ERROR_\w+: cuInit failed/],
       [
         { CUFFI_DRIVER: '/nowhere/libcuda.so' },
-        /\ndriver-not-found: .*\n {2}\/nowhere\/libcuda\.so: cannot open(.|\n)*CUFFI_DRIVER=emulated selects the\nemulated driver\.\n$/,
+        /\ndriver-not-found: .*\n {2}\/nowhere\/libcuda\.so: .*cannot open/,
       ],
       [{ CUFFI_DRIVER: 'fast' }, /\ndriver-not-found: CUFFI_DRIVER must be cuda, emulated, or/],
       [{ CUFFI_EMULATED_DEVICES: 'x' }, /\ninvalid setting: CUFFI_EMULATED_DEVICES must be/],
