@@ -527,62 +527,6 @@ describe('the end of a connection with Python', options, () => {
       }
     });
 
-  test('spawnPython runs a module by its name', options, async () => {
-    const folder = mkdtempSync(join(tmpdir(), 'cuffi-module-'));
-    try {
-      mkdirSync(join(folder, 'pkg'));
-      writeFileSync(
-        join(folder, 'pkg', 'worker.py'),
-        'import sys, cuffi\ncuffi.parent().send([__name__, __package__, *sys.argv[1:]])\n',
-      );
-      for (const cwd of [folder, pathToFileURL(folder)]) {
-        using worker = spawnPython({ module: 'pkg.worker' }, { args: ['-x', 'y'], cwd });
-        const said = await worker.receive({ timeoutMs: 20_000 });
-        assert.deepEqual(said, ['__main__', 'pkg', '-x', 'y']);
-      }
-      using missing = spawnPython({ module: 'pkg.other' }, { cwd: folder });
-      await assert.rejects(missing.receive({ timeoutMs: 20_000 }), {
-        name: 'PeerGoneError',
-        message: /No module named pkg\.other/,
-      });
-    } finally {
-      rmSync(folder, { recursive: true });
-    }
-    for (const module of ['', '-c', 'pkg/worker.py', './worker', 'a b', '.worker', 7, undefined])
-      assert.throws(() => spawnPython({ module } as never), {
-        name: 'TypeError',
-        message: /^module must be the name of a Python module, such as 'pkg\.worker', not /,
-      });
-    assert.throws(() => spawnPython({ module: 'pkg.worker', args: [] } as never), {
-      name: 'TypeError',
-      message: /args/,
-    });
-  });
-
-  test(
-    'spawnPython lets a script find the companion of this package before another one',
-    options,
-    async () => {
-      const folder = mkdtempSync(join(tmpdir(), 'cuffi-other-'));
-      try {
-        mkdirSync(join(folder, 'cuffi'));
-        writeFileSync(join(folder, 'cuffi', '__init__.py'), 'raise ImportError("another one")\n');
-        writeFileSync(join(folder, 'more.py'), 'value = 7\n');
-        mkdirSync(join(folder, 'app'));
-        const script = join(folder, 'app', 'program.py');
-        writeFileSync(
-          script,
-          'import cuffi, more\ncuffi.parent().send([cuffi.__file__, more.value])\n',
-        );
-        using child = spawnPython(script, { env: { ...process.env, PYTHONPATH: folder } });
-        const said = await child.receive({ timeoutMs: 20_000 });
-        assert.deepEqual(said, [join(companionPath() as string, 'cuffi', '__init__.py'), 7]);
-      } finally {
-        rmSync(folder, { recursive: true });
-      }
-    },
-  );
-
   test('a missing interpreter, script or parent is named', options, async () => {
     using nobody = spawnPython(workerProgram, { python: '/nowhere/python3' });
     const ended = await nobody.ended;
@@ -658,6 +602,64 @@ describe('the end of a connection with Python', options, () => {
       assert.deepEqual(counts, before);
     }
   });
+});
+
+describe('spawnPython', options, () => {
+  test('runs a module by its name', options, async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-module-'));
+    try {
+      mkdirSync(join(folder, 'pkg'));
+      writeFileSync(
+        join(folder, 'pkg', 'worker.py'),
+        'import sys, cuffi\ncuffi.parent().send([__name__, __package__, *sys.argv[1:]])\n',
+      );
+      for (const cwd of [folder, pathToFileURL(folder)]) {
+        using worker = spawnPython({ module: 'pkg.worker' }, { args: ['-x', 'y'], cwd });
+        const said = await worker.receive({ timeoutMs: 20_000 });
+        assert.deepEqual(said, ['__main__', 'pkg', '-x', 'y']);
+      }
+      using missing = spawnPython({ module: 'pkg.other' }, { cwd: folder });
+      await assert.rejects(missing.receive({ timeoutMs: 20_000 }), {
+        name: 'PeerGoneError',
+        message: /No module named pkg\.other/,
+      });
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+    for (const module of ['', '-c', 'pkg/worker.py', './worker', 'a b', '.worker', 7, undefined])
+      assert.throws(() => spawnPython({ module } as never), {
+        name: 'TypeError',
+        message: /^module must be the name of a Python module, such as 'pkg\.worker', not /,
+      });
+    assert.throws(() => spawnPython({ module: 'pkg.worker', args: [] } as never), {
+      name: 'TypeError',
+      message: /args/,
+    });
+  });
+
+  test(
+    'spawnPython lets a script find the companion of this package before another one',
+    options,
+    async () => {
+      const folder = mkdtempSync(join(tmpdir(), 'cuffi-other-'));
+      try {
+        mkdirSync(join(folder, 'cuffi'));
+        writeFileSync(join(folder, 'cuffi', '__init__.py'), 'raise ImportError("another one")\n');
+        writeFileSync(join(folder, 'more.py'), 'value = 7\n');
+        mkdirSync(join(folder, 'app'));
+        const script = join(folder, 'app', 'program.py');
+        writeFileSync(
+          script,
+          'import cuffi, more\ncuffi.parent().send([cuffi.__file__, more.value])\n',
+        );
+        using child = spawnPython(script, { env: { ...process.env, PYTHONPATH: folder } });
+        const said = await child.receive({ timeoutMs: 20_000 });
+        assert.deepEqual(said, [join(companionPath() as string, 'cuffi', '__init__.py'), 7]);
+      } finally {
+        rmSync(folder, { recursive: true });
+      }
+    },
+  );
 });
 
 describe('listening in Python and in Node', options, () => {
