@@ -637,29 +637,25 @@ describe('spawnPython', options, () => {
     });
   });
 
-  test(
-    'spawnPython lets a script find the companion of this package before another one',
-    options,
-    async () => {
-      const folder = mkdtempSync(join(tmpdir(), 'cuffi-other-'));
-      try {
-        mkdirSync(join(folder, 'cuffi'));
-        writeFileSync(join(folder, 'cuffi', '__init__.py'), 'raise ImportError("another one")\n');
-        writeFileSync(join(folder, 'more.py'), 'value = 7\n');
-        mkdirSync(join(folder, 'app'));
-        const script = join(folder, 'app', 'program.py');
-        writeFileSync(
-          script,
-          'import cuffi, more\ncuffi.parent().send([cuffi.__file__, more.value])\n',
-        );
-        using child = spawnPython(script, { env: { ...process.env, PYTHONPATH: folder } });
-        const said = await child.receive({ timeoutMs: 20_000 });
-        assert.deepEqual(said, [join(companionPath() as string, 'cuffi', '__init__.py'), 7]);
-      } finally {
-        rmSync(folder, { recursive: true });
-      }
-    },
-  );
+  test('lets a script find the companion of this package before another one', options, async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-other-'));
+    try {
+      mkdirSync(join(folder, 'cuffi'));
+      writeFileSync(join(folder, 'cuffi', '__init__.py'), 'raise ImportError("another one")\n');
+      writeFileSync(join(folder, 'more.py'), 'value = 7\n');
+      mkdirSync(join(folder, 'app'));
+      const script = join(folder, 'app', 'program.py');
+      writeFileSync(
+        script,
+        'import cuffi, more\ncuffi.parent().send([cuffi.__file__, more.value])\n',
+      );
+      using child = spawnPython(script, { env: { ...process.env, PYTHONPATH: folder } });
+      const said = await child.receive({ timeoutMs: 20_000 });
+      assert.deepEqual(said, [join(companionPath() as string, 'cuffi', '__init__.py'), 7]);
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+  });
 });
 
 describe('listening in Python and in Node', options, () => {
