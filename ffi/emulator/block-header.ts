@@ -11,7 +11,6 @@ const MAGIC = 0x6375_6666;
 
 // Offsets in words of four bytes: the fields, the slots of importers, the ids of live allocations.
 const GENERATION = 2;
-const IMPORTERS = 4;
 const SLOTS = 16;
 const SLOT_WORDS = 4;
 const SLOT_COUNT = 252;
@@ -90,31 +89,29 @@ export class BlockHeader {
       Atomics.store(this.#words, at + 1, startTime | 0);
       Atomics.store(this.#words, at + 2, Math.floor(startTime / 2 ** 32));
       Atomics.store(this.#words, at, pid);
-      Atomics.add(this.#words, IMPORTERS, 1);
       return slot;
     }
     return undefined;
   }
 
   removeImporter(slot: number): void {
-    const at = SLOTS + slot * SLOT_WORDS;
-    if (Atomics.exchange(this.#words, at, 0) !== 0) Atomics.sub(this.#words, IMPORTERS, 1);
+    Atomics.store(this.#words, SLOTS + slot * SLOT_WORDS, 0);
   }
 
   /** Whether a living process has the block mapped. Removes processes that have ended. */
   hasImporters(): boolean {
-    if (Atomics.load(this.#words, IMPORTERS) === 0) return false;
+    let found = false;
     for (let slot = 0; slot < SLOT_COUNT; slot += 1) {
       const at = SLOTS + slot * SLOT_WORDS;
       const pid = Atomics.load(this.#words, at);
+      // A process that is still taking a slot reads the ids only then.
       if (pid <= 0) continue;
       const low = Atomics.load(this.#words, at + 1) >>> 0;
       const startTime = low + Atomics.load(this.#words, at + 2) * 2 ** 32;
-      if (isAlive({ pid, startTime }) || isBeingTornDown(pid, startTime)) continue;
-      if (Atomics.compareExchange(this.#words, at, pid, 0) === pid)
-        Atomics.sub(this.#words, IMPORTERS, 1);
+      if (isAlive({ pid, startTime }) || isBeingTornDown(pid, startTime)) found = true;
+      else Atomics.compareExchange(this.#words, at, pid, 0);
     }
-    return Atomics.load(this.#words, IMPORTERS) > 0;
+    return found;
   }
 
   #unit(byteOffset: number): number {

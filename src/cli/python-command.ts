@@ -9,7 +9,7 @@ export const pythonCommand: Command = {
   summary: 'prints the path of the companion for Python, or copies it',
   usage: `usage: cuffi python [options]
 
-Prints the folder of the companion for Python: put it on PYTHONPATH, or copy what it has.
+Prints the folder of the companion for Python. To install it: pip install "$(npx cuffi python)"
 
   --copy FOLDER   copies the Python package cuffi into a folder, over an earlier copy`,
   run(argv) {

@@ -609,6 +609,7 @@ const corrupted = ({ kind, pid }: DescriptorFields): IpcError =>
 const otherVersion = (version: number): IpcError =>
   versionMismatch(
     `the descriptor is of version ${version} of the protocol, this process speaks version ${PROTOCOL_VERSION}`,
+    version > PROTOCOL_VERSION,
   );
 
 // ---- What needs no second check ----

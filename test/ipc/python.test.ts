@@ -1,8 +1,12 @@
-/** Node and Python share GPU memory: the companion src/python/cuffi.py at the other end. */
+/** Node and Python share GPU memory: the companion src/python/cuffi at the other end. */
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
+import { pathToFileURL } from 'node:url';
 import { isDeepStrictEqual } from 'node:util';
 import { dtypes } from '../../src/dtype.ts';
 import {
@@ -635,6 +639,60 @@ describe('the end of a connection with Python', options, () => {
         counts = await worker.ask('counts');
       }
       assert.deepEqual(counts, before);
+    }
+  });
+});
+
+describe('spawnPython', options, () => {
+  test('runs a module by its name', options, async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-module-'));
+    try {
+      mkdirSync(join(folder, 'pkg'));
+      writeFileSync(
+        join(folder, 'pkg', 'worker.py'),
+        'import sys, cuffi\ncuffi.parent().send([__name__, __package__, *sys.argv[1:]])\n',
+      );
+      for (const cwd of [folder, pathToFileURL(folder)]) {
+        using worker = spawnPython({ module: 'pkg.worker' }, { args: ['-x', 'y'], cwd });
+        const said = await worker.receive({ timeoutMs: 20_000 });
+        assert.deepEqual(said, ['__main__', 'pkg', '-x', 'y']);
+      }
+      using missing = spawnPython({ module: 'pkg.other' }, { cwd: folder });
+      await assert.rejects(missing.receive({ timeoutMs: 20_000 }), {
+        name: 'PeerGoneError',
+        message: /No module named pkg\.other/,
+      });
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+    for (const module of ['', '-c', 'pkg/worker.py', './worker', 'a b', '.worker', 7, undefined])
+      assert.throws(() => spawnPython({ module } as never), {
+        name: 'TypeError',
+        message: /^module must be the name of a Python module, such as 'pkg\.worker', not /,
+      });
+    assert.throws(() => spawnPython({ module: 'pkg.worker', args: [] } as never), {
+      name: 'TypeError',
+      message: /args/,
+    });
+  });
+
+  test('lets a script find the companion of this package before another one', options, async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-other-'));
+    try {
+      mkdirSync(join(folder, 'cuffi'));
+      writeFileSync(join(folder, 'cuffi', '__init__.py'), 'raise ImportError("another one")\n');
+      writeFileSync(join(folder, 'more.py'), 'value = 7\n');
+      mkdirSync(join(folder, 'app'));
+      const script = join(folder, 'app', 'program.py');
+      writeFileSync(
+        script,
+        'import cuffi, more\ncuffi.parent().send([cuffi.__file__, more.value])\n',
+      );
+      using child = spawnPython(script, { env: { ...process.env, PYTHONPATH: folder } });
+      const said = await child.receive({ timeoutMs: 20_000 });
+      assert.deepEqual(said, [join(companionPath() as string, 'cuffi', '__init__.py'), 7]);
+    } finally {
+      rmSync(folder, { recursive: true });
     }
   });
 });

@@ -128,21 +128,31 @@ const first = {
 } as const;
 
 async function assertMismatch(peer: Peer, call: keyof typeof first, file: string, where: string) {
+  const isPython = where === companion;
+  const other = `cuffi 9.8.7${isPython ? ' for Python' : ''} in ${where}`;
+  const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'));
+  // Python takes the version of Node; two ends of Node take the later one.
+  const command = isPython
+    ? `npx cuffi@${version} python --copy ${folder}`
+    : 'npm install cuffi@9.8.7';
   await assert.rejects(first[call](peer), (error: unknown) => {
     assert.ok(error instanceof IpcError, String(error));
     assert.equal(error.code, 'version-mismatch', error.message);
     assert.match(error.message, /speaks version 5 of the protocol, this one version 4\. /);
     assert.ok(
-      error.message.includes(`There: cuffi 9.8.7 in ${where}. Here: cuffi `),
+      error.message.endsWith(
+        `There: ${other}. Here: cuffi ${version} in ${root}. ` +
+          `Install the same version of cuffi on both sides. Run ${isPython ? 'there' : 'here'}: ${command}`,
+      ),
       error.message,
     );
-    assert.ok(error.message.includes(` in ${root}. Install the same version of cuffi`));
     return true;
   });
   const [name, code, message = ''] = (await contentOf(file)).split('\n');
   assert.deepEqual([name, code], ['IpcError', 'version-mismatch']);
   assert.match(message, /speaks version 4 of the protocol, this one version 5\. /);
-  assert.ok(message.includes(` in ${root}. Here: cuffi 9.8.7 in ${where}. Install`), message);
+  assert.ok(message.includes(` in ${root}. Here: ${other}. Install`), message);
+  assert.ok(message.endsWith(`Run ${isPython ? 'here' : 'there'}: ${command}`), message);
 }
 
 const orders = [

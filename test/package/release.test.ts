@@ -1,11 +1,12 @@
 /** What is against a release: each obstacle in a repository of its own. */
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, before, beforeEach, describe, test } from 'node:test';
-import { findObstacles } from '../support/release.ts';
+import { noPython } from '../support/python.ts';
+import { buildWheel, findObstacles } from '../support/release.ts';
 
 const unavailable = spawnSync('git', ['--version']).status !== 0 && 'git is not installed';
 
@@ -47,6 +48,20 @@ describe('npm run release', { skip: unavailable }, () => {
     assert.deepEqual(findObstacles(tree), []);
   });
 
+  test('a companion for Python of another version is an obstacle', () => {
+    mkdirSync(join(tree, 'src/python/cuffi'), { recursive: true });
+    const companion = 'src/python/cuffi/__init__.py';
+    for (const [its, expected] of [
+      ['1.2.4', ['the companion for Python has the version “1.2.4”, not “1.2.3”']],
+      ['1.2.3', []],
+    ] as const) {
+      write(companion, `import os\n\n__version__ = '${its}'\n`);
+      git('add', '.');
+      git('commit', '--quiet', '--message', its);
+      assert.deepEqual(findObstacles(tree), expected);
+    }
+  });
+
   test('a changed and a new file are obstacles', () => {
     write('new.txt', '');
     assert.match(findObstacles(tree).join(), /^the tree has changes.*\n\?\? new\.txt$/);
@@ -82,5 +97,25 @@ describe('npm run release', { skip: unavailable }, () => {
     git('init', '--quiet', '--bare', other);
     git('remote', 'add', 'origin', other);
     assert.match(findObstacles(tree).join(), /names the repository some\/cuffi, but origin is/);
+  });
+});
+
+describe('the wheel of the companion for Python', { skip: noPython }, () => {
+  test('has the version of the package in its name, and the same bytes each time', () => {
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-wheel-test-'));
+    try {
+      const made = ['one', 'two'].map((name) => {
+        mkdirSync(join(folder, name));
+        return buildWheel(join(folder, name));
+      });
+      const manifest = readFileSync(new URL('../../package.json', import.meta.url), 'utf8');
+      const { version } = JSON.parse(manifest) as { version: string };
+      const name = `cuffi-${version}-py3-none-any.whl`;
+      assert.deepEqual(made, [join(folder, 'one', name), join(folder, 'two', name)]);
+      const [first, second] = made.map((path) => readFileSync(path));
+      assert.deepEqual(first, second);
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
   });
 });

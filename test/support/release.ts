@@ -1,10 +1,11 @@
 /**
  * Releases the version of package.json: `npm run release` checks, packs and tries it without
  * publishing; `npm run release -- --publish` publishes, with provenance, which npm only makes in a
- * workflow that has an identity (.github/workflows/release.yml).
+ * workflow that has an identity (.github/workflows/release.yml). Both write the wheel of the companion for
+ * Python into the folder `release`: the workflow keeps it, and no index gets it from here.
  */
 import { spawnSync } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -31,6 +32,13 @@ export function findObstacles(root: string): string[] {
   if (heading?.split(' ')[0] !== version)
     obstacles.push(`the first heading of CHANGELOG.md is “${heading}”, not “${version}”`);
 
+  const companion = join(root, 'src/python/cuffi/__init__.py');
+  if (existsSync(companion)) {
+    const its = /^__version__ = '(.*)'$/m.exec(readFileSync(companion, 'utf8'))?.[1];
+    if (its !== version)
+      obstacles.push(`the companion for Python has the version “${its}”, not “${version}”`);
+  }
+
   const tag = `v${version}`;
   const remote = git('remote', 'get-url', 'origin');
   const remoteTag = remote === '' ? '' : git('ls-remote', '--tags', 'origin', `refs/tags/${tag}`);
@@ -48,6 +56,26 @@ export function findObstacles(root: string): string[] {
 /** `owner/name` of a URL of a repository, by https or ssh. */
 const repositoryPath = (url: string): string =>
   /[:/]([^/:]+\/[^/]+?)(\.git)?\/?$/.exec(url)?.[1]?.toLowerCase() ?? '';
+
+/**
+ * Writes the wheel of the companion for Python into a folder, and returns its path. The same files make the
+ * same wheel.
+ *
+ * @throws Error with Python's output
+ */
+export function buildWheel(folder: string, python = 'python3'): string {
+  const program = 'import sys, cuffi_build; print(cuffi_build.build_wheel(sys.argv[1]))';
+  const { stdout, stderr, status, error } = spawnSync(python, ['-B', '-c', program, folder], {
+    encoding: 'utf8',
+    env: {
+      ...process.env,
+      PYTHONPATH: fileURLToPath(new URL('../../src/python', import.meta.url)),
+    },
+  });
+  if (error) throw error;
+  if (status !== 0) throw new Error(`the wheel cannot be built:\n${stderr}`);
+  return join(folder, stdout.trim());
+}
 
 function release(publish: boolean): number {
   const root = fileURLToPath(new URL('../..', import.meta.url));
@@ -68,6 +96,9 @@ function release(publish: boolean): number {
       console.error(`release: the package has more than ${MAX_PACKED_BYTES} bytes`);
       return 1;
     }
+    const made = join(root, 'release');
+    mkdirSync(made, { recursive: true });
+    console.log(`the wheel is ${buildWheel(made)}`);
     const args = ['publish', path, '--provenance', '--access=public', '--ignore-scripts'];
     const { status } = spawnSync('npm', publish ? args : [...args, '--dry-run'], {
       stdio: 'inherit',

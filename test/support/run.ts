@@ -80,8 +80,8 @@ process.env[COMPILED] ||= resolve(folder);
 // Tests count descriptors: the socket for cuffi ls would be opened in between. Its own tests open it.
 process.env['CUFFI_INSPECT'] ??= '0';
 process.env['CUFFI_TEST_NODE'] = process.execPath;
-// Where Python finds the emulated driver.
-process.env['PYTHONPATH'] = fileURLToPath(new URL('../ipc/fixtures', import.meta.url));
+// It may name another cuffi.
+delete process.env['PYTHONPATH'];
 // Compiling the companion takes as long as the rest of a start: its processes share the bytecode. If
 // it were not written, each would compile the standard library as well, which has none in that folder.
 delete process.env['PYTHONDONTWRITEBYTECODE'];

@@ -19,6 +19,7 @@ import {
   type RequestContext,
   type Sendable,
   spawnPeer,
+  spawnPython,
 } from '../../src/ipc/index.ts';
 
 declare const buffer: DeviceBuffer;
@@ -111,6 +112,10 @@ type Answer = { readonly output: DeviceBuffer };
 const child = spawnPeer<Answer, Task>('worker.js');
 expectTypeOf(child).toEqualTypeOf<ChildPeer<Answer, Task>>();
 expectTypeOf(child.receive()).resolves.toEqualTypeOf<Answer>();
+const worker = spawnPython<Answer, Task>({ module: 'pkg.worker' }, { args: ['--fast'] });
+expectTypeOf(worker).toEqualTypeOf<ChildPeer<Answer, Task>>();
+// @ts-expect-error: options are the second argument
+spawnPython({ module: 'pkg.worker', args: ['--fast'] });
 expectTypeOf(child.request('stop')).resolves.toEqualTypeOf<Answer>();
 for await (const { output } of child) expectTypeOf(output).toEqualTypeOf<DeviceBuffer>();
 void child.send({ do: 'scale', input: buffer, by: 2 });

@@ -29,15 +29,17 @@ export interface SpawnPythonOptions extends BusyPollOptions {
  * When the child exits for any reason, the peer's values end. If it failed, PeerGoneError has its exit
  * code or signal, and the last 4 KiB of its stderr.
  *
- * @param script a Python file
+ * @param script a Python file, or `{ module }`: the name of a module that is run as `python -m` does
  * @throws NotSupportedError in Bun and Deno
  * @throws TypeError for invalid arguments; a script or an interpreter that is missing ends the peer
  * @example
  * using model = spawnPython('model.py', { args: ['--device', '0'] });
  * const result = await model.request({ image });
+ * @example
+ * using worker = spawnPython({ module: 'pkg.worker' }, { cwd: '/srv/app' });
  */
 export function spawnPython<Receives = unknown, Sends = Anything>(
-  script: string | URL,
+  script: string | URL | { readonly module: string },
   options?: SpawnPythonOptions,
 ): ChildPeer<Receives, Sends> {
   assertCanConnect('spawnPython');
@@ -54,12 +56,16 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
     throw new TypeError(`env must be an object, not ${formatValue(env)}`);
   if (python !== undefined && (typeof python !== 'string' || python === ''))
     throw new TypeError(`python must be the path of an interpreter, not ${formatValue(python)}`);
-  const path = scriptPath(script);
-  const file = resolve(isUrl(cwd) ? fileURLToPath(cwd) : (cwd ?? '.'), path);
+  const module = moduleName(script);
+  const run = module === undefined ? [scriptPath(script)] : ['-m', module];
+  const file =
+    module === undefined
+      ? resolve(isUrl(cwd) ? fileURLToPath(cwd) : (cwd ?? '.'), String(run[0]))
+      : undefined;
   const companion = companionPath();
   const command = {
     file: python ?? interpreterIn(env),
-    args: [path, ...given],
+    args: [...run, ...given],
     env: { ...env, PYTHONPATH: withCompanion(env['PYTHONPATH'], companion) },
     stdio: ['inherit', 'inherit', 'pipe'],
     cwd,
@@ -72,7 +78,7 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
         child,
         {
           findFault() {
-            if (!existsSync(file)) return `there is no script ${file}`;
+            if (file !== undefined && !existsSync(file)) return `there is no script ${file}`;
             return companion === undefined ? NO_COMPANION : undefined;
           },
           parentCall: 'cuffi.parent()',
@@ -83,6 +89,23 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
       ),
   );
 }
+
+/**
+ * Returns the name in `{ module }`; undefined for a script.
+ *
+ * @throws TypeError for another object, and for what no module is called
+ */
+function moduleName(script: unknown): string | undefined {
+  if (typeof script !== 'object' || script === null || !('module' in script)) return undefined;
+  const { module } = checkOptions(script, ['module'], 'spawnPython');
+  if (typeof module === 'string' && MODULE_NAME.test(module)) return module;
+  throw new TypeError(
+    `module must be the name of a Python module, such as 'pkg.worker', not ${formatValue(module)}`,
+  );
+}
+
+/** Neither an option nor a path. */
+const MODULE_NAME = /^[\p{L}\p{N}_][\p{L}\p{N}_-]*(\.[\p{L}\p{N}_][\p{L}\p{N}_-]*)*$/u;
 
 function interpreterIn(env: NodeJS.ProcessEnv): string {
   const chosen = readSetting('CUFFI_PYTHON', env);
@@ -95,8 +118,8 @@ function interpreterIn(env: NodeJS.ProcessEnv): string {
 /** A bundle may lack it, while the interpreter has one that pip installed. */
 const NO_COMPANION =
   'if it has not found the module cuffi: the companion for Python is not in this bundle. Mark cuffi as ' +
-  'external and install it where the bundle runs, or put a copy (`cuffi python --copy FOLDER`) on PYTHONPATH';
+  'external and install it where the bundle runs, or install the companion: pip install "$(npx cuffi python)"';
 
-/** The companion comes last: a script may have its own copy. */
+/** The companion of this package comes first, so that both ends have the same version. */
 const withCompanion = (path: string | undefined, companion: string | undefined): string =>
-  [...(path ? [path] : []), ...(companion === undefined ? [] : [companion])].join(delimiter);
+  [...(companion === undefined ? [] : [companion]), ...(path ? [path] : [])].join(delimiter);

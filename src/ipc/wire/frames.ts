@@ -217,6 +217,7 @@ const OLDEST_WITH_HELLO = 4;
 const noCommonVersion = (theirs: VersionRange, own: VersionRange, text?: string): IpcError =>
   versionMismatch(
     `the other end speaks ${formatVersions(theirs)} of the protocol, this one ${formatVersions(own)}`,
+    theirs.min > own.max,
     text,
   );
 

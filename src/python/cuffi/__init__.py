@@ -7,8 +7,8 @@
         with array:
             parent.send(model(torch.from_dlpack(array)))
 
-This file is all that Python needs: copy it next to your program, or put its folder on PYTHONPATH
-(`npx cuffi python` prints it). It needs Linux, Python 3.9 and the CUDA driver, and no package. What it
+`pip install "$(npx cuffi python)"` installs it from the npm package. It needs Linux, Python 3.9 or later and
+the CUDA driver, and no package. Without a GPU, CUFFI_DRIVER=emulated selects the emulated driver. What it
 speaks is described in docs/protocol.md of cuffi. The protocol's version must be the same on both sides;
 otherwise both ends raise an IpcError with the code `version-mismatch`.
 
@@ -26,6 +26,8 @@ Ownership. What is sent is kept alive until the other end has closed it. What is
 """
 
 from __future__ import annotations
+
+from . import _platform  # First: it says what this system lacks, where other imports would fail.
 
 # As `signal`, which makes enums of the handlers at each call: that would take longer than to send a message.
 import _signal  # type: ignore[import-not-found]
@@ -61,7 +63,7 @@ import traceback
 import weakref
 from typing import Any, AsyncIterator, Callable, Coroutine, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
-from . import _descriptors
+from . import _descriptors, _install
 from ._bytes import _SAFE, _Reader, _limit_exceeded, _pack_double, _pack_int, _unpack_int, _write_length
 from ._descriptors import Fields as _Fields
 from ._dtypes import (
@@ -400,8 +402,9 @@ emulated driver."""
 def _open_library() -> Any:
     chosen = os.environ.get('CUFFI_DRIVER') or 'cuda'
     if chosen == 'emulated':
-        # The emulated driver of cuffi's own tests.
-        return __import__('cuffi_emulated').Library()
+        from . import _emulated  # Loaded only where it is chosen.
+
+        return _emulated.Library()
     if chosen != 'cuda' and '/' not in chosen:
         raise DriverNotFoundError(f'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda, not {chosen!r}')
     tried = []
@@ -459,6 +462,7 @@ class _Device:
         self.ordinal, self._number = ordinal, _read('cuDeviceGet', ordinal, kind=_int)
         _call('cuDeviceGetName', name, 256, self._number)
         _call('cuDeviceGetUuid_v2', ctypes.byref(uuid), self._number)
+        self.name = name.value.decode('utf-8', 'replace')
         # A slice of a GPU (MIG) has its own UUID.
         self.uuid = (b'\x01' if b' MIG ' in name.value else b'\x00') + bytes(uuid)
         self._context = 0
@@ -3261,7 +3265,7 @@ class _Connection:
         there = '' if theirs is None else f'There: {_printable(theirs)}. '
         return IpcError(f'the other end speaks {_versions(least, most)} of the protocol, '
                         f'this one {_versions(MIN_VERSION, MAX_VERSION)}. {there}Here: {_package()}. '
-                        'Install the same version of cuffi on both sides', 'version-mismatch')  # fmt: skip
+                        + _install.remedy(_package(), theirs, least > MAX_VERSION), 'version-mismatch')  # fmt: skip
 
     def _on_message(self, kind: int, request: int, body: bytes, fds: List[int], is_cut: bool) -> None:
         reader = _Reader(body)
@@ -4294,7 +4298,7 @@ def _versions(least: int, most: int) -> str:
 
 
 def _package() -> str:
-    return f'cuffi {__version__} in {os.path.dirname(os.path.abspath(__file__))}'
+    return f'cuffi {__version__} for Python in {os.path.dirname(os.path.abspath(__file__))}'
 
 
 def _printable(text: bytes) -> str:

@@ -188,6 +188,46 @@ describe('A connection to an end of another version', () => {
     await waiting;
   });
 
+  test('names the command that helps, of which nothing is what the other end made up', () => {
+    const own = packageVersion();
+    const install = `there: pip install "$(npx cuffi@${own} python)"`;
+    for (const [text, min, command] of [
+      ['cuffi 9.0.0 in /app/node_modules/cuffi', 5, 'here: npm install cuffi@9.0.0'],
+      ['cuffi 0.1.0 in /app/node_modules/cuffi', 3, `there: npm install cuffi@${own}`],
+      ['cuffi 9;reboot in /app/node_modules/cuffi', 5, 'here: npm install cuffi@latest'],
+      ['', 5, 'here: npm install cuffi@latest'],
+      // Python takes the version of Node.
+      ['cuffi 9.0.0 for Python in /v/lib/python3.9/site-packages/cuffi', 5, install],
+      ['cuffi 0.1.0 for Python in /usr/lib/python3/dist-packages/cuffi', 3, install],
+      [
+        'cuffi 0.1.0 for Python in /app/node_modules/cuffi/src/python/cuffi',
+        3,
+        `there: npm install cuffi@${own}`,
+      ],
+      ['cuffi 9.0.0 for Python in /w/cuffi', 5, `there: npx cuffi@${own} python --copy /w`],
+      [
+        'cuffi 9.0.0 for Python in /w;reboot/cuffi',
+        5,
+        `there: npx cuffi@${own} python --copy FOLDER`,
+      ],
+      [
+        'cuffi 9.0.0 for Python in /w $(reboot)/cuffi',
+        5,
+        `there: npx cuffi@${own} python --copy FOLDER`,
+      ],
+    ] as const) {
+      const hello = helloFrame({ min, max: min });
+      const frame = Buffer.concat([hello.subarray(0, 22), Buffer.from(text)]);
+      assert.throws(
+        () => readHello(frame),
+        (error: Error) => {
+          assert.ok(error.message.endsWith(` on both sides. Run ${command}`), error.message);
+          return true;
+        },
+      );
+    }
+  });
+
   test('is over at once if the other end closes its socket, and takes no further frame', async () => {
     using other = new RawPeer(undefined, undefined, 'no hello');
     const waiting = assert.rejects(other.peer.receive(), mismatch(3));

@@ -1,0 +1,47 @@
+"""`python -m cuffi`: which cuffi this is, and whether it finds a GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import List
+
+import cuffi
+
+_USAGE = """usage: python -m cuffi COMMAND
+
+  version   the version, where the package is, and which versions of the protocol it speaks
+  doctor    also the driver and its devices, or why there are none"""
+
+
+def _version() -> List[str]:
+    return [
+        cuffi._package(),
+        f'protocol: {cuffi._versions(cuffi.MIN_VERSION, cuffi.MAX_VERSION)}',
+        f'Python {sys.version.split()[0]} in {sys.executable}',
+    ]
+
+
+def _doctor() -> bool:
+    """Prints what was found. Returns whether there is a device."""
+    chosen = os.environ.get('CUFFI_DRIVER') or 'cuda'
+    try:
+        devices = [f'device {device.ordinal}: {device.name}, {cuffi._format_uuid(device.uuid)}' for device in cuffi._all_devices()]
+    except (cuffi.CuffiError, ValueError) as error:
+        print(f'driver: {chosen}\n{getattr(error, "code", "invalid setting")}: {error}')
+        return False
+    print('\n'.join(['driver: emulated, no GPU is used' if chosen == 'emulated' else f'driver: {chosen}', *devices]))
+    return True
+
+
+def main(arguments: List[str]) -> int:
+    if arguments not in (['version'], ['doctor']):
+        is_asked = arguments in (['help'], ['--help'], ['-h'])
+        print(_USAGE, file=sys.stdout if is_asked else sys.stderr)
+        return 0 if is_asked else 2
+    print('\n'.join(_version()))
+    return 0 if arguments == ['version'] or _doctor() else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
