@@ -45,7 +45,7 @@ let found: { readonly folder: string; readonly version: string } | null | undefi
 
 /** The folder and the version of the package. Undefined in a bundle. */
 function ownPackage(): { readonly folder: string; readonly version: string } | undefined {
-  found ??= findPackage() ?? null;
+  if (found === undefined) found = findPackage() ?? null;
   return found ?? undefined;
 }
 

@@ -80,6 +80,8 @@ export function fieldsOf({ fields, range }: Facts['kinds'][number], { rangeField
 function* problemsIn(facts: Facts): Iterable<string> {
   const { version, constants, limits, enumerations, numbers, fieldTypes, kinds } = facts;
   if (version.min > version.max) yield 'the least version is above the greatest';
+  // Both ends choose one, but what they send is written for one only.
+  else if (version.min !== version.max) yield 'there is no code for a second version';
   yield* repeated(
     'constant or limit',
     [...constants, ...limits].map((one) => one.name),

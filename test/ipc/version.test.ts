@@ -54,7 +54,7 @@ import cuffi
 what, name, result = sys.argv[1:]
 said = 'ended in order'
 try:
-    peer = cuffi.parent() if name == 'parent' else cuffi.connect(name, 10)
+    peer = cuffi.parent() if name == 'parent' else cuffi.connect(name, timeout=10)
     if what == 'send':
         peer.send('first')
     if what == 'request':

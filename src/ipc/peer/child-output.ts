@@ -16,7 +16,11 @@ export class ChildOutput {
     const stream = stderr as Readable;
     ignoreBrokenStderr();
     stream.on('data', (chunk: Buffer) => {
-      process.stderr.write(chunk);
+      // Where writing does not block (in a worker thread), the child waits for the reader of this process.
+      if (!process.stderr.write(chunk)) {
+        stream.pause();
+        process.stderr.once('drain', () => stream.resume());
+      }
       this.#kept = Buffer.concat([this.#kept, chunk]).subarray(-KEPT_BYTES);
     });
     this.#ended = new Promise((done) => {

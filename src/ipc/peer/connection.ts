@@ -648,12 +648,10 @@ export class Connection implements FramedSocketHandler {
   /** As {@link FramedSocketHandler}. */
   onFailure(error: unknown): void {
     // Catches everything: a message of another process must not crash this one.
-    const isMismatch = error instanceof IpcError && error.code === 'version-mismatch';
-    const reason = messageOf(error);
     const failure = new IpcError(
-      `the connection to ${this.peerName} was closed: ${reason}`,
+      `the connection to ${this.peerName} was closed: ${messageOf(error)}`,
       undefined,
-      isMismatch ? 'version-mismatch' : 'ipc-failed',
+      error instanceof IpcError ? error.code : 'ipc-failed',
     );
     if (error instanceof SystemError) failure.cause = error;
     this.fail(withoutStack(failure));

@@ -311,10 +311,16 @@ function endQuietlyWith(peer: Peer): void {
       process.stderr.write(`cuffi: this process ends, as its parent has: ${error.message}\n`);
     process.exit(1);
   });
-  // Its stderr may be a pipe to the parent. Not before: to open the stream takes milliseconds.
-  void peer.ended.then(() => {
-    if (peer.connection.isEndedByPeer) ignoreBrokenStderr();
-  });
+  // Its stderr is mostly a pipe to the parent: writing to it must not fail while the parent ends.
+  if (isPipe(2)) ignoreBrokenStderr();
+}
+
+function isPipe(fd: number): boolean {
+  try {
+    return fstatSync(fd).isFIFO() || fstatSync(fd).isSocket();
+  } catch {
+    return false;
+  }
 }
 
 /** Whether the program handles uncaught errors itself. */

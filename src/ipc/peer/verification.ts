@@ -41,7 +41,8 @@ export function verifyExport({ objects, value }: ValueMessage): Shareable | IpcE
       ? refusal('what it names is another one now')
       : object;
   } catch (error) {
-    return refusal(messageOf(error));
+    // The first line: what follows is for this process, such as where an object was closed.
+    return refusal(messageOf(error).split('\n', 1)[0] as string);
   }
 }
 

@@ -512,8 +512,6 @@ function receive(fd: number): ReturnType<typeof takeMessage> {
     return takeMessage(fd);
   } catch (error) {
     if (!(error instanceof SystemError)) throw error;
-    // The kernel says once that the peer has not read all, before it gives what the peer has left.
-    if (error.code === 'ECONNRESET') return receive(fd);
     if (isGone(error)) return 'end';
     throw error;
   }

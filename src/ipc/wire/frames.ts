@@ -205,11 +205,27 @@ export function readHello(frame: Uint8Array, own: VersionRange = VERSIONS): numb
     throw noCommonVersion({ min: version, max: version }, own);
   const content = frame.subarray(HEADER_BYTE_LENGTH);
   const [min, max] = content;
-  if (kind !== FrameKind.hello || min === undefined || max === undefined || max < min)
+  const isWhole =
+    kind === FrameKind.hello &&
+    frame.byteLength <= HEADER_BYTE_LENGTH + 2 + MAX_PACKAGE_NAME_BYTE_LENGTH &&
+    isHelloHeader(frame);
+  if (!isWhole || min === undefined || max === undefined || max < min)
     throw new IpcError('the other end did not say first which versions of the protocol it speaks');
   const chosen = chooseVersion({ min, max }, own);
   if (chosen !== undefined) return chosen;
   throw noCommonVersion({ min, max }, own, Buffer.from(content.subarray(2)).toString('utf8'));
+}
+
+/** All other numbers of the header are 0 but the length. */
+function isHelloHeader(frame: Uint8Array): boolean {
+  const view = new DataView(frame.buffer, frame.byteOffset, HEADER_BYTE_LENGTH);
+  const numberAt = (at: number): number => view.getUint32(at, true);
+  return (
+    numberAt(HeaderOffset.sequence) === 0 &&
+    numberAt(HeaderOffset.offset) === 0 &&
+    numberAt(HeaderOffset.request) === 0 &&
+    numberAt(HeaderOffset.byteLength) === frame.byteLength - HEADER_BYTE_LENGTH
+  );
 }
 
 const OLDEST_WITH_HELLO = 4;

@@ -3195,8 +3195,8 @@ class _Connection:
         except BaseException as error:
             _close_fds(fds)
             what = error if isinstance(error, CuffiError) else f'it has sent what cannot be read: {error!r}'
-            is_mismatch = isinstance(error, IpcError) and error.code == 'version-mismatch'
-            self.fail(IpcError(f'the connection to {self.name} was closed: {what}', 'version-mismatch' if is_mismatch else 'ipc-failed'))
+            code = error.code if isinstance(error, IpcError) else 'ipc-failed'
+            self.fail(IpcError(f'the connection to {self.name} was closed: {what}', code))
             if not isinstance(error, Exception):
                 raise
         return False
@@ -3209,7 +3209,8 @@ class _Connection:
         if magic != _MAGIC:
             raise IpcError('not a cuffi frame (wrong magic number)')
         if not self._has_met:
-            self._meet(version, kind, data[_HEADER.size :])
+            is_plain = (number, length, offset, request) == (0, len(data) - _HEADER.size, 0, 0)
+            self._meet(version, kind, data[_HEADER.size :], is_plain)
             _close_fds(fds)
             fds.clear()
             return
@@ -3251,11 +3252,15 @@ class _Connection:
         except OSError:
             pass  # It is gone. What it has left is still read.
 
-    def _meet(self, version: int, kind: int, content: bytes) -> None:
-        """Takes the first frame of the other end: the versions that it speaks, and what it is."""
+    def _meet(self, version: int, kind: int, content: bytes, is_plain: bool) -> None:
+        """Takes the first frame of the other end: the versions that it speaks, and what it is.
+
+        :param is_plain: whether all other numbers of the header are 0 but the length
+        """
         if kind != FRAME_HELLO and version < _OLDEST_WITH_HELLO:
             raise self._other_version(version, version, None)
-        if kind != FRAME_HELLO or len(content) < 2 or content[1] < content[0]:
+        is_whole = kind == FRAME_HELLO and is_plain and 2 <= len(content) <= 2 + MAX_PACKAGE_NAME_BYTE_LENGTH
+        if not is_whole or content[1] < content[0]:
             raise IpcError('the other end did not say first which versions of the protocol it speaks')
         if _choose_version((content[0], content[1]), (MIN_VERSION, MAX_VERSION)) is None:
             raise self._other_version(content[0], content[1], content[2:])

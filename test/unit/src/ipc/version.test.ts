@@ -27,8 +27,10 @@ function sendOther(
   kind = VALUE,
   text: string | Buffer = '\x01',
 ): void {
-  const header = Uint8Array.of(0x63, 0x75, version, kind, ...new Array<number>(16).fill(0));
-  sendMessage(other.socket, Buffer.concat([header, Buffer.from(text)]));
+  const body = Buffer.from(text);
+  const header = Buffer.from([0x63, 0x75, version, kind, ...new Array<number>(16).fill(0)]);
+  header.writeUInt32LE(body.byteLength, 8);
+  sendMessage(other.socket, Buffer.concat([header, body]));
 }
 
 /** What the other end has received. */
@@ -123,10 +125,21 @@ describe('A connection', () => {
       [VALUE, [1]],
       [HELLO, [4]],
       [HELLO, [4, 3]],
+      [HELLO, [4, 4, ...new Array<number>(1025).fill(65)]],
       [9, [1]],
     ] as const) {
       using other = new RawPeer(undefined, undefined, 'no hello');
       sendOther(other, 4, kind, Buffer.from(content));
+      await assert.rejects(
+        other.peer.receive(),
+        /did not say first which versions of the protocol/,
+      );
+    }
+    for (const at of [4, 8, 12, 16]) {
+      using other = new RawPeer(undefined, undefined, 'no hello');
+      const hello = helloFrame();
+      hello[at] = (hello[at] as number) ^ 1;
+      sendMessage(other.socket, hello);
       await assert.rejects(
         other.peer.receive(),
         /did not say first which versions of the protocol/,
@@ -218,6 +231,7 @@ describe('A connection to an end of another version', () => {
     ] as const) {
       const hello = helloFrame({ min, max: min });
       const frame = Buffer.concat([hello.subarray(0, 22), Buffer.from(text)]);
+      frame.writeUInt32LE(frame.byteLength - 20, 8);
       assert.throws(
         () => readHello(frame),
         (error: Error) => {
@@ -240,8 +254,8 @@ describe('A connection to an end of another version', () => {
   test('prints what the other end says of itself in one short line without control characters', async () => {
     for (const text of [
       'a\x1b[31m\nb\u2028c\u202ed\0',
-      Buffer.alloc(60_000, '\x07'),
-      Buffer.alloc(60_000, 'long '),
+      Buffer.alloc(1024, '\x07'),
+      Buffer.alloc(1024, 'long '),
       Buffer.from([0xff, 0xfe, 0xc3]),
     ]) {
       using other = new RawPeer(undefined, undefined, 'no hello');
