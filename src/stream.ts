@@ -25,6 +25,7 @@ import {
 } from './validate.ts';
 import { blockUntil, hasWaitingStreams } from './waiting-streams.ts';
 import { wakeBehindStream } from './wake-up.ts';
+import { assertNotCaptured } from './work-tracker.ts';
 
 /** Options of {@link Stream.create}. */
 export interface StreamOptions extends PlaceOptions {
@@ -168,7 +169,10 @@ export class Stream extends Resource implements AsyncDisposable {
   /** Whether it does not synchronize with the legacy default stream. */
   get nonBlocking(): boolean {
     const handle = this.handle;
-    this.#query(() => check(cu.cuStreamGetFlags(handle, OUT0), 'cuStreamGetFlags'));
+    this.#query(() => {
+      assertNotCaptured(handle, 'reading whether a stream is non-blocking');
+      check(cu.cuStreamGetFlags(handle, OUT0), 'cuStreamGetFlags');
+    });
     return (readUint32(OUT0) & CU_STREAM_NON_BLOCKING) !== 0;
   }
 

@@ -15,7 +15,7 @@ import { CuffiError } from './errors.ts';
 import type { Fence } from './fence.ts';
 import { isCapturing } from './graph-capture.ts';
 import type { WaitingStream } from './waiting-streams.ts';
-import type { WorkTracker } from './work-tracker.ts';
+import { isCaptured, type WorkTracker } from './work-tracker.ts';
 
 // ---- The limits ----
 
@@ -126,7 +126,7 @@ export class WorkCounters {
 
   /** Notes that a stream waits for an event that may stand behind a wait for another process. */
   addEventWait(stream: CUstream): void {
-    if (isCapturing()) return;
+    if (isCapturing() || (stream > CU_STREAM_PER_THREAD && isCaptured(stream))) return;
     const counter = this.#counterOf(stream);
     counter.addEventWait();
     this.#noteWaiting(counter);
@@ -195,6 +195,8 @@ export class WorkCounters {
     const known = this.#counters.get(stream);
     if (known?.mayWait) return known;
     if (!this.#doesBlockingStreamWait) return undefined;
+    // Reading the flags of a captured stream would end the capture. Its work is not queued.
+    if (!known && stream > CU_STREAM_PER_THREAD && isCaptured(stream)) return undefined;
     const counter = known ?? this.#counterOf(stream);
     return counter.isBlocking ? counter : undefined;
   }

@@ -9,7 +9,7 @@ import { cu } from '../ffi/driver.ts';
 import { CUresult } from '../ffi/results.ts';
 import type { CUcontext, CUevent, CUstream } from '../ffi/types.ts';
 import { check } from './check.ts';
-import { isSticky } from './errors.ts';
+import { CuffiError, isSticky } from './errors.ts';
 import { Fence, type FencePart } from './fence.ts';
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;
@@ -250,6 +250,20 @@ export function isCaptured(stream: CUstream): boolean {
   const status = cu.cuStreamIsCapturing(stream, OUT3);
   if (status === CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true;
   return status === CUresult.CUDA_SUCCESS && readUint32(OUT3) !== CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/**
+ * Call it before what the driver refuses in a captured stream in every mode, as that ends the capture.
+ * The context must be current for a default stream.
+ *
+ * @throws CuffiError if the work of the stream is captured, by any library
+ */
+export function assertNotCaptured(stream: CUstream, doing: string): void {
+  if (isCaptured(stream))
+    throw new CuffiError(
+      `${doing} is not possible in a stream whose work is captured: the driver cannot record it, and would end the ` +
+        'capture. Do it before or after the capture, or in another stream.',
+    );
 }
 
 // ---- Events behind the work of streams ----

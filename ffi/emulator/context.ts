@@ -58,7 +58,7 @@ export class Contexts {
 
   constructor(settings: Settings, handles: Handles) {
     this.#handles = handles;
-    this.#visible = settings.visible;
+    this.#visible = settings.visible.devices;
   }
 
   /** Registers a function that releases what belongs to a context when that ends. */

@@ -93,7 +93,7 @@ const lastAttribute = (version: number): number => {
 };
 
 export function deviceFunctions(settings: Settings, host: HostMemory): DeviceFunctions {
-  const { visible } = settings;
+  const visible = settings.visible.devices;
   const exists = (device: number): boolean => visible[device] !== undefined;
   const attribute = (number: number, device: number): number | undefined => {
     const name = attributeNames.get(number);

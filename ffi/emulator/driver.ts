@@ -83,7 +83,8 @@ export function createEmulatedDriver({
   const implementations: Driver = {
     cuInit(flags) {
       if (flags !== 0) return CUresult.CUDA_ERROR_INVALID_VALUE;
-      if (settings.visible.length === 0) return CUresult.CUDA_ERROR_NO_DEVICE;
+      const { status } = settings.visible;
+      if (status !== CUresult.CUDA_SUCCESS) return status;
       isInitialised = true;
       return CUresult.CUDA_SUCCESS;
     },

@@ -91,10 +91,18 @@ export class Modules {
   /** Loads an image. Undefined if there is no memory for its globals. */
   load(context: Context, { entries, globals, target }: Image): Module | undefined {
     const variables = new Map<string, Variable>();
+    const managedGlobals = globals.filter(({ isManaged }) => isManaged);
+    const managed = this.#managed.allocateVariables(
+      context,
+      managedGlobals.map(({ byteLength }) => byteLength),
+    );
+    if (!managed) return undefined;
+    const left = [...managed];
     for (const global of globals) {
-      const variable = this.#allocate(context, global);
+      const variable = this.#allocate(context, global, left);
       if (!variable) {
         for (const each of variables.values()) this.#free(each);
+        for (const each of left) this.#managed.freeVariable(each);
         return undefined;
       }
       variables.set(global.name, variable);
@@ -127,9 +135,14 @@ export class Modules {
     for (const variable of module.globals.values()) this.#free(variable);
   }
 
-  #allocate(context: Context, { byteLength, isManaged }: PtxGlobal): Variable | undefined {
+  /** @param managed where its managed variables are, in their order: takes the first */
+  #allocate(
+    context: Context,
+    { byteLength, isManaged }: PtxGlobal,
+    managed: ManagedAllocation[],
+  ): Variable | undefined {
     if (isManaged) {
-      const allocation = this.#managed.allocate(context, byteLength, true);
+      const allocation = managed.shift();
       return allocation && { isManaged, allocation, byteLength };
     }
     const allocation = this.#memory.blocks.allocate(context, byteLength);

@@ -158,15 +158,20 @@ export function withPreconditions(
         ? [...queues.captures].some((capture) => capture.includesStream(isBehind))
         : queues.invalidateCaptures(isBehind);
       if (isCaptured) return CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    } else if (handle !== undefined && !QUERIES_STREAM.has(name) && !QUERIES_CAPTURE.has(name)) {
-      if (queues.get(handle)?.capture?.isInvalid)
-        return CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     }
+    const of = handle === undefined ? undefined : queues.get(handle);
+    if (of?.capture && row.isNeverCaptured) {
+      queues.invalidateCapture(of);
+      return CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    if (of?.capture?.isInvalid && !QUERIES_STREAM.has(name) && !QUERIES_CAPTURE.has(name))
+      return CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    // Functions of events tell the captured ones from others first. Those of unknown streams are wrong.
+    const isOutside = streamOrEvent === undefined || (of !== undefined && !of.capture);
     const isBroken =
       (name === 'cuCtxSynchronize' &&
         queues.invalidateCaptures(({ context }) => context === top)) ||
-      // Functions of streams and events tell the captured ones from others first.
-      (row.isUnsafeInCapture && !streamOrEvent && queues.invalidateStrictCaptures());
+      (row.isUnsafeInCapture && isOutside && queues.invalidateStrictCaptures());
     return isBroken ? CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUresult.CUDA_SUCCESS;
   };
   const isWritable = (address: number): boolean =>

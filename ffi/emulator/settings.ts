@@ -3,7 +3,7 @@ import { type DeviceAttribute, deviceAttributes } from '../attributes.ts';
 import { type FunctionName, functionNames } from '../functions.ts';
 import type { CUresult } from '../results.ts';
 import { invalidSetting } from '../settings.ts';
-import { visibleDevices } from './visible-devices.ts';
+import { type Visible, visibleDevices } from './visible-devices.ts';
 
 /**
  * - `CUFFI_EMULATED_DEVICES`: the number of devices of the machine; 1 by default.
@@ -21,8 +21,7 @@ import { visibleDevices } from './visible-devices.ts';
  * - `CUDA_DEVICE_MAX_CONNECTIONS`: the number of queues of a device, 1 to 32, as on hardware; 8 by default.
  */
 export interface Settings {
-  /** The visible devices by ordinal: each is the number of a device of the machine. */
-  readonly visible: readonly number[];
+  readonly visible: Visible;
   readonly memoryByteLength: number;
   readonly attributes: ReadonlyMap<number, number>;
   /** Whether devices support the feature of an attribute: all that are not set to 0. */

@@ -12,7 +12,6 @@ const {
   CUDA_ERROR_INVALID_VALUE,
   CUDA_ERROR_INVALID_HANDLE,
   CUDA_ERROR_NOT_READY,
-  CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
   CUDA_ERROR_NOT_SUPPORTED,
 } = CUresult;
 
@@ -81,15 +80,11 @@ export const streamFunctions = (
   cuStreamQuery(handle) {
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (queues.invalidateCapture(stream) || queues.invalidateStrictCaptures())
-      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return queues.isIdle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   },
   cuStreamSynchronize(handle) {
     const stream = queues.get(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (queues.invalidateCapture(stream) || queues.invalidateStrictCaptures())
-      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     queues.synchronize(stream);
     queues.notifySynchronized();
     return CUDA_SUCCESS;

@@ -13,7 +13,13 @@ import {
   uint8,
   uint16,
 } from '../types.ts';
-import { needsContext, needsStreamContext, withByteCount, withByteCountOf } from './row.ts';
+import {
+  needsContext,
+  needsStreamContext,
+  neverCaptured,
+  withByteCount,
+  withByteCountOf,
+} from './row.ts';
 
 export const copyRows = {
   cuMemcpyHtoD_v2: withByteCount(needsContext(CUdeviceptr, constPointer, size_t), 2),
@@ -30,9 +36,11 @@ export const copyRows = {
     needsStreamContext(CUdeviceptr, CUdeviceptr, size_t, CUstream),
     2,
   ),
-  cuMemcpyPeerAsync: withByteCount(
-    needsStreamContext(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t, CUstream),
-    4,
+  cuMemcpyPeerAsync: neverCaptured(
+    withByteCount(
+      needsStreamContext(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t, CUstream),
+      4,
+    ),
   ),
 
   // cuMemcpy2D may refuse pitches that differ from those of cuMemAllocPitch. This form takes any.

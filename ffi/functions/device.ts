@@ -43,12 +43,12 @@ export const deviceRows = {
   cuCtxGetDevice: needsContext(out(CUdevice)),
   cuCtxSynchronize: unsafeInCapture(needsContext()),
   cuCtxGetLimit: needsContext(out(size_t), CUlimit),
-  cuCtxSetLimit: needsContext(CUlimit, size_t),
+  cuCtxSetLimit: unsafeInCapture(needsContext(CUlimit, size_t)),
   cuCtxGetStreamPriorityRange: needsContext(out(int), out(int)),
 
   // Peers
   cuDeviceCanAccessPeer: noContext(out(int), CUdevice, CUdevice),
   cuDeviceGetP2PAttribute: noContext(out(int), CUdevice_P2PAttribute, CUdevice, CUdevice),
-  cuCtxEnablePeerAccess: needsContext(CUcontext, uint),
+  cuCtxEnablePeerAccess: unsafeInCapture(needsContext(CUcontext, uint)),
   cuCtxDisablePeerAccess: needsContext(CUcontext),
 } as const;

@@ -17,7 +17,14 @@ import {
   uint64,
   ulonglong,
 } from '../types.ts';
-import { needsContext, needsStreamContext, noContext, since } from './row.ts';
+import {
+  needsContext,
+  needsStreamContext,
+  neverCaptured,
+  noContext,
+  since,
+  unsafeInCapture,
+} from './row.ts';
 
 export const graphRows = {
   cuStreamBeginCapture_v2: needsStreamContext(CUstream, CUstreamCaptureMode),
@@ -32,8 +39,8 @@ export const graphRows = {
     out(size_t),
   ),
   cuGraphDestroy: noContext(CUgraph),
-  cuGraphInstantiateWithFlags: needsContext(out(CUgraphExec), CUgraph, ulonglong),
-  cuGraphExecDestroy: noContext(CUgraphExec),
+  cuGraphInstantiateWithFlags: unsafeInCapture(needsContext(out(CUgraphExec), CUgraph, ulonglong)),
+  cuGraphExecDestroy: unsafeInCapture(noContext(CUgraphExec)),
   // The forms of drivers before CUDA 12.0. The later struct begins with the earlier one.
   cuGraphExecUpdate: noContext(
     CUgraphExec,
@@ -54,7 +61,7 @@ export const graphRows = {
     12_000,
     needsContext(CUgraphExec, CUgraphNode, CUDA_KERNEL_NODE_PARAMS_v2),
   ),
-  cuGraphLaunch: needsStreamContext(CUgraphExec, CUstream),
-  cuGraphUpload: needsStreamContext(CUgraphExec, CUstream),
+  cuGraphLaunch: neverCaptured(needsStreamContext(CUgraphExec, CUstream)),
+  cuGraphUpload: neverCaptured(needsStreamContext(CUgraphExec, CUstream)),
   cuDeviceGraphMemTrim: noContext(CUdevice),
 } as const;

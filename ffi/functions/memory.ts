@@ -10,7 +10,13 @@ import {
   size_t,
   uint,
 } from '../types.ts';
-import { needsContext, needsStreamContext, noContext, unsafeInCapture } from './row.ts';
+import {
+  needsContext,
+  needsStreamContext,
+  neverCaptured,
+  noContext,
+  unsafeInCapture,
+} from './row.ts';
 
 export const memoryRows = {
   // Device memory, and what an address is
@@ -27,14 +33,14 @@ export const memoryRows = {
   cuMemHostAlloc: unsafeInCapture(needsContext(out(pointer), size_t, uint)),
   cuMemFreeHost: unsafeInCapture(noContext(pointer)),
   cuMemHostGetFlags: needsContext(out(uint), pointer),
-  cuMemHostRegister_v2: needsContext(pointer, size_t, uint),
-  cuMemHostUnregister: noContext(pointer),
+  cuMemHostRegister_v2: unsafeInCapture(needsContext(pointer, size_t, uint)),
+  cuMemHostUnregister: unsafeInCapture(noContext(pointer)),
   cuMemHostGetDevicePointer_v2: needsContext(out(CUdeviceptr), pointer, uint),
 
   // Managed memory. cuMemPrefetchAsync and cuMemAdvise take a device ordinal (or the CPU, -1). Every
   // driver since CUDA 8 has them. Their _v2 forms take a CUmemLocation by value, which can be a NUMA
   // node, but need 12.2.
-  cuMemAllocManaged: needsContext(out(CUdeviceptr), size_t, uint),
-  cuMemPrefetchAsync: needsStreamContext(CUdeviceptr, size_t, CUdevice, CUstream),
-  cuMemAdvise: needsContext(CUdeviceptr, size_t, CUmem_advise, CUdevice),
+  cuMemAllocManaged: unsafeInCapture(needsContext(out(CUdeviceptr), size_t, uint)),
+  cuMemPrefetchAsync: neverCaptured(needsStreamContext(CUdeviceptr, size_t, CUdevice, CUstream)),
+  cuMemAdvise: unsafeInCapture(needsContext(CUdeviceptr, size_t, CUmem_advise, CUdevice)),
 } as const;

@@ -16,37 +16,35 @@ import {
   size_t,
   ulonglong,
 } from '../types.ts';
-import { needsStreamContext, noContext } from './row.ts';
+import { needsStreamContext, noContext, unsafeInCapture } from './row.ts';
 
 export const poolRows = {
   cuDeviceGetDefaultMemPool: noContext(out(CUmemoryPool), CUdevice),
   cuDeviceGetMemPool: noContext(out(CUmemoryPool), CUdevice),
   cuDeviceSetMemPool: noContext(CUdevice, CUmemoryPool),
-  cuMemPoolCreate: noContext(out(CUmemoryPool), CUmemPoolProps),
-  cuMemPoolDestroy: noContext(CUmemoryPool),
-  cuMemPoolTrimTo: noContext(CUmemoryPool, size_t),
-  cuMemPoolSetAttribute: noContext(CUmemoryPool, CUmemPool_attribute, pointer),
-  cuMemPoolGetAttribute: noContext(CUmemoryPool, CUmemPool_attribute, pointer),
-  cuMemPoolSetAccess: noContext(CUmemoryPool, CUmemAccessDesc, size_t),
+  cuMemPoolCreate: unsafeInCapture(noContext(out(CUmemoryPool), CUmemPoolProps)),
+  cuMemPoolDestroy: unsafeInCapture(noContext(CUmemoryPool)),
+  cuMemPoolTrimTo: unsafeInCapture(noContext(CUmemoryPool, size_t)),
+  cuMemPoolSetAttribute: unsafeInCapture(noContext(CUmemoryPool, CUmemPool_attribute, pointer)),
+  cuMemPoolGetAttribute: unsafeInCapture(noContext(CUmemoryPool, CUmemPool_attribute, pointer)),
+  cuMemPoolSetAccess: unsafeInCapture(noContext(CUmemoryPool, CUmemAccessDesc, size_t)),
   cuMemPoolGetAccess: noContext(out(CUmemAccess_flags), CUmemoryPool, out(CUmemLocationNotConst)),
 
-  cuMemAllocAsync: needsStreamContext(out(CUdeviceptr), size_t, CUstream),
-  cuMemAllocFromPoolAsync: needsStreamContext(out(CUdeviceptr), size_t, CUmemoryPool, CUstream),
-  cuMemFreeAsync: needsStreamContext(CUdeviceptr, CUstream),
+  cuMemAllocAsync: unsafeInCapture(needsStreamContext(out(CUdeviceptr), size_t, CUstream)),
+  cuMemAllocFromPoolAsync: unsafeInCapture(
+    needsStreamContext(out(CUdeviceptr), size_t, CUmemoryPool, CUstream),
+  ),
+  cuMemFreeAsync: unsafeInCapture(needsStreamContext(CUdeviceptr, CUstream)),
 
-  cuMemPoolExportToShareableHandle: noContext(
-    pointer,
-    CUmemoryPool,
-    CUmemAllocationHandleType,
-    ulonglong,
+  cuMemPoolExportToShareableHandle: unsafeInCapture(
+    noContext(pointer, CUmemoryPool, CUmemAllocationHandleType, ulonglong),
   ),
   // The value of the pointer is the file descriptor: nothing is read at that address.
-  cuMemPoolImportFromShareableHandle: noContext(
-    out(CUmemoryPool),
-    pointer,
-    CUmemAllocationHandleType,
-    ulonglong,
+  cuMemPoolImportFromShareableHandle: unsafeInCapture(
+    noContext(out(CUmemoryPool), pointer, CUmemAllocationHandleType, ulonglong),
   ),
-  cuMemPoolExportPointer: noContext(out(CUmemPoolPtrExportData), CUdeviceptr),
-  cuMemPoolImportPointer: noContext(out(CUdeviceptr), CUmemoryPool, out(CUmemPoolPtrExportData)),
+  cuMemPoolExportPointer: unsafeInCapture(noContext(out(CUmemPoolPtrExportData), CUdeviceptr)),
+  cuMemPoolImportPointer: unsafeInCapture(
+    noContext(out(CUdeviceptr), CUmemoryPool, out(CUmemPoolPtrExportData)),
+  ),
 } as const;

@@ -14,12 +14,18 @@ export interface Row<P extends readonly CType[] = readonly CType[]> {
   readonly needs: Needs;
   readonly params: P;
   /**
-   * Whether the call may wait for work. The driver refuses it (900) while this thread captures a stream in
-   * global or thread-local mode, or any thread does in global mode, and those captures are then
-   * invalid (901). Relaxed captures allow it, but for the captured streams and events themselves.
-   * Absent for calls that hardware allowed, or was not asked about (test/driver/facts/captures.ts).
+   * Whether the call may wait for work, or changes what work may use. The driver refuses it (900) while
+   * this thread captures a stream in global or thread-local mode, or any thread does in global mode,
+   * and those captures are then invalid (901). Relaxed captures allow it. In a captured stream the
+   * call is a part of its capture, unless {@link Row.isNeverCaptured}. Absent for calls that hardware
+   * allowed, or was not asked about (test/driver/facts/captures.ts).
    */
   readonly isUnsafeInCapture?: true;
+  /**
+   * Whether the driver refuses the call (900) in a captured stream, in every mode, and the capture is
+   * then invalid. Absent for calls that it captures, or was not asked about.
+   */
+  readonly isNeverCaptured?: true;
   /**
    * The parameter with the number of elements that the call moves or sets, the bytes per element, and
    * the parameter with the number of rows, if it has one.
@@ -56,6 +62,12 @@ export const needsStreamContext = <const P extends readonly CType[]>(...params: 
 export const unsafeInCapture = <P extends readonly CType[]>(base: Row<P>): Row<P> => ({
   ...base,
   isUnsafeInCapture: true,
+});
+
+/** Marks a call that a captured stream refuses: see {@link Row.isNeverCaptured}. */
+export const neverCaptured = <P extends readonly CType[]>(base: Row<P>): Row<P> => ({
+  ...base,
+  isNeverCaptured: true,
 });
 
 /** Adds the CUDA version of the first driver with the function. */

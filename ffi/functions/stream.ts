@@ -14,17 +14,24 @@ import {
   uint32,
   uint64,
 } from '../types.ts';
-import { needsContext, needsStreamContext, noContext, since, unsafeInCapture } from './row.ts';
+import {
+  needsContext,
+  needsStreamContext,
+  neverCaptured,
+  noContext,
+  since,
+  unsafeInCapture,
+} from './row.ts';
 
 export const streamRows = {
   // Streams
   cuStreamCreateWithPriority: needsContext(out(CUstream), uint, int),
   cuStreamDestroy_v2: noContext(CUstream),
   cuStreamGetPriority: needsStreamContext(CUstream, out(int)),
-  cuStreamGetFlags: needsStreamContext(CUstream, out(uint)),
+  cuStreamGetFlags: neverCaptured(needsStreamContext(CUstream, out(uint))),
   cuStreamGetCtx: needsStreamContext(CUstream, out(CUcontext)),
-  cuStreamQuery: unsafeInCapture(needsStreamContext(CUstream)),
-  cuStreamSynchronize: unsafeInCapture(needsStreamContext(CUstream)),
+  cuStreamQuery: neverCaptured(unsafeInCapture(needsStreamContext(CUstream))),
+  cuStreamSynchronize: neverCaptured(unsafeInCapture(needsStreamContext(CUstream))),
   cuStreamWaitEvent: needsStreamContext(CUstream, CUevent, uint),
   cuStreamWaitValue32_v2: since(11_070, needsStreamContext(CUstream, CUdeviceptr, uint32, uint)),
   cuStreamWriteValue32_v2: since(11_070, needsStreamContext(CUstream, CUdeviceptr, uint32, uint)),

@@ -11,6 +11,7 @@ import { CuffiError } from '../errors.ts';
 import {
   assertNotCapturing,
   type CapturedMemory,
+  isCapturing,
   runDeferredActions,
   runInCapture,
 } from '../graph-capture.ts';
@@ -26,7 +27,7 @@ import {
   checkOptions,
   formatValue,
 } from '../validate.ts';
-import type { TrackedContext } from '../work-tracker.ts';
+import { assertNotCaptured, type TrackedContext } from '../work-tracker.ts';
 import { loadBuiltinKernels } from './builtin-kernels.ts';
 import { Kernel } from './kernel.ts';
 import { forEachBuffer } from './kernel-arguments.ts';
@@ -248,6 +249,7 @@ export class Graph extends Resource {
       this.#launchTracked(stream, handle);
       return;
     }
+    if (isCapturing()) assertNotCaptured(queue, LAUNCHING);
     const status = this.#hasMemory
       ? this.#launchInContext(handle, queue)
       : cu.cuGraphLaunch(handle, queue);
@@ -262,7 +264,10 @@ export class Graph extends Resource {
     const { handle } = this;
     assertNotCapturing('uploading a graph');
     const call = (queue: CUstream): void =>
-      this.context.run(() => check(cu.cuGraphUpload(handle, queue), 'cuGraphUpload'));
+      this.context.run(() => {
+        assertNotCaptured(queue, 'uploading a graph');
+        check(cu.cuGraphUpload(handle, queue), 'cuGraphUpload');
+      });
     if (stream) stream.enqueue(call);
     else this.context.enqueue(call);
   }
@@ -317,8 +322,10 @@ export class Graph extends Resource {
   }
 
   #launchTracked(stream: Stream | undefined, handle: CUgraphExec): void {
-    const call = (queue: CUstream): void =>
+    const call = (queue: CUstream): void => {
+      assertNotCaptured(queue, LAUNCHING);
       check(cu.cuGraphLaunch(handle, queue), 'cuGraphLaunch', describeLaunch);
+    };
     if (stream) stream.enqueue(call);
     else this.context.enqueue(call);
   }
@@ -333,7 +340,8 @@ const firstOf = (
 ): readonly [CUresult, FunctionName] =>
   status === CUresult.CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER ? [older(), olderCall] : [status, call];
 
-const describeLaunch = (): string => 'launching a graph';
+const LAUNCHING = 'launching a graph';
+const describeLaunch = (): string => LAUNCHING;
 
 const hasMemoryError = (): CuffiError =>
   new CuffiError(

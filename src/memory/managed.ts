@@ -26,6 +26,7 @@ import {
   checkOptions,
   formatBytes,
 } from '../validate.ts';
+import { assertNotCaptured } from '../work-tracker.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import { type AllocateOptions, DeviceBuffer, type MemoryResource } from './buffer.ts';
 import { noteMemoryUse } from './buffer-copy.ts';
@@ -163,12 +164,14 @@ export class ManagedMemory implements MemoryResource {
     assertConcurrentAccess(this.context.device, 'prefetching');
     if (byteLength === 0) return;
     noteMemoryUse(stream?.context ?? context, [context]);
-    const call = (handle: CUstream): void =>
+    const call = (handle: CUstream): void => {
+      assertNotCaptured(handle, 'prefetching');
       check(
         cu.cuMemPrefetchAsync(address, byteLength, device, handle),
         'cuMemPrefetchAsync',
         () => `prefetching ${formatBytes(byteLength)}`,
       );
+    };
     if (stream) stream.enqueue(call);
     else context.enqueue(call);
   }

@@ -8,6 +8,7 @@ import type { Context } from '../context.ts';
 import { CudaError } from '../errors.ts';
 import type { Stream } from '../stream.ts';
 import { formatBytes } from '../validate.ts';
+import { assertNotCaptured } from '../work-tracker.ts';
 
 /** An address in a context. */
 export interface ContextAddress {
@@ -46,7 +47,8 @@ export function copyBetweenDevices(
   const to = target.context;
   tryEnablePeerAccess(from, to);
   const [fromHandle, toHandle] = [from.handle, to.handle];
-  const call = (handle: CUstream): void =>
+  const call = (handle: CUstream): void => {
+    assertNotCaptured(handle, 'copying from one device to another');
     check(
       cu.cuMemcpyPeerAsync(
         target.address,
@@ -59,6 +61,7 @@ export function copyBetweenDevices(
       'cuMemcpyPeerAsync',
       () => `copying ${formatBytes(byteLength)} from ${from.device} to ${to.device}`,
     );
+  };
   if (stream) stream.enqueue(call);
   else from.enqueue(call);
 }

@@ -8,9 +8,11 @@ import {
   Context,
   CudaError,
   CudaEvent,
+  Device,
   DeviceBuffer,
   driverVersion,
   Graph,
+  ManagedMemory,
   MemoryPool,
   PinnedBuffer,
   pin,
@@ -53,6 +55,43 @@ describe('Graph', () => {
     graph.launch({ stream: Stream.fromHandle(other.handle) });
     await other.synchronize();
     assert.deepEqual(await y.copyToHost(), new Float32Array([26, 28]));
+  });
+
+  test('what the driver refuses in a captured stream throws before, and the capture goes on', async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(64);
+    const prefetches = Device.get().attribute('concurrentManagedAccess') !== 0;
+    const memory = prefetches ? ManagedMemory.create() : undefined;
+    using managed = memory?.allocate(4096);
+    const far = Device.count > 1 ? DeviceBuffer.allocate(64, { device: 1 }) : undefined;
+    using graph = Graph.capture(stream, () => buffer.fill(1, { stream }));
+    const refusedIn = (captured: Stream): (() => unknown)[] => [
+      () => graph.launch({ stream: captured }),
+      () => graph.upload({ stream: captured }),
+      () => captured.nonBlocking,
+      ...(memory && managed
+        ? [() => memory.prefetch(managed, Device.get(), { stream: captured })]
+        : []),
+      ...(far ? [() => buffer.copyTo(far, { stream: captured })] : []),
+    ];
+    const code = 'invalid-state';
+    const message = /is not possible (in a stream whose work|while a graph) is captured/;
+    using second = Graph.capture(stream, () => {
+      for (const refused of refusedIn(stream))
+        assert.throws(refused, { code, message }, `${refused}`);
+      buffer.fill(7, { stream });
+    });
+    // Captured by another library.
+    using borrowed = Stream.fromHandle(stream.handle);
+    assert.equal(cu.cuStreamBeginCapture_v2(stream.handle, 0), 0);
+    for (const refused of refusedIn(borrowed))
+      assert.throws(refused, { code, message }, `${refused}`);
+    assert.equal(cu.cuStreamEndCapture(stream.handle, OUT0), 0);
+    assert.equal(cu.cuGraphDestroy(readHandle<CUgraph>(OUT0)), 0);
+    second.launch({ stream });
+    await stream.synchronize();
+    assert.deepEqual(new Set(buffer.copyToHostSync()), new Set([7]));
+    far?.close();
   });
 
   test('a launch is one call of the driver, with or without a current context', async () => {

@@ -72,6 +72,9 @@ describe('CUDA_VISIBLE_DEVICES', () => {
       [reversed.join(), reversed],
       [`0,${uuids.length},${last}`, [uuids[0] as string]],
       ['0,-1', [uuids[0] as string]],
+      ['0,-1,0', [uuids[0] as string]],
+      [`${uuids[0]},0`, [uuids[0] as string]],
+      [`GPU-${uuids[0]?.slice(4).toUpperCase()}x`, [uuids[0] as string]],
     ];
     for (const [list, expected] of cases) {
       await using child = new Seeing(list);
@@ -80,7 +83,7 @@ describe('CUDA_VISIBLE_DEVICES', () => {
   });
 
   test('cuInit answers NO_DEVICE in a process that sees none', all, async () => {
-    for (const list of ['', '-1', String(uuids.length), 'MIG-0', '0,0']) {
+    for (const list of ['', '-1', String(uuids.length), 'MIG-0', `gpu-${uuids[0]?.slice(4)}`]) {
       await using child = new Seeing(list);
       await assert.rejects(
         child.ask({ do: 'devices' }),
@@ -89,6 +92,22 @@ describe('CUDA_VISIBLE_DEVICES', () => {
       );
     }
   });
+
+  test(
+    'cuInit answers INVALID_DEVICE in a process whose list names a device twice',
+    all,
+    async () => {
+      for (const list of ['0,0', `${uuids[0]},${uuids[0]}`]) {
+        await using child = new Seeing(list);
+        await assert.rejects(
+          child.ask({ do: 'devices' }),
+          (error: Error) =>
+            /CUDA_ERROR_INVALID_DEVICE, 101/.test(`${error.message} ${error.cause}`),
+          list,
+        );
+      }
+    },
+  );
 
   test('each worker of a pool sees one GPU', {
     ...needsTwo,
@@ -219,14 +238,23 @@ describe('CUDA_VISIBLE_DEVICES in Python', { ...needsTwo, skip: noPython || need
       [`${last},0`, [uuids[last], uuids[0]]],
       [`${last},-1,0`, [uuids[last]]],
       [`${uuids[0]},GPU-,${uuids[last]}`, [uuids[0]]],
+      [`GPU-${uuids[0]?.slice(4).toUpperCase()}x`, [uuids[0]]],
     ] as const) {
       await using python = worker(list);
       assert.deepEqual(await python.ask('evaluate', { source: SEEN }), expected, list);
     }
-    for (const list of ['', '0,0', 'MIG-0']) {
+    for (const [list, status] of [
+      ['', 100],
+      ['0,0', 101],
+      [`${uuids[0]},${uuids[0]}`, 101],
+      ['MIG-0', 100],
+      [`gpu-${uuids[0]?.slice(4)}`, 100],
+    ] as const) {
       await using python = worker(list);
       const caught = await python.ask('evaluate', { source: SEEN }).catch((error: Error) => error);
-      assert.match(String((caught as Error).cause ?? caught) + caught, /cuInit/, list);
+      const text = String((caught as Error).cause ?? caught) + caught;
+      assert.match(text, /cuInit/, list);
+      assert.match(text, new RegExp(`, ${status}\\)`), list);
     }
   });
 });

@@ -114,6 +114,14 @@ export const notEmulated: Readonly<Record<string, string>> = {
       ),
     ),
   ),
+  ...because(
+    'it neither links code nor computes an occupancy, and returns 801',
+    ['global', 'of this thread', 'relaxed'].flatMap((mode) =>
+      ['cuLinkCreate_v2', 'cuOccupancyMaxActiveBlocksPerMultiprocessor'].map(
+        (name) => `once in a capture (${mode}): ${name}`,
+      ),
+    ),
+  ),
   ...because('it has no rules of its own for graphs with memory', [
     'a graph with memory, while it waits in a held stream: instantiated again',
     'a graph with memory, while it waits in a held stream: updated',

@@ -118,11 +118,17 @@ describe('emulated devices', () => {
     assert.equal(cu.cuDevicePrimaryCtxRetain(OUT0, device(2)), 101);
   });
 
-  test('cuInit returns NO_DEVICE if no device is visible', () => {
-    for (const list of ['', '-1', '7', '0,0', 'MIG-1']) {
+  test('cuInit returns NO_DEVICE if no device is visible, INVALID_DEVICE if one is named twice', () => {
+    for (const [list, status] of [
+      ['', 100],
+      ['-1', 100],
+      ['7', 100],
+      ['MIG-1', 100],
+      ['0,0', 101],
+    ] as const) {
       const env = { CUFFI_EMULATED_DEVICES: '4', CUDA_VISIBLE_DEVICES: list };
       const cu = createEmulatedDriver({ arena, env });
-      assert.equal(cu.cuInit(0), 100, list);
+      assert.equal(cu.cuInit(0), status, list);
       assert.equal(cu.cuDeviceGetCount(OUT0), 3, list);
     }
   });

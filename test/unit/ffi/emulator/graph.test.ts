@@ -1,7 +1,7 @@
 /** Stream capture and graphs of the emulated driver. */
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { BLOCK, OUT0, OUT1, OUT2, readInt32, readSize } from '../../../../ffi/arena.ts';
+import { BLOCK, OUT0, OUT1, OUT2, readHandle, readInt32, readSize } from '../../../../ffi/arena.ts';
 import { type FunctionName, functionNames, rows } from '../../../../ffi/functions.ts';
 import type {
   Address,
@@ -268,6 +268,42 @@ describe('emulated graphs', () => {
     );
   });
 
+  test('a call that its row marks as never captured ends a capture of each mode in its stream', () => {
+    for (const mode of [0, 1, 2]) {
+      const { emulated, stream } = capturing(NON_BLOCKING, mode);
+      const { cu } = emulated;
+      const names = functionNames.filter(
+        (name) =>
+          rows[name].params.some(({ c }) => c === 'CUstream') &&
+          !/^cuStream(BeginCapture|EndCapture|Destroy)/.test(name),
+      );
+      const isRefused = (name: FunctionName): boolean => {
+        const call = cu[name] as (...args: unknown[]) => number;
+        const isInvalid =
+          call(...rows[name].params.map(({ c }) => (c === 'CUstream' ? stream : 0))) === 900;
+        assert.equal(cu.cuStreamEndCapture(stream, OUT0), isInvalid ? 901 : 0, name);
+        emulated.ok(cu.cuStreamBeginCapture_v2(stream, mode));
+        return isInvalid;
+      };
+      assert.deepEqual(
+        names.filter(isRefused),
+        names.filter((name) => rows[name].isNeverCaptured),
+      );
+    }
+  });
+
+  test('a strict capture allows pool memory in its own stream only, a relaxed one in each', () => {
+    for (const mode of [0, 1, 2]) {
+      const { emulated, stream } = capturing(NON_BLOCKING, mode);
+      const { cu } = emulated;
+      const other = emulated.stream(NON_BLOCKING);
+      emulated.ok(cu.cuMemAllocAsync(OUT0, 64, stream));
+      emulated.ok(cu.cuMemFreeAsync(readHandle<CUdeviceptr>(OUT0), stream));
+      assert.equal(cu.cuMemAllocAsync(OUT0, 64, other), mode === 2 ? 0 : 900);
+      assert.equal(cu.cuStreamEndCapture(stream, OUT0), mode === 2 ? 0 : 901);
+    }
+  });
+
   test('a broken capture refuses further work until it is ended, and says that it is broken', () => {
     const { emulated, stream } = capturing(NON_BLOCKING);
     const { cu } = emulated;
@@ -275,10 +311,11 @@ describe('emulated graphs', () => {
     assert.equal(cu.cuStreamQuery(stream), 900);
     assert.equal(cu.cuMemsetD8Async(memory, 1, 4, stream), 901);
     assert.equal(cu.cuEventRecord(emulated.event(), stream), 901);
-    assert.equal(cu.cuStreamQuery(stream), 901);
+    // What no captured stream allows is refused for that first.
+    assert.equal(cu.cuStreamQuery(stream), 900);
+    assert.equal(cu.cuStreamGetFlags(stream, OUT0), 900);
     emulated.ok(cu.cuStreamIsCapturing(stream, OUT0));
     assert.equal(readInt32(OUT0), 2);
-    emulated.ok(cu.cuStreamGetFlags(stream, OUT0));
     assert.equal(cu.cuStreamEndCapture(stream, OUT0), 901);
     emulated.ok(cu.cuMemsetD8Async(memory, 1, 4, stream));
   });

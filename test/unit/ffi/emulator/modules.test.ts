@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { describe, test } from 'node:test';
-import { OUT0, OUT1, readSize } from '../../../../ffi/arena.ts';
+import { BLOCK, OUT0, OUT1, readSize } from '../../../../ffi/arena.ts';
 import { withAddress } from '../../../../ffi/native.ts';
 import type { Address, CUdeviceptr, CUmodule } from '../../../../ffi/types.ts';
 import { Emulated } from './support.ts';
@@ -25,7 +25,7 @@ function globalOf({ cu, ok }: Emulated, module: CUmodule, name: string): CUdevic
   return readSize(OUT0) as CUdeviceptr;
 }
 
-const IS_MANAGED = 8;
+const [MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, IS_MANAGED, RANGE_START] = [2, 3, 4, 8, 11];
 
 describe('managed variables of an emulated module', () => {
   test('only unloading the module frees them', () => {
@@ -38,6 +38,29 @@ describe('managed variables of an emulated module', () => {
     assert.equal(emulated.read(address), 41);
     emulated.ok(emulated.cu.cuModuleUnload(module));
     assert.equal(emulated.cu.cuPointerGetAttribute(OUT0, IS_MANAGED, address), 1);
+  });
+
+  test('those of a module are 512 bytes apart in one block, and are described as an H200 does', () => {
+    const emulated = Emulated.inContext();
+    const before = mappings();
+    const module = loaded(emulated);
+    assert.equal(mappings(), before + 1);
+    const addresses = ['hits', 'table', 'zeros', 'bytes'].map((name) =>
+      globalOf(emulated, module, name),
+    );
+    for (const [at, address] of addresses.entries()) {
+      assert.equal(address, (addresses[0] as number) + 512 * at);
+      assert.equal(emulated.attribute(MEMORY_TYPE, address) & 0xffff, 2);
+      assert.equal(emulated.cu.cuIpcGetMemHandle(BLOCK, address), 1);
+      assert.equal(emulated.cu.cuMemFree_v2(address), 1);
+    }
+    for (const attribute of [DEVICE_POINTER, HOST_POINTER, RANGE_START]) {
+      const table = addresses[1] as CUdeviceptr;
+      emulated.ok(emulated.cu.cuPointerGetAttribute(OUT0, attribute, table));
+      assert.equal(readSize(OUT0), table);
+    }
+    emulated.ok(emulated.cu.cuModuleUnload(module));
+    assert.equal(mappings(), before);
   });
 
   test('they end with their context, and so does their module', () => {

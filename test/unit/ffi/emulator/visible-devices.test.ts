@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { uuidOf, uuidText, visibleDevices } from '../../../../ffi/emulator/visible-devices.ts';
+import { CUresult } from '../../../../ffi/results.ts';
 
 const COUNT = 4;
 const uuids = Array.from({ length: COUNT }, (_, physical) => uuidText(uuidOf(physical)));
@@ -14,8 +15,21 @@ const prefixOf = (uuid: string): string => {
   }
 };
 
-const sees = (list: string | undefined, devices: readonly number[]): void =>
-  assert.deepEqual(visibleDevices(COUNT, list), devices, `CUDA_VISIBLE_DEVICES=${list}`);
+const sees = (list: string | undefined, devices: readonly number[], count = COUNT): void => {
+  const status = devices.length > 0 ? 0 : CUresult.CUDA_ERROR_NO_DEVICE;
+  assert.deepEqual(
+    visibleDevices(count, list),
+    { devices, status },
+    `CUDA_VISIBLE_DEVICES=${list}`,
+  );
+};
+
+const isInvalid = (list: string): void =>
+  assert.deepEqual(
+    visibleDevices(COUNT, list),
+    { devices: [], status: CUresult.CUDA_ERROR_INVALID_DEVICE },
+    `CUDA_VISIBLE_DEVICES=${list}`,
+  );
 
 describe('visibleDevices', () => {
   test('all devices are visible without a list, and none with an empty one', () => {
@@ -33,6 +47,8 @@ describe('visibleDevices', () => {
   test('what follows the digits of an index is ignored', () => {
     sees('1gpu2,2ampere', [1, 2]);
     sees('0x3', [0]);
+    for (const first of ['0x0', '00', '+0', '-0', '0a', ' 0', '0,', '0,9', '0;1']) sees(first, [0]);
+    for (const none of [' ', 'a', '9,0']) sees(none, []);
   });
 
   test('the first entry that names no device ends the list', () => {
@@ -48,18 +64,24 @@ describe('visibleDevices', () => {
     sees('99999999999999999999', []);
   });
 
-  test('a device that is named twice leaves none', () => {
-    sees('0,0', []);
-    sees('0,1,2,1', []);
-    sees('1,01', []);
-    sees(`${one},${zero},${prefixOf(one)}`, []);
+  test('with a device that is named twice cuInit returns INVALID_DEVICE', () => {
+    isInvalid('0,0');
+    isInvalid('0,1,2,1');
+    isInvalid('1,01');
+    isInvalid(`${one},${one}`);
+    isInvalid(`${one},${zero},${prefixOf(one)}`);
+    isInvalid(`${prefixOf(one)},${one.toUpperCase()}`);
+    isInvalid('0,0,-1');
     // Nothing behind the end of the list is read.
     sees('0,1,-1,1', [0, 1]);
+    sees(`${one},0,${one}`, [1]);
   });
 
   test('a UUID, or the beginning of it that no other device has, chooses a device', () => {
     sees(two, [2]);
     sees(`${three},${prefixOf(zero)}`, [3, 0]);
+    sees(`GPU-${two.slice(4).toUpperCase()},${prefixOf(zero).toUpperCase()}`, [2, 0]);
+    sees(`${two}x,${three}0`, [2, 3]);
     assert.match(two, /^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/);
   });
 
@@ -67,9 +89,11 @@ describe('visibleDevices', () => {
     sees('GPU-', []);
     sees(`${one},GPU-,${zero}`, [1]);
     sees(`${one},GPU-${'0'.repeat(8)},${zero}`, [1]);
-    sees(`${one}0`, []);
+    sees(`gpu-${one.slice(4)}`, []);
+    sees(` ${one}`, []);
+    sees(`${prefixOf(one)}x`, []);
     sees(one.slice('GPU-'.length).replace(/^\d+/, ''), []);
-    assert.deepEqual(visibleDevices(1, 'GPU-'), [0]);
+    sees('GPU-', [0], 1);
   });
 
   test('a list of UUIDs has no indices, and one of indices has no UUIDs', () => {
@@ -85,6 +109,6 @@ describe('visibleDevices', () => {
   });
 
   test('a machine without devices has no visible ones', () => {
-    for (const list of [undefined, '', '0', zero]) assert.deepEqual(visibleDevices(0, list), []);
+    for (const list of [undefined, '', '0', zero]) sees(list, [], 0);
   });
 });

@@ -165,7 +165,12 @@ describe('Graph', () => {
     using stream = Stream.create({ nonBlocking: true });
     using near = DeviceBuffer.allocate(64);
     const far = DeviceBuffer.allocate(64, { device: 1 });
-    using graph = Graph.capture(stream, () => far.copyTo(near, { stream }));
+    Context.primary(0).enablePeerAccess(Context.primary(1));
+    using module = loadKernels();
+    const saxpy = module.kernel('saxpy', ['float32', 'float32*', 'float32*', 'uint32']);
+    using graph = Graph.capture(stream, () =>
+      saxpy.launch({ grid: 1, block: 32, stream }, 1, far, near, 16),
+    );
     await Promise.all([Context.primary(0).synchronize(), Context.primary(1).synchronize()]);
     assert.equal(Context.primary(1).workTracker.isIdle(), true);
     using latch = new Latch();
