@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import { describe, test } from 'node:test';
 import { closeFd, createPipe, duplicateFd, libc } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
+import { END_OF_WAITS, TimelineWord } from '../../../../../src/ipc/protocol.ts';
 import { SharedCounter, WriteEnd } from '../../../../../src/ipc/timeline/shared-counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -93,12 +94,16 @@ describe('SharedCounter', () => {
   test('the last value stays the highest, whichever process notes the end last', () => {
     const { counter, writeEnd } = SharedCounter.create();
     const copy = SharedCounter.accept(counter.duplicateFds());
+    const words = new BigUint64Array(counter.page.view());
     counter.advanceTo(4);
     copy.markEnded();
+    // Streams wait for this word.
+    assert.equal(words[TimelineWord.value], END_OF_WAITS);
     // A device of the ended process wrote once more.
-    new BigUint64Array(counter.page.view())[0] = 6n;
+    words[TimelineWord.value] = 6n;
     counter.markEnded();
     copy.markEnded();
+    assert.equal(words[TimelineWord.value], END_OF_WAITS);
     assert.deepEqual([counter.value, copy.value], [6, 6]);
     assert.deepEqual([copy.isReached(6), copy.isReached(7)], [true, false]);
     writeEnd.close();
