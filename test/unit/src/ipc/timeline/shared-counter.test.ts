@@ -7,6 +7,7 @@ import { describe, test } from 'node:test';
 import { closeFd, createPipe, duplicateFd, libc } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { END_OF_WAITS, TimelineWord } from '../../../../../src/ipc/protocol.ts';
+import { INVALID } from '../../../../../src/ipc/timeline/host-page.ts';
 import { SharedCounter, WriteEnd } from '../../../../../src/ipc/timeline/shared-counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -18,6 +19,20 @@ describe('SharedCounter', () => {
     counter.advanceTo(5);
     counter.advanceTo(3);
     assert.equal(counter.value, 5);
+    writeEnd.close();
+    counter.close();
+  });
+
+  test('a word that is not a value reaches nothing, and is not the end', () => {
+    const { counter, writeEnd } = SharedCounter.create();
+    const words = new BigUint64Array(counter.page.view());
+    for (const word of [2n ** 53n, END_OF_WAITS - 1n, END_OF_WAITS - 2n ** 32n, 2n ** 64n - 1n]) {
+      words[TimelineWord.value] = word;
+      assert.deepEqual(
+        [counter.value, counter.isReached(1), counter.isEnded],
+        [INVALID, false, false],
+      );
+    }
     writeEnd.close();
     counter.close();
   });
