@@ -231,6 +231,8 @@ describe('copySync and copyAsync', () => {
         () => buffer.subarray(0, 8).copyToHostSync(),
         () => row.copyFrom(new Float64Array(8), { stream }),
         () => row.copyToHostSync(undefined, { stream }),
+        // Few items go another way.
+        () => row.copyToHostSync(),
       ],
       'waiting for a copy': [
         () => copyPitched(at(buffer), at(host), { width: 8 }, { stream }),

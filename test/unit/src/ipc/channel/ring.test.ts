@@ -20,6 +20,28 @@ describe('Seat', () => {
     words.endWaits(SeatWord.wanted, SeatWord.wanted + 1);
     assert.equal(seat.wanted, 0);
   });
+
+  test('holds as many grants as there are slots, and a further one replaces the oldest', () => {
+    const seat = Seat.create(3, 0);
+    using words = seat.words;
+    const grants = [
+      { message: 4, redelivered: false },
+      { message: 6, redelivered: true },
+      { message: 7, redelivered: false },
+    ];
+    for (const [granted, grant] of grants.entries()) seat.grant(granted, grant);
+    assert.deepEqual(
+      grants.map((_, count) => seat.grantAt(count)),
+      grants,
+    );
+    const later = { message: 9, redelivered: true };
+    seat.grant(3, later);
+    assert.deepEqual(
+      [1, 2, 3].map((count) => seat.grantAt(count)),
+      [...grants.slice(1), later],
+    );
+    assert.equal(words.read(SeatWord.granted), 4);
+  });
 });
 
 describe('Ring', () => {

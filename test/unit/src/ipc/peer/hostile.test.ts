@@ -120,7 +120,16 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
     /changed its length, kind or request/,
     (o) => {
       o.send(half, { byteLength: size, kind: 6, request: 1 });
-      o.send(new Uint8Array(10), { byteLength: size, offset: FRAGMENT_BYTE_LENGTH });
+      const header = { byteLength: size, offset: FRAGMENT_BYTE_LENGTH, kind: 7, request: 1 };
+      o.send(new Uint8Array(10), header);
+    },
+  ],
+  'a request that changes': [
+    /changed its length, kind or request/,
+    (o) => {
+      o.send(half, { byteLength: size, kind: 6, request: 1 });
+      const header = { byteLength: size, offset: FRAGMENT_BYTE_LENGTH, kind: 6, request: 2 };
+      o.send(new Uint8Array(10), header);
     },
   ],
   'no value at all': [/unknown value tag/, (o) => o.send(Uint8Array.of(200))],

@@ -6,6 +6,8 @@ import { join } from 'node:path';
 import { describe, test } from 'node:test';
 import { closeFd, createPipe, duplicateFd, libc } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
+import { END_OF_WAITS, TimelineWord } from '../../../../../src/ipc/protocol.ts';
+import { INVALID } from '../../../../../src/ipc/timeline/host-page.ts';
 import { SharedCounter, WriteEnd } from '../../../../../src/ipc/timeline/shared-counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -17,6 +19,20 @@ describe('SharedCounter', () => {
     counter.advanceTo(5);
     counter.advanceTo(3);
     assert.equal(counter.value, 5);
+    writeEnd.close();
+    counter.close();
+  });
+
+  test('a word that is not a value reaches nothing, and is not the end', () => {
+    const { counter, writeEnd } = SharedCounter.create();
+    const words = new BigUint64Array(counter.page.view());
+    for (const word of [2n ** 53n, END_OF_WAITS - 1n, END_OF_WAITS - 2n ** 32n, 2n ** 64n - 1n]) {
+      words[TimelineWord.value] = word;
+      assert.deepEqual(
+        [counter.value, counter.isReached(1), counter.isEnded],
+        [INVALID, false, false],
+      );
+    }
     writeEnd.close();
     counter.close();
   });
@@ -93,12 +109,16 @@ describe('SharedCounter', () => {
   test('the last value stays the highest, whichever process notes the end last', () => {
     const { counter, writeEnd } = SharedCounter.create();
     const copy = SharedCounter.accept(counter.duplicateFds());
+    const words = new BigUint64Array(counter.page.view());
     counter.advanceTo(4);
     copy.markEnded();
+    // Streams wait for this word.
+    assert.equal(words[TimelineWord.value], END_OF_WAITS);
     // A device of the ended process wrote once more.
-    new BigUint64Array(counter.page.view())[0] = 6n;
+    words[TimelineWord.value] = 6n;
     counter.markEnded();
     copy.markEnded();
+    assert.equal(words[TimelineWord.value], END_OF_WAITS);
     assert.deepEqual([counter.value, copy.value], [6, 6]);
     assert.deepEqual([copy.isReached(6), copy.isReached(7)], [true, false]);
     writeEnd.close();
