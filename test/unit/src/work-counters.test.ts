@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { recordCalls } from '../../../ffi/driver.ts';
+import { OUT0, readHandle } from '../../../ffi/arena.ts';
+import { cu, recordCalls } from '../../../ffi/driver.ts';
+import type { CUgraph } from '../../../ffi/types.ts';
 import { Context, CudaEvent, DeviceBuffer, Graph, Stream } from '../../../src/index.ts';
 import { Timeline } from '../../../src/ipc/index.ts';
 import { TimelinePage } from '../../../src/ipc/timeline/page.ts';
@@ -56,6 +58,24 @@ describe('WorkCounters', () => {
     assert.equal(workCounters.isCounted(captured.handle), false);
     timeline.signal(1, { stream: other });
     await waiting.synchronize();
+    void graph;
+  });
+
+  test('the flags of a captured stream are not read: that would end the capture', async () => {
+    emulate();
+    using buffer = DeviceBuffer.allocate(16);
+    using timeline = Timeline.create();
+    using captured = newStream();
+    using foreign = newStream();
+    // In the legacy default stream: blocking streams stand behind it.
+    timeline.wait(1);
+    using graph = Graph.capture(captured, () => buffer.fill(1, { stream: captured }));
+    assert.equal(cu.cuStreamBeginCapture_v2(foreign.handle, 2), 0);
+    buffer.fill(2, { stream: Stream.fromHandle(foreign.handle) });
+    assert.equal(cu.cuStreamEndCapture(foreign.handle, OUT0), 0);
+    assert.equal(cu.cuGraphDestroy(readHandle<CUgraph>(OUT0)), 0);
+    timeline.signal(1, { stream: newStream() });
+    await Context.primary().synchronize();
     void graph;
   });
 
