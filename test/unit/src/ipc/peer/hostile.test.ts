@@ -120,15 +120,25 @@ const broken: Readonly<Record<string, readonly [RegExp, (other: RawPeer) => void
     /changed its length, kind or request/,
     (o) => {
       o.send(half, { byteLength: size, kind: 6, request: 1 });
-      const at = { byteLength: size, offset: FRAGMENT_BYTE_LENGTH };
-      o.send(new Uint8Array(10), { ...at, kind: 7, request: 1 });
+      const header = {
+        byteLength: size,
+        offset: FRAGMENT_BYTE_LENGTH,
+        kind: 7,
+        request: 1,
+      } as const;
+      o.send(new Uint8Array(10), header);
     },
   ],
   'a request that changes': [
     /changed its length, kind or request/,
     (o) => {
       o.send(half, { byteLength: size, kind: 6, request: 1 });
-      const header = { byteLength: size, offset: FRAGMENT_BYTE_LENGTH, kind: 6, request: 2 };
+      const header = {
+        byteLength: size,
+        offset: FRAGMENT_BYTE_LENGTH,
+        kind: 6,
+        request: 2,
+      } as const;
       o.send(new Uint8Array(10), header);
     },
   ],
