@@ -497,7 +497,7 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
     return await listener.accept({ timeoutMs: 50 });
   },
   'a request to a peer that does not serve, within a time-out': () =>
-    withChild('holder.ts', (peer) => any(peer).request(1, { timeoutMs: 100 })),
+    withChild('holder.ts', (peer) => any(peer).request(1, { timeoutMs: 1 })),
   // ---- The machine ----
   'cuInit is refused by the operating system (304)': () => cuInitSaid(304),
   'cuInit finds a device that another process has for itself (46)': () => cuInitSaid(46),

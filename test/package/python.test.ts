@@ -222,5 +222,5 @@ const wrongUses: Readonly<Record<string, readonly [string, string, RegExp]>> = {
   'closed()': ['ClosedError', 'closed', /GpuArray is closed/],
   "cuffi.Channel(4, (2,), deliver='x')": ['TypeError', '', /deliver must be/],
   "cuffi.Channel(0, (2,), deliver='all')": ['ValueError', '', /slots must be/],
-  'cuffi.Timeline().reached(1, 0.01)': ['TimeoutError', '', /value 1/],
+  'cuffi.Timeline().reached(1, timeout=0.01)': ['TimeoutError', '', /value 1/],
 };
