@@ -6,9 +6,8 @@
  * leave out what the object stands for.
  */
 export const UNCLONEABLE: unique symbol = Symbol(
-  'an object of cuffi stands for resources of this process: send it with peer.send() of cuffi/ipc, or ' +
-    'send what getIpcHandle() returns for an array, a buffer or an event; to copy items, send what ' +
-    'await array.copyToHost() returns',
+  // Short: from V8 12 on, the middle of a longer one is left out.
+  'use peer.send(), or send getIpcHandle(array), or await array.copyToHost()',
 );
 
 /** What to do instead of using an object as a JavaScript array. */

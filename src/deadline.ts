@@ -1,7 +1,7 @@
 /** Waits that end early: by a signal, or after a time. */
 
 import { setMaxListeners } from 'node:events';
-import { CuffiError } from './errors.ts';
+import { CuffiError, withDeepStack } from './errors.ts';
 import { checkInteger, checkOptions, formatValue } from './validate.ts';
 
 /** How long a call waits. */
@@ -130,9 +130,12 @@ export function addCallers(error: Error): void {
 
 /** The error that AbortSignal.timeout makes, too. */
 export const timeoutError = (operation: string, timeoutMs: number, hint?: string): DOMException =>
-  new DOMException(
-    `${operation} took longer than ${timeoutMs} ms${hint === undefined ? '' : `: ${hint}`}`,
-    'TimeoutError',
+  withDeepStack(
+    () =>
+      new DOMException(
+        `${operation} took longer than ${timeoutMs} ms${hint === undefined ? '' : `: ${hint}`}`,
+        'TimeoutError',
+      ),
   );
 
 /**

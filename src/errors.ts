@@ -11,8 +11,7 @@ const OWN_FRAMES = 30;
 export class CuffiError extends Error {
   constructor(message?: string, options?: ErrorOptions) {
     const { stackTraceLimit } = Error;
-    // The first ten calls may all be cuffi's own: `toDevice` opens the driver eleven calls below.
-    const isRaised = stackTraceLimit > 0 && setStackTraceLimit(stackTraceLimit + OWN_FRAMES);
+    const isRaised = raiseStackTraceLimit(stackTraceLimit);
     super(message, options);
     if (isRaised) setStackTraceLimit(stackTraceLimit);
   }
@@ -23,6 +22,21 @@ export class CuffiError extends Error {
    */
   readonly code: string = 'invalid-state';
 }
+
+/** Makes an error whose stack reaches the user's line. */
+export function withDeepStack<E extends Error>(make: () => E): E {
+  const { stackTraceLimit } = Error;
+  const isRaised = raiseStackTraceLimit(stackTraceLimit);
+  try {
+    return make();
+  } finally {
+    if (isRaised) setStackTraceLimit(stackTraceLimit);
+  }
+}
+
+/** The first ten calls may all be cuffi's own: `toDevice` opens the driver eleven calls below. */
+const raiseStackTraceLimit = (limit: number): boolean =>
+  limit > 0 && setStackTraceLimit(limit + OWN_FRAMES);
 
 /** Returns false if the program has frozen it. */
 const setStackTraceLimit = (limit: number): boolean => Reflect.set(Error, 'stackTraceLimit', limit);

@@ -104,7 +104,7 @@ describe('UNCLONEABLE', () => {
       ])
         assert.throws(
           clone,
-          { message: /peer\.send\(\).*getIpcHandle\(\).*await array\.copyToHost\(\)/ },
+          { message: /peer\.send\(\).*getIpcHandle\(array\).*await array\.copyToHost\(\)/ },
           name,
         );
     port1.close();
