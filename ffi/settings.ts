@@ -24,7 +24,7 @@ const number = (expected: string, isValid: (value: number) => boolean): Setting<
   },
 });
 
-/** A path: whoever opens it says what is wrong with it. */
+/** A path. Opening it reports what is wrong with it. */
 const path: Setting<string> = { expected: 'a path', read: (text) => text };
 
 const settings = {

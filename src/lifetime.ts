@@ -467,13 +467,16 @@ const reasonOf = ({ era, reason }: ResourceState): string =>
  * and must not refer to its object.
  *
  * @param kind the class of the resource
+ * @param state undefined if there never was a resource
  */
 export const closedMessage = (
   kind: string,
-  state: ResourceState,
-  reason: string = reasonOf(state),
+  state: ResourceState | undefined,
+  reason: string | undefined = state && reasonOf(state),
 ): string =>
-  `this ${kind} is closed: ${reason}\n${state.trace ?? 'CUFFI_TRACE=1 shows where it was opened and closed.'}`;
+  state
+    ? `this ${kind} is closed: ${reason}\n${state.trace ?? 'CUFFI_TRACE=1 shows where it was opened and closed.'}`
+    : `this ${kind} is closed`;
 
 /** The callers of a function of this file as lines of a stack, without so many innermost ones. */
 const callers = (skipped: number): string =>

@@ -178,7 +178,7 @@ export class WorkTracker {
     if (this.#unrecorded.size > 0) this.#recordUnrecorded();
     const streams: CUstream[] = [];
     for (const stream of this.streams)
-      if (stream !== LEGACY && isBusy(stream)) streams.push(stream);
+      if (stream !== LEGACY && isStreamBusy(stream)) streams.push(stream);
     const isComplete =
       this.#unrecorded.size === 0 &&
       [...this.#otherContexts].every((visitor) => visitor.areStreamsIdle());
@@ -214,7 +214,8 @@ export class WorkTracker {
       for (const stream of this.streams) {
         // An event in the legacy default stream would order other streams.
         if (stream === LEGACY || (only !== undefined && stream !== only)) continue;
-        if (only !== undefined || isBusy(stream)) events.push(this.#events.recordAndRetain(stream));
+        if (only !== undefined || isStreamBusy(stream))
+          events.push(this.#events.recordAndRetain(stream));
       }
       return { events, ...common };
     } catch {
@@ -239,7 +240,11 @@ const isOver = (status: CUresult): boolean =>
   status === CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED ||
   isSticky(status);
 
-const isBusy = (stream: CUstream): boolean =>
+/**
+ * Whether a stream has work. Its context must be current for a default stream. After any other error than
+ * "not ready", nothing runs there.
+ */
+export const isStreamBusy = (stream: CUstream): boolean =>
   cu.cuStreamQuery(stream) === CUresult.CUDA_ERROR_NOT_READY;
 
 /**

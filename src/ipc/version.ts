@@ -26,7 +26,7 @@ export const versionMismatch = (what: string, isNewer: boolean, theirs?: string)
 const PACKAGE = /^cuffi (\d+\.\d+\.\d+(?:-[\w.]+)?) (for Python )?in (.+)/;
 
 /**
- * Returns the command that helps, and where it is to be run. Python takes the version of Node, whose package
+ * Returns the command that helps, and on which side to run it. Python takes the version of Node, whose package
  * has both. Two ends of Node take the later version. The companion has the same rules in _install.py.
  */
 function remedy(isNewer: boolean, theirs = ''): string {

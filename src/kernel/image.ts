@@ -75,7 +75,7 @@ function fatbinByteLength(view: DataView): number {
 
 // ---- Code that must be linked before its kernels can be found ----
 
-/** Whether code is a part of a program that is to be linked, as `nvcc -rdc=true` makes it. */
+/** Whether code must be linked into a program first, as the output of `nvcc -rdc=true`. */
 export interface Linkage {
   /** Undefined if it cannot be told: a fatbin may be compressed. */
   readonly isRelocatable: boolean | undefined;

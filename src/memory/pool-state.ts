@@ -388,13 +388,6 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
   }
 }
 
-/**
- * Whether a stream, whose context is current if needed, has work. After any other error than "not
- * ready", nothing runs there.
- */
-export const isStreamBusy = (handle: CUstream): boolean =>
-  cu.cuStreamQuery(handle) === CUresult.CUDA_ERROR_NOT_READY;
-
 const isDefault = (stream: Stream | undefined): boolean =>
   stream === undefined || stream.handle <= CU_STREAM_PER_THREAD;
 

@@ -24,7 +24,7 @@ import {
   checkOptions,
   formatBytes,
 } from '../validate.ts';
-import { isCaptured } from '../work-tracker.ts';
+import { isCaptured, isStreamBusy } from '../work-tracker.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import {
   type AllocateOptions,
@@ -38,7 +38,6 @@ import * as attributes from './pool-attributes.ts';
 import {
   checkPoolClose,
   destroyPool,
-  isStreamBusy,
   newPoolState,
   PoolAllocation,
   type PoolState,

@@ -418,7 +418,7 @@ describe('Kernel', () => {
     assert.throws(() => module.kernel('scaled', ['pointer']), /mangles .*: use _Z6scaledPj, or/);
   });
 
-  test('a mangled name is told by the name that it is made of', () => {
+  test('the error for a name that C++ mangles names the mangled one', () => {
     using module = Module.load(
       '.version 7.0\n.target sm_70\n.address_size 64\n.visible .entry _Z3setPj(.param .u64 p) { ret; }\n' +
         '.visible .entry _Z13setabcdefghijPj(.param .u64 p) { ret; }\n',

@@ -125,7 +125,7 @@ describe('an end in Python that was written from docs/protocol.md', options, () 
     await assert.rejects(timeline.reached(8, { timeoutMs: 10_000 }), { name: 'PeerGoneError' });
   });
 
-  test('answers a question about a descriptor with an error', options, async () => {
+  test('returns an error for a request about a descriptor', options, async () => {
     await using python = await Python.start();
     const { peer } = python;
     using buffer = DeviceBuffer.allocate(64);

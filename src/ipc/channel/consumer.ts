@@ -2,6 +2,7 @@ import type { Context } from '../../context.ts';
 import type { Wait } from '../../deadline.ts';
 import type { Device } from '../../device.ts';
 import { ClosedError, CuffiError, IpcError, PeerGoneError } from '../../errors.ts';
+import { counted } from '../../inspect.ts';
 import { closedMessage, type ResourceState, releaseOrWarn } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { isTurnDue, pollInBackground } from '../../poller.ts';
@@ -98,14 +99,7 @@ export class Consumer {
   }
 
   assertOpen(): void {
-    if (this.#isClosed) throw this.#closedError();
-  }
-
-  #closedError(): ClosedError {
-    const { resource } = this;
-    return new ClosedError(
-      resource ? closedMessage('ChannelConsumer', resource) : 'this ChannelConsumer is closed',
-    );
+    if (this.#isClosed) throw new ClosedError(closedMessage('ChannelConsumer', this.resource));
   }
 
   allowAccess(device: Device | number): void {
@@ -215,19 +209,19 @@ export class Consumer {
     const published = this.ring.published;
     if (this.deliver === 'all' && this.#next < published)
       return `${this.#producerName} has published message ${this.#next}, and its work is not done`;
-    return `${this.#producerName} has published ${count(published)}, and none of them is left for this consumer`;
+    return `${this.#producerName} has published ${counted(published, 'message')}, and none of them is left for this consumer`;
   };
 
   /** Why no slot can be taken ahead, for a time-out. */
   readonly aheadHint = (): string =>
     `message ${this.#next} is ${this.#next - this.#filledUpTo} ahead of what is filled: ` +
-    `${this.#producerName} has published ${count(this.ring.published)}`;
+    `${this.#producerName} has published ${counted(this.ring.published, 'message')}`;
 
   /** Why a message is not filled, for a time-out. */
   filledHint(message: number): string {
     return message < this.ring.published
       ? `${this.#producerName} has published it, and its work is not done`
-      : `${this.#producerName} has published ${count(this.ring.published)}`;
+      : `${this.#producerName} has published ${counted(this.ring.published, 'message')}`;
   }
 
   get #producerName(): string {
@@ -350,9 +344,6 @@ export class Consumer {
 }
 
 /** Messages counted in words, numbered from 0. */
-const count = (published: number): string =>
-  published === 1 ? '1 message' : `${published} messages`;
-
 /** For how long what a device of an ended process still writes is repaired. */
 const REPAIR_MS = 2000;
 

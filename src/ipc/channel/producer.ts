@@ -171,14 +171,7 @@ export class Producer {
       throw new CuffiError('the context of this channel was lost with work of a message', {
         cause: this.#failure,
       });
-    if (this.#isClosed) throw this.#closedError();
-  }
-
-  #closedError(): ClosedError {
-    const { resource } = this;
-    return new ClosedError(
-      resource ? closedMessage('Channel', resource) : 'this Channel is closed',
-    );
+    if (this.#isClosed) throw new ClosedError(closedMessage('Channel', this.resource));
   }
 
   // ---- Acquiring ----

@@ -601,9 +601,7 @@ export class Connection implements FramedSocketHandler {
    * have arrived, or still arrive, are released. The second call does nothing.
    */
   close(): void {
-    const { resource } = this;
-    const message = resource ? closedMessage('Peer', resource) : 'this Peer is closed';
-    this.#on('closed here', new ClosedError(message));
+    this.#on('closed here', new ClosedError(closedMessage('Peer', this.resource)));
     this.#receiveQueue.clear();
     this.#requests.clear();
     this.#onReceivingOver();

@@ -21,12 +21,6 @@ export interface ReadinessHost {
 }
 
 /**
- * How long requests wait for an end that waits for values, and values for one that waits for
- * requests. Two parts of a program, one of which receives and one of which serves, need not begin
- * at the same moment.
- */
-
-/**
  * What each end of a connection has begun: to receive values, to serve requests. What was sent to an
  * end that has begun neither waits. What was sent to an end that waits for the other kind, and has
  * never begun this one, would wait for ever, and is refused.
@@ -63,7 +57,10 @@ export class Readiness {
     this.check();
   }
 
-  /** Begins the time after which waiting requests or values are refused, if they may wait for ever. */
+  /**
+   * Begins the time after which waiting requests or values are refused, if they may wait for ever. Two
+   * parts of a program, one of which receives and one of which serves, need not begin at the same moment.
+   */
   check(): void {
     if (this.#grace || !(this.#areRequestsStuck || this.#areValuesStuck)) return;
     this.#grace = setTimeout(() => {

@@ -290,8 +290,8 @@ export class Requests {
   }
 
   /**
-   * Answers a request for the object of a descriptor, at once: nobody needs to serve, and it waits behind no
-   * request for a handler.
+   * Sends the object of a descriptor to the peer that requested it, at once: no handler is needed, and
+   * requests for a handler do not delay it.
    *
    * @throws IpcError as {@link receiveRequest}, and for anything but such a request
    */

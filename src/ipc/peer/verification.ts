@@ -1,6 +1,6 @@
 /**
  * Requests for the object of a descriptor. The process that made the descriptor returns the object if it
- * still exists and is the same. cuffi itself answers them: no handler of a program sees one.
+ * still exists and is the same. cuffi handles them itself: a program's handlers see none of them.
  */
 
 import { IpcError } from '../../errors.ts';

@@ -511,8 +511,7 @@ function receive(fd: number): ReturnType<typeof takeMessage> {
   try {
     return takeMessage(fd);
   } catch (error) {
-    if (!(error instanceof SystemError)) throw error;
-    if (isGone(error)) return 'end';
+    if (error instanceof SystemError && isGone(error)) return 'end';
     throw error;
   }
 }

@@ -185,7 +185,7 @@ export function helloFrame({ min, max }: VersionRange = VERSIONS): Buffer {
   return frame;
 }
 
-/** Returns the highest version that both ends speak; undefined if there is none. */
+/** Returns the highest version that both ends speak; undefined if they have none in common. */
 export function chooseVersion(a: VersionRange, b: VersionRange): number | undefined {
   const highest = Math.min(a.max, b.max);
   return highest >= Math.max(a.min, b.min) ? highest : undefined;
@@ -196,7 +196,8 @@ export function chooseVersion(a: VersionRange, b: VersionRange): number | undefi
  *
  * @param own the versions of this end
  * @returns the version that both ends speak from now on
- * @throws IpcError `version-mismatch` if there is none; IpcError for anything but a first frame
+ * @throws IpcError `version-mismatch` if both ends have no version in common; IpcError if the frame is
+ *   not a first frame
  */
 export function readHello(frame: Uint8Array, own: VersionRange = VERSIONS): number {
   const { kind, version } = readKind(frame);

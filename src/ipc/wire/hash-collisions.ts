@@ -1,9 +1,9 @@
-import { MAX_COLLISIONS, MAX_COLLISIONS_PER_KEY, MAX_NAME_LENGTH } from '../protocol.ts';
 /**
  * Refuses keys that make a Map or Set slow: V8 hashes numbers and bigints without a seed, and long
  * strings by their length, so another process can choose thousands of keys for one bucket. Adding
  * each of them walks past all others.
  */
+import { MAX_COLLISIONS, MAX_COLLISIONS_PER_KEY, MAX_NAME_LENGTH } from '../protocol.ts';
 
 /** Counts the keys that V8 compares while a Map or Set is filled. */
 export class HashCollisions {

@@ -68,7 +68,7 @@ describe('refusedDeviceFiles', () => {
       );
   });
 
-  test('says nothing if all can be opened, or fail for another reason, or there are none', () => {
+  test('says nothing if all can be opened, or fail for another reason, or the folder is missing', () => {
     assert.equal(refusedDeviceFiles(folder), undefined);
     assert.equal(refusedDeviceFiles(folder, refusing('EIO', 'nvidia0')), undefined);
     assert.equal(refusedDeviceFiles(join(folder, 'none')), undefined);

@@ -60,7 +60,7 @@ const sendHello = (other: RawPeer, min: number, max: number, text: string | Buff
   sendOther(other, max, HELLO, Buffer.concat([Uint8Array.of(min, max), Buffer.from(text)]));
 
 describe('chooseVersion', () => {
-  test('returns the highest version that both ranges have, and undefined if there is none', () => {
+  test('returns the highest version that both ranges have, and undefined if they share no version', () => {
     const range = (min: number, max: number) => ({ min, max });
     for (const [a, b, chosen] of [
       [range(4, 4), range(4, 4), 4],

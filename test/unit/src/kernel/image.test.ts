@@ -52,7 +52,7 @@ describe('linkageOf', () => {
 });
 
 describe('loadHint', () => {
-  test('what must be linked is told from objects for the CPU, and from other code', () => {
+  test('distinguishes code that must be linked from objects for the CPU and from other code', () => {
     const hint = (bytes: Buffer | string, log = ''): string | undefined =>
       loadHint(checkImage(bytes), log);
     assert.equal(hint(read('relocatable.cubin')), LINK_FIRST);

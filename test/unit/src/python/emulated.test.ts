@@ -60,7 +60,7 @@ print(before, 'cuffi._emulated' in sys.modules)`;
     assert.equal(run(devices, env), '[0, 1]');
   });
 
-  test('gives a device no more memory than it has, and takes back what is closed', () => {
+  test('limits allocations to the memory of the device, and frees what is closed', () => {
     const program = `
 import cuffi
 size = 4 << 20

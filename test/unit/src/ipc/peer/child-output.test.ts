@@ -26,7 +26,7 @@ describe('lastWords', () => {
       );
   });
 
-  test('is the last line of any other output, and nothing if there is none', () => {
+  test('is the last line of any other output, and nothing if all its lines are empty', () => {
     assert.equal(lastWords('Traceback:\n  File x\nValueError: no\n'), 'ValueError: no');
     assert.equal(lastWords('one\ntwo\n\n'), 'two');
     assert.equal(lastWords(''), undefined);

@@ -277,7 +277,7 @@ describe('Another end, which does as it likes,', () => {
   const tell = (other: RawPeer, begun: number, sequence = 0) =>
     other.send(Uint8Array.of(9, begun), { kind: FrameKind.control, sequence });
 
-  test('is told once what this end begins, in one message for all that begins at once', async () => {
+  test('is notified once of what this end begins, in one message for all that begins at once', async () => {
     using other = new RawPeer();
     const { peer } = other;
     const calls = [peer.receive(), peer.serve(() => 1), peer.receive()];

@@ -214,7 +214,7 @@ describe('EncodedValue', () => {
     assert.deepEqual(decode(encode(withHighest)), withHighest);
   });
 
-  test('a name may have 16,383 characters, and no more', () => {
+  test('a name may have at most 16,383 characters', () => {
     for (const letter of ['x', 'ж']) {
       const longest = { [letter.repeat(MAX_NAME_LENGTH)]: 1 };
       assert.deepEqual(decode(encode(longest)), longest);
