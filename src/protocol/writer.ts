@@ -62,6 +62,9 @@ export const table = (
 
 // ---- What follows the facts ----
 
+/** A test vector. Each has a name. */
+export type Vector = { readonly name: string } & { readonly [field: string]: unknown };
+
 /** Writes values, control blocks, descriptors and frames. */
 export class PlainWriter {
   readonly facts: Facts;
