@@ -10,12 +10,12 @@ import time
 import cuffi
 
 parent = cuffi.parent()
-cuda = cuffi._cuda()
+cuda = cuffi._driver.cuda_driver()
 
 
 def new_stream():
     stream = ctypes.c_uint64()
-    with cuffi._all_devices()[0]:
+    with cuffi._devices.all_devices()[0]:
         cuda._library.cuStreamCreate(ctypes.byref(stream), 1)
     return stream.value
 

@@ -13,10 +13,10 @@ BLOCK, MOST_BLOCKS = 1 << 20, 64
 pattern = bytearray((at * 31 + (at >> 8)) & 255 for at in range(BLOCK))
 
 parent = cuffi.parent()
-cuda = cuffi._cuda()
+cuda = cuffi._driver.cuda_driver()
 word = ctypes.c_uint32()
 # As the other peers do, it reads without a wait for the work of other streams.
-cuda.cuCtxPushCurrent_v2(cuffi._all_devices()[0].context)
+cuda.cuCtxPushCurrent_v2(cuffi._devices.all_devices()[0].context)
 
 
 def compare(buffer):

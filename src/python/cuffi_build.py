@@ -44,7 +44,7 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 def version():
     """The version of the package, which is that of the npm package."""
-    found = re.search(r"^__version__ = '([^']+)'$", _read('cuffi', '__init__.py').decode(), re.MULTILINE)
+    found = re.search(r"^__version__ = '([^']+)'$", _read('cuffi', '_version.py').decode(), re.MULTILINE)
     return found.group(1)
 
 

@@ -64,7 +64,7 @@ describe('streams of Python that wait', { skip: noPython, timeout: 120_000 }, ()
     const received = evaluate('kept.update(got=peer.receive(timeout=20, stream=stream))');
     setTimeout(() => latch.open(), 100);
     assert.equal(await received, null);
-    const queued = 'cuffi._stream_of(cuffi._all_devices()[0], stream).wait_count';
+    const queued = 'cuffi._waits.stream_of(cuffi._devices.all_devices()[0], stream).wait_count';
     assert.equal(await evaluate(queued), 320);
     timeline.signal(320, { stream });
     await evaluate("[kept.pop(name).close() for name in ('given', 'got')] and None");

@@ -94,7 +94,7 @@ before(() => {
   cpSync(join(root, 'src', 'python', 'cuffi'), companion, { recursive: true });
   for (const [name, from, to] of [
     ['_protocol.py', 'MIN_VERSION, MAX_VERSION = 4, 4', 'MIN_VERSION, MAX_VERSION = 5, 5'],
-    ['__init__.py', /__version__ = '[^']*'/, "__version__ = '9.8.7'"],
+    ['_version.py', /__version__ = '[^']*'/, "__version__ = '9.8.7'"],
   ] as const) {
     const text = readFileSync(join(companion, name), 'utf8');
     assert.notEqual(text.replace(from, to), text);

@@ -50,7 +50,7 @@ describe('npm run release', { skip: unavailable }, () => {
 
   test('a companion for Python of another version is an obstacle', () => {
     mkdirSync(join(tree, 'src/python/cuffi'), { recursive: true });
-    const companion = 'src/python/cuffi/__init__.py';
+    const companion = 'src/python/cuffi/_version.py';
     for (const [its, expected] of [
       ['1.2.4', ['the companion for Python has the version “1.2.4”, not “1.2.3”']],
       ['1.2.3', []],

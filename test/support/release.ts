@@ -32,7 +32,7 @@ export function findObstacles(root: string): string[] {
   if (heading?.split(' ')[0] !== version)
     obstacles.push(`the first heading of CHANGELOG.md is “${heading}”, not “${version}”`);
 
-  const companion = join(root, 'src/python/cuffi/__init__.py');
+  const companion = join(root, 'src/python/cuffi/_version.py');
   if (existsSync(companion)) {
     const its = /^__version__ = '(.*)'$/m.exec(readFileSync(companion, 'utf8'))?.[1];
     if (its !== version)

@@ -16,8 +16,8 @@ _USAGE = """usage: python -m cuffi COMMAND
 
 def _version() -> List[str]:
     return [
-        cuffi._package(),
-        f'protocol: {cuffi._versions(cuffi.MIN_VERSION, cuffi.MAX_VERSION)}',
+        cuffi._wire.package_name(),
+        f'protocol: {cuffi._wire.versions_text(cuffi._protocol.MIN_VERSION, cuffi._protocol.MAX_VERSION)}',
         f'Python {sys.version.split()[0]} in {sys.executable}',
     ]
 
@@ -26,7 +26,7 @@ def _doctor() -> bool:
     """Prints what was found. Returns whether there is a device."""
     chosen = os.environ.get('CUFFI_DRIVER') or 'cuda'
     try:
-        devices = [f'device {device.ordinal}: {device.name}, {cuffi._format_uuid(device.uuid)}' for device in cuffi._all_devices()]
+        devices = [f'device {device.ordinal}: {device.name}, {cuffi._devices.format_uuid(device.uuid)}' for device in cuffi._devices.all_devices()]
     except (cuffi.CuffiError, ValueError) as error:
         print(f'driver: {chosen}\n{getattr(error, "code", "invalid setting")}: {error}')
         return False

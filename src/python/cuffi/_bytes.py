@@ -9,24 +9,24 @@ from typing import List, Tuple
 from ._errors import IpcError
 from ._protocol import COUNTER_COUNT, TAG_LATIN1, TAG_UTF16
 
-_SAFE = 2**53 - 1
-_pack_double, _pack_int = struct.Struct('<d').pack, struct.Struct('<i').pack
-_unpack_double, _unpack_int = struct.Struct('<d').unpack_from, struct.Struct('<i').unpack_from
+SAFE = 2**53 - 1
+pack_double, pack_int = struct.Struct('<d').pack, struct.Struct('<i').pack
+_unpack_double, unpack_int = struct.Struct('<d').unpack_from, struct.Struct('<i').unpack_from
 
 
-def _write_length(out: bytearray, value: int) -> None:
+def write_length(out: bytearray, value: int) -> None:
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     out.append(value)
 
 
-def _limit_exceeded(why: str) -> IpcError:
+def limit_exceeded(why: str) -> IpcError:
     """The error for what exceeds a limit of the protocol."""
     return IpcError(why, 'limit-exceeded')
 
 
-class _Reader:
+class Reader:
     """Reads what another process has sent. Raises IpcError for anything that is not what it should be."""
 
     __slots__ = ('data', 'at', 'end')
@@ -76,11 +76,11 @@ class _Reader:
     def number(self, least: int = 0) -> int:
         """Reads an integer that was sent as a number."""
         value = self.double()
-        if not (value >= least and value <= _SAFE and value == math.floor(value)):
+        if not (value >= least and value <= SAFE and value == math.floor(value)):
             raise IpcError(f'{value} is not an integer of at least {least}')
         return int(value)
 
-    def size(self, least: int = 0, most: int = _SAFE, form: str = '<q') -> int:
+    def size(self, least: int = 0, most: int = SAFE, form: str = '<q') -> int:
         value = struct.unpack_from(form, self.data, self.skip(struct.calcsize(form)))[0]
         if not least <= value <= most:
             raise IpcError(f'{value} is not from {least} to {most}')
@@ -100,7 +100,7 @@ class _Reader:
     def points(self) -> List[Tuple[int, int]]:
         count = self.length(9)
         if count > COUNTER_COUNT:
-            raise _limit_exceeded(f'a list of {count} points is too long')
+            raise limit_exceeded(f'a list of {count} points is too long')
         points = []
         for _ in range(count):
             index = self.length(0)

@@ -12,8 +12,8 @@ import struct
 from operator import attrgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from ._bytes import _Reader
-from ._dtypes import _check_shape, _checked_extents, _received_dtype
+from ._bytes import Reader
+from ._dtypes import check_shape, checked_extents, received_dtype
 from ._errors import IpcError
 from ._protocol import (
     ACCESS,
@@ -117,7 +117,7 @@ class _Fixed:
     def __init__(self, form: str, decode: Optional[_Check] = None, encode: Optional[Callable[[Any], Any]] = None) -> None:
         self.form, self.decode, self.encode, self._struct = form, decode, encode, struct.Struct('<' + form)
 
-    def read(self, reader: _Reader, name: str) -> Any:
+    def read(self, reader: Reader, name: str) -> Any:
         value = self._struct.unpack_from(reader.data, reader.skip(self._struct.size))[0]
         return self.decode(value, name) if self.decode else value
 
@@ -125,7 +125,7 @@ class _Fixed:
 class _Varying:
     """A type of field that tells its own length."""
 
-    def __init__(self, read: Callable[[_Reader, str], Any], write: Callable[[bytearray, Any], None]) -> None:
+    def __init__(self, read: Callable[[Reader, str], Any], write: Callable[[bytearray, Any], None]) -> None:
         self.read, self.write = read, write
 
 
@@ -151,19 +151,19 @@ def _check_device(value: bytes, name: str) -> bytes:
     return value
 
 
-def _read_count(most: int, reader: _Reader, name: str) -> int:
+def _read_count(most: int, reader: Reader, name: str) -> int:
     count = reader.byte()
     if count > most:
         raise _InvalidField(f'{name}: {count} is above {most}')
     return count
 
 
-def _read_numbers(count: int, type_name: str, reader: _Reader, name: str) -> Tuple[int, ...]:
+def _read_numbers(count: int, type_name: str, reader: Reader, name: str) -> Tuple[int, ...]:
     read = _TYPES[type_name].read
     return tuple([read(reader, name) for _ in range(count)])
 
 
-def _read_handle(reader: _Reader, name: str) -> Optional[bytes]:
+def _read_handle(reader: Reader, name: str) -> Optional[bytes]:
     return reader.take(HANDLE_BYTE_LENGTH) if _read_count(1, reader, name) else None
 
 
@@ -175,7 +175,7 @@ def _write_handle(out: bytearray, value: Optional[bytes]) -> None:
 _DTYPE_NAME = re.compile('V[0-9]{1,10}|[a-z0-9_]{1,16}', re.ASCII)
 
 
-def _read_layout(reader: _Reader, name: str) -> Optional[Layout]:
+def _read_layout(reader: Reader, name: str) -> Optional[Layout]:
     length = reader.byte()
     if length == 0:
         return None
@@ -195,7 +195,7 @@ def _write_layout(out: bytearray, value: Optional[Layout]) -> None:
     out += struct.pack(f'<B{len(name)}sB{2 * ndim}q', len(name), name, ndim, *shape, *strides)
 
 
-def _read_pieces(reader: _Reader, name: str) -> Tuple[int, ...]:
+def _read_pieces(reader: Reader, name: str) -> Tuple[int, ...]:
     count = _read_count(PACKET_FDS, reader, name)
     if count == 0:
         raise _InvalidField(f'{name}: the list is empty')
@@ -206,7 +206,7 @@ def _write_pieces(out: bytearray, value: Sequence[int]) -> None:
     out += struct.pack(f'<B{len(value)}q', len(value), *value)
 
 
-def _read_event(reader: _Reader, name: str) -> Optional[Fields]:
+def _read_event(reader: Reader, name: str) -> Optional[Fields]:
     return _read_kind(KIND_EVENT, reader) if _read_count(1, reader, name) else None
 
 
@@ -247,7 +247,7 @@ class _Run:
         get = attrgetter(*self._attributes)
         self._get: Callable[[Any], Sequence[Any]] = get if len(fields) > 1 else lambda of: (get(of),)
 
-    def read(self, reader: _Reader, into: Dict[str, Any]) -> None:
+    def read(self, reader: Reader, into: Dict[str, Any]) -> None:
         if self.byte_length > reader.end - reader.at:
             # It ends in the middle, unless a field before that is invalid.
             for attribute, name, each in self._fields:
@@ -272,7 +272,7 @@ class _One:
     def __init__(self, attribute: str, name: str, of_type: _Varying) -> None:
         self._attribute, self._name, self._type = attribute, name, of_type
 
-    def read(self, reader: _Reader, into: Dict[str, Any]) -> None:
+    def read(self, reader: Reader, into: Dict[str, Any]) -> None:
         into[self._attribute] = self._type.read(reader, self._name)
 
     def write(self, out: bytearray, of: Any) -> None:
@@ -315,7 +315,7 @@ assert Exporter._fields == tuple(_in_python(name) for name, _ in EXPORTER_FIELDS
 _last_exporter: Tuple[bytes, Optional[Exporter]] = b'', None
 
 
-def _read_exporter(reader: _Reader) -> Exporter:
+def _read_exporter(reader: Reader) -> Exporter:
     global _last_exporter
     begin = reader.at
     data, (known, exporter) = reader.data[begin : begin + _EXPORTER.byte_length], _last_exporter
@@ -329,7 +329,7 @@ def _read_exporter(reader: _Reader) -> Exporter:
     return exporter
 
 
-def _read_kind(kind: int, reader: _Reader) -> Fields:
+def _read_kind(kind: int, reader: Reader) -> Fields:
     has_exporter, parts = _PARTS[kind]
     fields: Dict[str, Any] = {}
     if has_exporter:
@@ -367,7 +367,7 @@ def decode(data: bytes) -> Fields:
     """Decodes what `encode` returned. Raises IpcError for any other bytes, and for fields that are inconsistent."""
     if len(data) > MAX_OBJECT_BYTE_LENGTH:
         raise _malformed(f'{len(data)} bytes are more than {MAX_OBJECT_BYTE_LENGTH}')
-    reader = _Reader(data)
+    reader = Reader(data)
     try:
         fields = _read_kind(_check_below(reader.byte(), len(KINDS), 'kind'), reader)
     except (_InvalidField, IpcError) as error:
@@ -429,7 +429,7 @@ def _check_channel(fields: Fields) -> None:
             raise ValueError('its slots lie outside of its memory')
         if layout is None:
             raise ValueError('it has no layout')
-        needed = math.prod(_check_shape(layout.shape)) * _received_dtype(layout.dtype).itemsize
+        needed = math.prod(check_shape(layout.shape)) * received_dtype(layout.dtype).itemsize
         if needed > fields.byte_length:
             raise ValueError(f'an array of {needed} bytes does not fit into a slot of {fields.byte_length}')
     except (TypeError, ValueError) as error:
@@ -437,7 +437,7 @@ def _check_channel(fields: Fields) -> None:
 
 
 def _check_items(layout: Layout, byte_length: int) -> None:
-    low, high = _checked_extents(layout.shape, layout.strides, _received_dtype(layout.dtype).itemsize)
+    low, high = checked_extents(layout.shape, layout.strides, received_dtype(layout.dtype).itemsize)
     if 0 in layout.shape:
         raise ValueError('it has no items')
     if high - low > byte_length:

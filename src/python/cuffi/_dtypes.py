@@ -8,19 +8,19 @@ import re
 import sys
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from ._bytes import _SAFE
+from ._bytes import SAFE
 from ._protocol import MAX_AXES
 
 
-class _Dtype:
+class Dtype:
     """A dtype by NumPy's name, with its typestr and DLPack's code."""
 
     def __init__(self, name: str, typestr: str, code: int, itemsize: int) -> None:
         self.name, self.typestr, self.code, self.itemsize = name, typestr, code, itemsize
 
 
-_DTYPES: Dict[str, _Dtype] = {
-    name: _Dtype(name, typestr, code, itemsize)
+DTYPES: Dict[str, Dtype] = {
+    name: Dtype(name, typestr, code, itemsize)
     for name, typestr, code, itemsize in (
         ('bool', '|b1', 6, 1),
         ('int8', '|i1', 0, 1), ('int16', '<i2', 0, 2), ('int32', '<i4', 0, 4), ('int64', '<i8', 0, 8),
@@ -31,75 +31,75 @@ _DTYPES: Dict[str, _Dtype] = {
     )
 }
 # By typestr without its byte order, such as f4.
-_BY_CODE = {dtype.typestr[1:]: dtype for dtype in _DTYPES.values() if dtype.typestr}
+_BY_CODE = {dtype.typestr[1:]: dtype for dtype in DTYPES.values() if dtype.typestr}
 _TYPESTR = re.compile('([<>=|]?)(([a-zA-Z])([0-9]{1,10}))', re.ASCII)
 # What NumPy, ml_dtypes and PyTorch write for bfloat16: only its `<` tells it from raw bytes.
 _BFLOAT16_TYPESTR = '<V2'
-_BY_DLPACK = {(dtype.code, dtype.itemsize * 8): dtype for dtype in _DTYPES.values()}
+BY_DLPACK = {(dtype.code, dtype.itemsize * 8): dtype for dtype in DTYPES.values()}
 
 
-def _dtype(of: Any) -> _Dtype:
+def dtype_of(of: Any) -> Dtype:
     """Finds a dtype by its name, its typestr, or what NumPy, ml_dtypes, cupy or torch call it. Raises TypeError."""
-    if isinstance(of, _Dtype):
+    if isinstance(of, Dtype):
         return of
-    found = _dtype_of_object(of) if not isinstance(of, str) else _DTYPES.get(of.rpartition('.')[2]) or _dtype_of_typestr(of)
+    found = _dtype_of_object(of) if not isinstance(of, str) else DTYPES.get(of.rpartition('.')[2]) or _dtype_of_typestr(of)
     if found is None:
-        raise TypeError(f'unknown dtype {of!r}: it must be one of {", ".join(_DTYPES)}, V<itemsize>')
+        raise TypeError(f'unknown dtype {of!r}: it must be one of {", ".join(DTYPES)}, V<itemsize>')
     return found
 
 
-def _dtype_of_object(of: Any) -> Optional[_Dtype]:
+def _dtype_of_object(of: Any) -> Optional[Dtype]:
     if isinstance(of, type):
         if of.__module__ == 'numpy':
             # Some of its types have several names, such as longlong.
             return _dtype_of_object(sys.modules['numpy'].dtype(of))
-        return _DTYPES.get({bool: 'bool', int: 'int64', float: 'float64', complex: 'complex128'}.get(of, of.__name__))
+        return DTYPES.get({bool: 'bool', int: 'int64', float: 'float64', complex: 'complex128'}.get(of, of.__name__))
     name = str(getattr(of, 'name', of)).rpartition('.')[2]
-    found = _DTYPES.get(name)
+    found = DTYPES.get(name)
     if found is not None and getattr(of, 'byteorder', '=') == '>':
         raise _big_endian(str(getattr(of, 'str', name)), found)
     if found is None and name.startswith('void') and getattr(of, 'kind', '') == 'V':
         # Records, whose fields are not known here. The types of ml_dtypes are of this kind, too, with other names.
-        return _raw_dtype(of.itemsize) if of.itemsize else None
+        return raw_dtype(of.itemsize) if of.itemsize else None
     return found
 
 
-def _dtype_of_typestr(typestr: str) -> Optional[_Dtype]:
+def _dtype_of_typestr(typestr: str) -> Optional[Dtype]:
     """As in Node: the byte order may be absent."""
     parts = _TYPESTR.fullmatch(typestr)
     if parts is None:
         return None
     order, code, kind, size = parts.groups()
     if typestr == _BFLOAT16_TYPESTR:
-        return _DTYPES['bfloat16']
+        return DTYPES['bfloat16']
     if kind == 'V':
         # A dtype has exactly one name: without leading zeros.
-        return _raw_dtype(int(size)) if size[0] != '0' else None
+        return raw_dtype(int(size)) if size[0] != '0' else None
     found = _BY_CODE.get(code)
     if found is not None and order == '>' and found.itemsize > 1:
         raise _big_endian(typestr, found)
     return found
 
 
-def _big_endian(typestr: str, dtype: _Dtype) -> TypeError:
+def _big_endian(typestr: str, dtype: Dtype) -> TypeError:
     return TypeError(f"'{typestr}' is big-endian, and GPUs are little-endian: swap the bytes, and use '{dtype.typestr}'")
 
 
-def _received_dtype(name: str) -> _Dtype:
+def received_dtype(name: str) -> Dtype:
     """The dtype that another process names, by its only name. Raises TypeError."""
-    found = _dtype(name)
+    found = dtype_of(name)
     if found.name != name:
         raise TypeError(f'the dtype is called {found.name}, not {name}')
     return found
 
 
-def _raw_dtype(itemsize: int) -> _Dtype:
+def raw_dtype(itemsize: int) -> Dtype:
     if itemsize > 2**31 - 1:
         raise TypeError(f'an item has at most {2**31 - 1} bytes, not {itemsize}')
-    return _Dtype(f'V{itemsize}', f'|V{itemsize}', 1, itemsize)
+    return Dtype(f'V{itemsize}', f'|V{itemsize}', 1, itemsize)
 
 
-def _contiguous(shape: Sequence[int], itemsize: int) -> Tuple[int, ...]:
+def contiguous(shape: Sequence[int], itemsize: int) -> Tuple[int, ...]:
     strides, step = [], itemsize
     for length in reversed(shape):
         strides.append(step)
@@ -107,7 +107,7 @@ def _contiguous(shape: Sequence[int], itemsize: int) -> Tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:
+def extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:
     """The first byte of the items, and the one behind the last, from item [0, 0, ...]."""
     low, high = 0, itemsize
     for length, stride in zip(shape, strides):
@@ -121,16 +121,16 @@ def _extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tup
     return low, high
 
 
-def _integers(values: Any) -> Tuple[int, ...]:
+def integers_of(values: Any) -> Tuple[int, ...]:
     """Integers of any library as those of Python. Raises TypeError."""
     if any(isinstance(value, bool) for value in values):
         raise TypeError('bool is not an integer')
     return tuple(map(operator.index, values))
 
 
-def _check_shape(shape: Any) -> Tuple[int, ...]:
+def check_shape(shape: Any) -> Tuple[int, ...]:
     try:
-        lengths = _integers((shape,) if hasattr(shape, '__index__') and not getattr(shape, 'shape', ()) else shape)
+        lengths = integers_of((shape,) if hasattr(shape, '__index__') and not getattr(shape, 'shape', ()) else shape)
     except TypeError:
         raise _bad_shape(shape) from None
     if not all(length >= 0 for length in lengths) or len(lengths) > MAX_AXES or isinstance(shape, (dict, set)):
@@ -144,11 +144,11 @@ def _bad_shape(shape: Any) -> ValueError:
     return ValueError(f'shape must have at most {MAX_AXES} lengths of at least 0, not {shape!r}')
 
 
-def _checked_extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:
+def checked_extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:
     """Returns the extents of a layout of another process. Raises ValueError for bytes beyond the safe integers."""
-    items = math.prod(length for length in _check_shape(shape) if length)
+    items = math.prod(length for length in check_shape(shape) if length)
     _check_safe(items * itemsize, f'an array of shape {list(shape)}')
-    low, high = _extents(shape, strides, itemsize)
+    low, high = extents(shape, strides, itemsize)
     _check_safe(low, 'the beginning of the array')
     _check_safe(high, 'the end of the array')
     _check_safe(high - low, 'the end of the array')
@@ -156,5 +156,5 @@ def _checked_extents(shape: Sequence[int], strides: Sequence[int], itemsize: int
 
 
 def _check_safe(value: int, name: str) -> None:
-    if abs(value) > _SAFE:
+    if abs(value) > SAFE:
         raise ValueError(f'{name} is too large: {value} is not a safe integer')

@@ -1,0 +1,290 @@
+"""Arrays in the memory of a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, Dict, Optional, TYPE_CHECKING, Tuple
+
+from . import _descriptors
+from ._devices import chosen_device, device_by_uuid, stream_handle
+from ._dlpack import CUDA_DEVICE, make_capsule
+from ._driver import LEGACY_STREAM, call
+from ._dtypes import DTYPES, check_shape, contiguous, dtype_of, extents
+from ._errors import ClosedError, CuffiError
+from ._memory import OwnMemory, ReceivedMemory
+from ._owner import Context
+from ._signals import signals
+from ._waits import add_event, event_behind, is_behind_wait, stream_of
+
+if TYPE_CHECKING:
+    from ._dlpack import Offers
+    from ._dtypes import Dtype
+    from ._memory import Memory
+
+
+class GpuArray(Context):
+    """An array in the memory of a GPU: made by `empty`, or received.
+
+    torch, cupy, numba, cuda.core and jax take it as it is: `torch.from_dlpack(array)`,
+    `cupy.asarray(array)`, `numba.cuda.as_cuda_array(array)`, `jax.dlpack.from_dlpack(array)`. Their
+    tensors share its memory, and keep it. torch refuses the `__cuda_array_interface__` of read-only
+    arrays: use `torch.from_dlpack`. torch does not refuse to write into such a tensor, but the GPU
+    does: the kernel fails with 700, and the context is lost.
+    """
+
+    _instead = ('refer to it, send it with peer.send(), or copy its items: copy_to_host(), or clone() and copy() of torch and cupy. '
+                'dataclasses.asdict() makes deep copies: use dataclasses.replace() or vars()')  # fmt: skip
+
+    def __init__(self, memory: Memory, address: int, shape: Tuple[int, ...], dtype: Dtype,
+                 strides: Tuple[int, ...], read_only: bool, stream: Optional[int] = None) -> None:  # fmt: skip
+        self._memory: Optional[Memory] = memory
+        self._device = memory.device
+        self._address, self._shape, self._dtype, self._strides = address, shape, dtype, strides
+        self._read_only, self._stream = read_only, stream
+        # What a consumer of the __cuda_array_interface__ keeps by keeping this object.
+        self._exposed: Optional[Memory] = None
+        self._offers: Optional[Offers] = None
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name, such as float32; `bfloat16`, `float8_e4m3fn` and `float8_e5m2`; raw bytes are `V12`."""
+        return self._dtype.name
+
+    @property
+    def itemsize(self) -> int:
+        return self._dtype.itemsize
+
+    @property
+    def strides(self) -> Tuple[int, ...]:
+        """In bytes."""
+        return self._strides
+
+    @property
+    def size(self) -> int:
+        """The number of items."""
+        return math.prod(self._shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all items."""
+        return self.size * self.itemsize
+
+    @property
+    def read_only(self) -> bool:
+        return self._read_only
+
+    @property
+    def device(self) -> int:
+        """The ordinal of the device."""
+        return self._device.ordinal
+
+    @property
+    def closed(self) -> bool:
+        return self._memory is None
+
+    @property
+    def ptr(self) -> int:
+        """The address of item [0, 0, ...]. Raises ClosedError."""
+        self._held()
+        return self._address
+
+    def _held(self) -> Memory:
+        memory = self._memory
+        if memory is None:
+            raise self._closed_error()
+        if isinstance(memory, ReceivedMemory) and memory.revoked_by:
+            raise ClosedError(f'this {type(self).__name__} is closed: {memory.revoked_by} has revoked it')
+        return memory
+
+    @property
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
+        """Version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html"""
+        if not self._dtype.typestr:
+            raise AttributeError(f'{self.dtype} has no typestr: use DLPack, such as torch.from_dlpack(array)')
+        self._exposed = self._held()
+        is_contiguous = self._strides == contiguous(self._shape, self.itemsize)
+        return {
+            'shape': self._shape,
+            'typestr': self._dtype.typestr,
+            'data': (self._address if self.size else 0, self._read_only),
+            'strides': None if is_contiguous else self._strides,
+            'version': 3,
+            'stream': self._stream,
+        }
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return CUDA_DEVICE, self._device.ordinal
+
+    def __dlpack__(self, *, stream: Optional[int] = None, max_version: Optional[Tuple[int, int]] = None,
+                   dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:  # fmt: skip
+        """https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html"""
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f'the array is on device {self.__dlpack_device__()}, not {dl_device}')
+        if copy:
+            raise BufferError('cuffi does not copy: copy the tensor')
+        if stream == 0:
+            raise ValueError('stream 0 is ambiguous: 1 is the legacy default stream, 2 the one of the thread')
+        self._held()
+        if stream != -1 and self._stream is not None:
+            self._let_wait(LEGACY_STREAM if stream is None else int(stream))
+        return make_capsule(self, max_version is not None and tuple(max_version) >= (1, 0))
+
+    def _let_wait(self, stream: int) -> None:
+        """Makes a stream wait for the one that this array is ordered by."""
+        own = self._stream
+        if own is None or own == stream:
+            return
+        event = event_behind(stream_of(self._device, own))
+        with self._device:
+            call('cuStreamWaitEvent', stream, event.value, 0)
+        if is_behind_wait(self._device, own):
+            add_event(self._device, stream, event)
+
+    def copy_to_host(self) -> bytes:
+        """Returns the bytes of all items, of a contiguous array. Waits for the work of the device."""
+        self._assert_contiguous()
+        out = ctypes.create_string_buffer(max(self.nbytes, 1))
+        # Another thread may close this array meanwhile.
+        memory = self._held()
+        if self.nbytes:
+            with memory.device:
+                call('cuCtxSynchronize')
+                call('cuMemcpyDtoH_v2', out, self._address, self.nbytes)
+        return out.raw[: self.nbytes]
+
+    def copy_from_host(self, data: Any) -> None:
+        """Writes all items of a contiguous array: from bytes, or from an array of the same type in the memory of the host.
+
+        Items are taken in the order of their indices, whatever the layout of `data`. Bits of 16-bit floats may be uint16.
+        """
+        self._assert_contiguous()
+        if self._read_only:
+            raise CuffiError('this array is read-only')
+        try:
+            view = memoryview(data)
+        except TypeError:
+            raise TypeError(
+                f'data must be bytes or an array of {self.dtype} in the memory of the host, as of numpy or array.array, '
+                f'not {type(data).__name__}'
+            ) from None
+        if view.nbytes != self.nbytes:
+            raise ValueError(f'{view.nbytes} bytes for an array of {self.nbytes}')
+        _check_format(view, self._dtype)
+        if not view.nbytes:
+            return
+        memory = self._held()
+        with memory.device:
+            call('cuMemcpyHtoD_v2', self._address, view.tobytes(), view.nbytes)
+            # A copy from pageable memory may return before it is done.
+            call('cuCtxSynchronize')
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(
+            'this array is in the memory of a GPU, where NumPy cannot read it: copy it with '
+            'numpy.frombuffer(array.copy_to_host(), array.dtype).reshape(array.shape), or use a library of the GPU, such as '
+            'cupy.asarray(array) or torch.from_dlpack(array)')
+
+    def _assert_contiguous(self) -> None:
+        self._held()
+        if self.size and self._strides != contiguous(self._shape, self.itemsize):
+            raise CuffiError('this array is not contiguous: copy it with torch or cupy')
+
+    def close(self, *, stream: Any = None) -> None:
+        """Gives the memory back, once no tensor made of this array uses it. The second call does nothing.
+
+        Without `stream` it waits until all work of the device is done; not if a stream waits for another process: the
+        memory is then given back in the background. With `stream`, nothing waits: the memory is given back behind the
+        work that is queued in that stream.
+        """
+        handle = None if stream is None else stream_handle(stream)
+        memory = self._memory
+        if memory is None:
+            return
+        if handle is not None and isinstance(memory, ReceivedMemory):
+            memory.stream = handle
+        self._memory = None
+        self._offers = None
+        connection = memory.connection if isinstance(memory, ReceivedMemory) else None
+        del memory
+        if connection is not None:
+            with signals:
+                connection.give_back(may_wait=True)
+
+    def __enter__(self) -> 'GpuArray':
+        self._held()
+        return self
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError('len() of an array without axes')
+        return self._shape[0]
+
+    def __repr__(self) -> str:
+        state = ' closed' if self.closed else ''
+        return f'<cuffi.{type(self).__name__} {self.dtype} {list(self._shape)} on device {self.device}{state}>'
+
+
+# The kinds of items by the formats of Python's buffers. Bytes may be anything.
+_BUFFER_KINDS = {**dict.fromkeys('bhilqn', 'i'), **dict.fromkeys('BHILQN', 'u'), **dict.fromkeys('efdg', 'f'), '?': 'b', 'Z': 'c'}
+
+
+def _check_format(view: memoryview, dtype: Dtype) -> None:
+    """Raises TypeError for items that are not of a dtype, though they may have as many bytes."""
+    form, kind = (view.format or 'B').lstrip('<=@'), dtype.typestr[1:2]
+    if form in ('B', 'b', 'c') or kind == 'V':
+        return
+    found = _BUFFER_KINDS.get(form[:1])
+    if dtype.itemsize < 4 and found == 'u' and (kind == 'f' or not kind):
+        # The bits.
+        found = kind
+    elif kind == 'c' and found == 'f' and view.itemsize * 2 == dtype.itemsize:
+        # Real parts and imaginary ones.
+        return
+    if found != kind or view.itemsize != dtype.itemsize:
+        raise TypeError(f'data has items of format {view.format!r}, and the array of {dtype.name}: convert them, or pass their bytes')
+
+
+class GpuBuffer(GpuArray):
+    """Plain bytes in the memory of a GPU: what Node sends as a DeviceBuffer. An array of uint8."""
+
+
+class GpuPool:
+    """A memory pool of another process. Its memory arrives as arrays and buffers; this only names it."""
+
+    def __init__(self, uuid: bytes) -> None:
+        self._uuid = uuid
+
+    @property
+    def device(self) -> int:
+        return device_by_uuid(self._uuid).ordinal
+
+    def close(self) -> None:
+        """Does nothing: the pool is closed with its last array, and with the connection."""
+
+
+def empty(shape: Any, dtype: Any = 'float32', *, device: Optional[int] = None) -> GpuArray:
+    """Returns uninitialized memory that every process and library can share, whatever allocates theirs.
+
+    >>> frame = torch.from_dlpack(cuffi.empty((1080, 1920, 3), 'uint8'))
+    >>> peer.send(frame)
+
+    Raises CudaError if the device has no memory left.
+    """
+    lengths, kind = check_shape(shape), dtype_of(dtype)
+    where = chosen_device(device)
+    memory = OwnMemory(where, max(math.prod(lengths) * kind.itemsize, 1))
+    return GpuArray(memory, memory.address, lengths, kind, contiguous(lengths, kind.itemsize), False)
+
+
+def array_of(memory: Memory, begin: int, layout: Optional[_descriptors.Layout],
+              byte_length: int, read_only: bool, stream: Optional[int]) -> GpuArray:  # fmt: skip
+    if layout is None:
+        return GpuBuffer(memory, begin, (byte_length,), DTYPES['uint8'], (1,), read_only, stream)
+    dtype = dtype_of(layout.dtype)
+    low, _ = extents(layout.shape, layout.strides, dtype.itemsize)
+    return GpuArray(memory, begin - low, layout.shape, dtype, layout.strides, read_only, stream)

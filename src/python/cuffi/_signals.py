@@ -1,0 +1,97 @@
+"""Signals that come while a connection is changed."""
+
+from __future__ import annotations
+
+import _signal
+import threading
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+
+class _Signals:
+    """Puts off the signals of the main thread while it changes a connection: their handlers may raise at any instruction.
+
+    What waits calls `check`, where those run that came meanwhile; the rest run at the end.
+    """
+
+    # Those that programs handle in Python.
+    _NUMBERS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGALRM, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2)
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._handlers: Dict[int, Any] = {}
+        self._came: List[Tuple[Any, int, Any]] = []
+        self._wake: Optional[Callable[[], None]] = None
+        self._put_off = self._on_signal
+
+    def _is_elsewhere(self) -> bool:
+        """Handlers run only in the main thread."""
+        return threading.get_ident() != threading.main_thread().ident
+
+    def __enter__(self) -> None:
+        if self._is_elsewhere():
+            return
+        if not self._depth:
+            get = _signal.getsignal
+            self._handlers = handlers = {
+                number: handler for number, handler in [(number, get(number)) for number in self._NUMBERS] if callable(handler)}
+            try:
+                for number in handlers:
+                    _signal.signal(number, self._put_off)
+            except BaseException:
+                self._restore(list(handlers))
+                raise
+        self._depth += 1
+
+    def __exit__(self, *_: Any) -> None:
+        if self._is_elsewhere():
+            return
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        # Its last instruction that a handler cannot end is the first one here that sets one back.
+        self._depth = 0
+        self._restore(list(self._handlers))
+        self._deliver()
+
+    def abandon(self) -> None:
+        """In a child by fork: the call that has put them off is another thread's, which the child has not."""
+        self._depth, self._came, self._wake = 0, [], None
+        self._restore(list(self._handlers))
+
+    def _restore(self, numbers: List[int]) -> None:
+        if numbers:
+            try:
+                # A handler that has run may have set another one.
+                if _signal.getsignal(numbers[-1]) is self._put_off:
+                    _signal.signal(numbers[-1], self._handlers[numbers[-1]])
+            finally:
+                self._restore(numbers[:-1])
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self._came.append((self._handlers.get(number), number, frame))
+        if self._wake:
+            self._wake()
+
+    def check(self) -> None:
+        """Runs the handlers of what came. They may raise."""
+        if self._came and not self._is_elsewhere():
+            self._deliver()
+
+    def _deliver(self) -> None:
+        if self._came:
+            handler, number, frame = self._came.pop(0)
+            try:
+                if handler:
+                    handler(number, frame)
+            finally:
+                self._deliver()
+
+    def wake_by(self, wake: Optional[Callable[[], None]]) -> Optional[Callable[[], None]]:
+        """Has `wake` called when a signal comes, as to end a poll: in the middle of any work. Returns what was called before."""
+        if self._is_elsewhere():
+            return None
+        before, self._wake = self._wake, wake
+        return before
+
+
+signals = _Signals()
