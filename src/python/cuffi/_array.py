@@ -213,7 +213,7 @@ class GpuArray(Context):
         del memory
         if connection is not None:
             with signals:
-                connection.give_back(may_wait=True)
+                connection.imports.give_back(may_wait=True)
 
     def __enter__(self) -> 'GpuArray':
         self._held()

@@ -52,7 +52,6 @@ def _root_of(thing: Any) -> Any:
 
 def _is_lent(root: Any) -> bool:
     for connection in list(connections):
-        kept = list(connection._exports.values()) + [exported for _, exported in list(connection._forwarded.values())]
-        if any(exported.root is root or exported.root == root for exported in kept):
+        if any(exported.root is root or exported.root == root for exported in connection.exports.kept()):
             return True
     return False

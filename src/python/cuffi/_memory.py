@@ -185,7 +185,7 @@ class ReceivedMemory:
 
     def __del__(self) -> None:
         if process_exit and not process_exit.has_begun:
-            self.connection.give_back_later(self.lease, self.mapping, self.stream)
+            self.connection.imports.give_back_later(self.lease, self.mapping, self.stream)
 
 
 class BorrowedMemory:

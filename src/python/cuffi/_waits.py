@@ -48,7 +48,7 @@ class EventHandle:
         except CuffiError:
             pass  # The context is lost.
         if self.received:
-            self.received[0].give_back_later(self.received[1], None, None)
+            self.received[0].imports.give_back_later(self.received[1], None, None)
 
 
 REPAIR_S = 2.0
