@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ._memory import Memory
 
 
-class GpuArray(Context):
+class DeviceArray(Context):
     """An array in the memory of a GPU: made by `empty`, or received.
 
     torch, cupy, numba, cuda.core and jax take it as it is: `torch.from_dlpack(array)`,
@@ -215,7 +215,7 @@ class GpuArray(Context):
             with signals:
                 connection.give_back(may_wait=True)
 
-    def __enter__(self) -> 'GpuArray':
+    def __enter__(self) -> 'DeviceArray':
         self._held()
         return self
 
@@ -249,11 +249,11 @@ def _check_format(view: memoryview, dtype: Dtype) -> None:
         raise TypeError(f'data has items of format {view.format!r}, and the array of {dtype.name}: convert them, or pass their bytes')
 
 
-class GpuBuffer(GpuArray):
+class DeviceBuffer(DeviceArray):
     """Plain bytes in the memory of a GPU: what Node sends as a DeviceBuffer. An array of uint8."""
 
 
-class GpuPool:
+class ImportedPool:
     """A memory pool of another process. Its memory arrives as arrays and buffers; this only names it."""
 
     def __init__(self, uuid: bytes) -> None:
@@ -267,7 +267,7 @@ class GpuPool:
         """Does nothing: the pool is closed with its last array, and with the connection."""
 
 
-def empty(shape: Any, dtype: Any = 'float32', *, device: Optional[int] = None) -> GpuArray:
+def empty(shape: Any, dtype: Any = 'float32', *, device: Optional[int] = None) -> DeviceArray:
     """Returns uninitialized memory that every process and library can share, whatever allocates theirs.
 
     >>> frame = torch.from_dlpack(cuffi.empty((1080, 1920, 3), 'uint8'))
@@ -278,13 +278,13 @@ def empty(shape: Any, dtype: Any = 'float32', *, device: Optional[int] = None) -
     lengths, kind = check_shape(shape), dtype_of(dtype)
     where = chosen_device(device)
     memory = OwnMemory(where, max(math.prod(lengths) * kind.itemsize, 1))
-    return GpuArray(memory, memory.address, lengths, kind, contiguous(lengths, kind.itemsize), False)
+    return DeviceArray(memory, memory.address, lengths, kind, contiguous(lengths, kind.itemsize), False)
 
 
 def array_of(memory: Memory, begin: int, layout: Optional[_descriptors.Layout],
-              byte_length: int, read_only: bool, stream: Optional[int]) -> GpuArray:  # fmt: skip
+              byte_length: int, read_only: bool, stream: Optional[int]) -> DeviceArray:  # fmt: skip
     if layout is None:
-        return GpuBuffer(memory, begin, (byte_length,), DTYPES['uint8'], (1,), read_only, stream)
+        return DeviceBuffer(memory, begin, (byte_length,), DTYPES['uint8'], (1,), read_only, stream)
     dtype = dtype_of(layout.dtype)
     low, _ = extents(layout.shape, layout.strides, dtype.itemsize)
-    return GpuArray(memory, begin - low, layout.shape, dtype, layout.strides, read_only, stream)
+    return DeviceArray(memory, begin - low, layout.shape, dtype, layout.strides, read_only, stream)

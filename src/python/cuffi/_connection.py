@@ -21,7 +21,7 @@ import weakref
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, TYPE_CHECKING, Tuple, Union
 
 from . import _descriptors, _install
-from ._array import GpuPool, array_of
+from ._array import ImportedPool, array_of
 from ._bytes import SAFE, Reader, limit_exceeded, pack_double, write_length
 from ._consumer import ChannelFields
 from ._deadlines import Deadline, pauses
@@ -30,7 +30,7 @@ from ._devices import all_devices, device_by_uuid, stream_handle
 from ._driver import LEGACY_STREAM, CudaError, Handle64, cuda_driver, read_number
 from ._encoder import Encoder, encoded
 from ._errors import ClosedError, CuffiError, IpcError, PeerGoneError
-from ._event import Event
+from ._event import CudaEvent
 from ._export import export
 from ._files import (
     FD_SPACE,
@@ -44,7 +44,7 @@ from ._files import (
     sealed_memory,
     start_closing,
 )
-from ._mappings import ImportedPool, check_exporter, map_legacy, map_once, map_pool, map_virtual, opening, virtual_key
+from ._mappings import OpenPool, check_exporter, map_legacy, map_once, map_pool, map_virtual, opening, virtual_key
 from ._memory import BorrowedMemory, ReceivedMemory
 from ._pinned import PinnedFields
 from ._process import has_failed, locks, process_exit, start_time_of, this_process
@@ -204,7 +204,7 @@ class Arrived:
         self.objects: List[Tuple[bytes, List[int], int]] = []
         # What the host waits for: points and events of the sender.
         self.points: Points = []
-        self.events: List[Event] = []
+        self.events: List[CudaEvent] = []
         self.refusal: Optional[Tuple[str, str]] = None
         # Whether no descriptor was left for those of its objects.
         self.is_cut = False
@@ -288,7 +288,7 @@ class Connection:
         self._links: Dict[int, int] = {}
         self._revoked: set = set()
         self._forwarded: Dict[int, Tuple[socket.socket, Exported]] = {}
-        self._pools: Dict[bytes, ImportedPool] = {}
+        self._pools: Dict[bytes, OpenPool] = {}
         # Descriptors of pools that were not opened yet: each comes once.
         self._pool_fds: Dict[bytes, int] = {}
         self._given_back: Deque[Tuple[int, Optional[Mapping], Optional[int]]] = collections.deque()
@@ -1256,7 +1256,7 @@ class Connection:
         if mapping is None:
             self._imports.pop(lease, None)
             self._release(lease)
-            return GpuPool(fields.exporter.device)
+            return ImportedPool(fields.exporter.device)
         if fields.byte_offset + fields.byte_length > mapping.byte_length:
             mapping.release()
             raise IpcError(f'a range ends at byte {fields.byte_offset + fields.byte_length} of memory that has '
@@ -1290,7 +1290,7 @@ class Connection:
                 try:
                     if fd < 0 or not is_driver_fd(fd):
                         raise IpcError('memory of a pool came without the descriptor of the pool', 'no-file-descriptor')
-                    pool = self._pools[fields.pool] = ImportedPool(device, fd, exporter)
+                    pool = self._pools[fields.pool] = OpenPool(device, fd, exporter)
                 finally:
                     close_fds([fd] if fd >= 0 else [])
             if fields.handle is None:
@@ -1312,7 +1312,7 @@ class Connection:
             if KIND_EVENT in (known.kind, fields.kind):
                 if known.kind == fields.kind and known.handle == fields.handle:
                     self._release(lease)
-                    return Event._of(exported.keep)
+                    return CudaEvent._of(exported.keep)
                 continue
             inside = known.byte_offset <= fields.byte_offset and (
                 fields.byte_offset + fields.byte_length <= known.byte_offset + known.byte_length)
@@ -1325,10 +1325,10 @@ class Connection:
         raise IpcError(f'{self.name} sent a descriptor of memory of this very process that it does not hold', 'same-process')
 
     def _open_event(self, fields: Fields, device: Device,
-                    received: Optional[Tuple['Connection', int, bytes]] = None) -> Event:  # fmt: skip
+                    received: Optional[Tuple['Connection', int, bytes]] = None) -> CudaEvent:  # fmt: skip
         handle = Handle64((ctypes.c_ubyte * 64)(*fields.handle))
         with device, opening(fields.exporter):
-            return Event._of(EventHandle(device, read_number('cuIpcOpenEventHandle', handle), received))
+            return CudaEvent._of(EventHandle(device, read_number('cuIpcOpenEventHandle', handle), received))
 
     # ---- Giving back ----
 
@@ -1543,7 +1543,7 @@ class Connection:
             self._pool_fds.clear()
         for one in (*pools, self._page, self._peer_page):
             try:
-                if isinstance(one, ImportedPool):
+                if isinstance(one, OpenPool):
                     one.release()
                 elif one:
                     one.close()

@@ -16,7 +16,7 @@ from ._files import libc
 from ._process import process_exit
 
 if TYPE_CHECKING:
-    from ._array import GpuArray
+    from ._array import DeviceArray
     from ._dtypes import Dtype
 
 
@@ -121,7 +121,7 @@ class Offers:
         self._capsules = []
 
 
-def _strides_in_items(array: 'GpuArray') -> List[int]:
+def _strides_in_items(array: 'DeviceArray') -> List[int]:
     itemsize, is_empty = array.itemsize, array.size == 0
     strides = []
     for length, stride in zip(array.shape, array.strides):
@@ -142,7 +142,7 @@ def no_deleter() -> Any:
     return ctypes.cast(libc.getpid, _Deleter)
 
 
-def make_capsule(array: 'GpuArray', is_versioned: bool) -> Any:
+def make_capsule(array: 'DeviceArray', is_versioned: bool) -> Any:
     ndim, dtype = len(array.shape), array._dtype
     lanes = 1 if dtype.typestr[1:2] != 'V' else dtype.itemsize
     if lanes > 0xFFFF:
