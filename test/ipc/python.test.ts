@@ -143,7 +143,7 @@ describe('the companion for Python', options, () => {
     assert.deepEqual(await worker.ask('described', { things: [pool, readOnly, event, reversed] }), [
       ['ImportedPool'],
       ['DeviceBuffer', 'uint8', [1_000_000], [1], true],
-      ['Event'],
+      ['CudaEvent'],
       ['DeviceArray', 'int32', [3], [-4], false],
     ]);
     assert.match(
