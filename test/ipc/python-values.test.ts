@@ -25,7 +25,9 @@ const cases: readonly (readonly [name: string, claim: string])[] = [
   ['Dtypes', 'shapes, dtypes, devices and streams are what they seem, or are refused'],
   ['Host', 'copies from the host take every layout, and no items of another type'],
   ['Names', 'names are those of Node, and older ones mean the same'],
+  ['Numpy', 'NumPy gets copies, and under the emulated driver the memory itself'],
   ['Values', 'values are sent as what they contain, and as they were when they were sent'],
+  ['Views', 'an index makes a view, as in NumPy, which shares the memory and keeps it'],
 ];
 
 describe('values and tensors of Python', options, () => {
