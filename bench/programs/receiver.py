@@ -40,7 +40,7 @@ kept, compares_next = [], False
 parent.send(None)
 for value in parent:
     answer = None
-    if isinstance(value, cuffi.GpuArray):
+    if isinstance(value, cuffi.DeviceArray):
         if compares_next:
             answer, compares_next = compare(value), False
         else:

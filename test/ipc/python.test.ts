@@ -107,8 +107,8 @@ describe('the companion for Python', options, () => {
         using array = deviceArray([3, 4], dtype);
         using turned = array.T;
         assert.deepEqual(await worker.ask('described', { things: [array, turned] }), [
-          ['GpuArray', dtype.name, [3, 4], [4 * dtype.itemsize, dtype.itemsize], false],
-          ['GpuArray', dtype.name, [4, 3], [dtype.itemsize, 4 * dtype.itemsize], false],
+          ['DeviceArray', dtype.name, [3, 4], [4 * dtype.itemsize, dtype.itemsize], false],
+          ['DeviceArray', dtype.name, [4, 3], [dtype.itemsize, 4 * dtype.itemsize], false],
         ]);
         const data = new Uint8Array(12 * dtype.itemsize).map((_, at) => at);
         await worker.ask('write', { thing: array, data });
@@ -141,10 +141,10 @@ describe('the companion for Python', options, () => {
     using event = CudaEvent.create({ interprocess: true });
     using stream = Stream.create({ nonBlocking: true });
     assert.deepEqual(await worker.ask('described', { things: [pool, readOnly, event, reversed] }), [
-      ['GpuPool'],
-      ['GpuBuffer', 'uint8', [1_000_000], [1], true],
-      ['Event'],
-      ['GpuArray', 'int32', [3], [-4], false],
+      ['ImportedPool'],
+      ['DeviceBuffer', 'uint8', [1_000_000], [1], true],
+      ['CudaEvent'],
+      ['DeviceArray', 'int32', [3], [-4], false],
     ]);
     assert.match(
       await worker.peer
@@ -221,8 +221,8 @@ describe('the companion for Python', options, () => {
     // They know their own memory again, in any view.
     const half = tensor.slice({ start: 500, stop: 510 });
     assert.deepEqual(await worker.ask('described', { things: [made, half] }), [
-      ['GpuArray', 'float32', [2, 3], [12, 4], false],
-      ['GpuArray', 'int32', [10], [4], false],
+      ['DeviceArray', 'float32', [2, 3], [12, 4], false],
+      ['DeviceArray', 'int32', [10], [4], false],
     ]);
     assert.deepEqual(
       await worker.ask('read', { thing: made }),
@@ -409,7 +409,7 @@ describe('errors of the companion', options, () => {
     ['peer.send(cuffi.empty((0, 3)))', /^ValueError : an array without items has no memory/],
     [
       '(lambda a: (a.close(), peer.send(a)))(cuffi.empty(1))',
-      /^ClosedError closed: this GpuArray is closed/,
+      /^ClosedError closed: this DeviceArray is closed/,
     ],
     ['cuffi.empty(3).copy_from_host(b"x")', /^ValueError : 1 bytes for an array of 12/],
     [
@@ -457,7 +457,7 @@ describe('errors of the companion', options, () => {
     await until(() => true);
     assert.match(
       String(await worker.ask('evaluate', { source: "kept['a'].ptr" })),
-      /^ClosedError closed: this GpuArray is closed: process \d+ has revoked it/,
+      /^ClosedError closed: this DeviceArray is closed: process \d+ has revoked it/,
     );
     await worker.ask('drop', { name: 'a' });
     await nothingIsLent(worker);

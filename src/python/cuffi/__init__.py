@@ -28,13 +28,13 @@ Ownership. What is sent is kept alive until the other end has closed it. What is
 from __future__ import annotations
 
 from . import _platform  # First: it says what this system lacks, where other imports would fail.
-from ._array import GpuArray, GpuBuffer, GpuPool, empty
+from ._array import DeviceArray, DeviceBuffer, ImportedPool, empty
 from ._channel import Channel
-from ._connect import Listener, connect, listen, parent
+from ._connect import Listener, connect, listen, parent, parent_peer
 from ._consumer import ChannelConsumer, ConsumerSlot
 from ._driver import CudaError
 from ._errors import ClosedError, CuffiError, DriverNotFoundError, IpcError, NotSupportedError, PeerGoneError, RemoteError
-from ._event import Event
+from ._event import CudaEvent
 from ._leases import leases
 from ._peer import Peer
 from ._pinned import PinnedBuffer, pinned
@@ -44,6 +44,9 @@ from ._values import BigInt, Map
 from ._version import __version__
 from . import _lifecycle  # Last: it ends what the others began.
 
+# The names of before 0.3, for one version.
+GpuArray, GpuBuffer, GpuPool, Event = DeviceArray, DeviceBuffer, ImportedPool, CudaEvent
+
 __all__ = [
     'BigInt',
     'Channel',
@@ -51,12 +54,16 @@ __all__ = [
     'ClosedError',
     'ConsumerSlot',
     'CudaError',
+    'CudaEvent',
     'CuffiError',
+    'DeviceArray',
+    'DeviceBuffer',
     'DriverNotFoundError',
     'Event',
     'GpuArray',
     'GpuBuffer',
     'GpuPool',
+    'ImportedPool',
     'IpcError',
     'Listener',
     'Map',
@@ -73,6 +80,7 @@ __all__ = [
     'leases',
     'listen',
     'parent',
+    'parent_peer',
     'pinned',
     '__version__',
 ]

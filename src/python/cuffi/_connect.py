@@ -53,6 +53,10 @@ def parent() -> Peer:
     return _parent
 
 
+# The name in Node.
+parent_peer = parent
+
+
 def _end_quietly_with(parent: Peer) -> None:
     """Makes the end of the parent, if nothing here handles it, end this process without a traceback: one line if it failed."""
     before, connection = sys.excepthook, parent._connection

@@ -35,7 +35,7 @@ from ._wakeups import Sleepers, WakeSockets
 from ._words import SharedWords
 
 if TYPE_CHECKING:
-    from ._array import GpuArray, GpuBuffer
+    from ._array import DeviceArray, DeviceBuffer
     from ._connection import Connection
     from ._descriptors import Fields
     from ._devices import Device
@@ -287,12 +287,12 @@ class ConsumerSlot(Owner):
         return self._consumer.slots
 
     @property
-    def array(self) -> GpuArray:
+    def array(self) -> DeviceArray:
         """The memory as an array, in the layout of the message. Raises CuffiError after `release`."""
         return self._views().array(self.message, self._layout, self._stream)
 
     @property
-    def buffer(self) -> GpuBuffer:
+    def buffer(self) -> DeviceBuffer:
         """All bytes of the slot. Raises CuffiError after `release`."""
         return self._views().buffer(self.message, self._stream)
 

@@ -242,4 +242,9 @@ def read_number(name: str, *arguments: Any, doing: str = '', kind: Any = c_u64) 
 
 def has_pointers() -> bool:
     """Whether handles are pointers: those of an emulated driver may be any number."""
-    return isinstance(cuda_driver()._library, ctypes.CDLL)
+    return not is_emulated()
+
+
+def is_emulated() -> bool:
+    """Whether the memory of devices is host memory, without a GPU."""
+    return not isinstance(cuda_driver()._library, ctypes.CDLL)

@@ -8,11 +8,11 @@ import struct
 import traceback
 from typing import Any, List, Tuple
 
-from ._array import GpuArray
+from ._array import DeviceArray
 from ._bytes import SAFE, pack_double, pack_int, write_length
 from ._described import is_on_gpu
 from ._errors import RemoteError
-from ._event import Event
+from ._event import CudaEvent
 from ._hashes import check_collisions_in_node
 from ._owner import Closable
 from ._protocol import (
@@ -72,7 +72,7 @@ class Encoder:
             out += pack_double(value)
         elif kind is str:
             self.string(value)
-        elif isinstance(value, (GpuArray, Event, Closable)):
+        elif isinstance(value, (DeviceArray, CudaEvent, Closable)):
             self._object(value)
         elif isinstance(value, (dict, list, tuple, set, frozenset, BaseException)):
             if depth >= MAX_VALUE_DEPTH:

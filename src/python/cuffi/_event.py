@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ._devices import Device
 
 
-class Event(Context):
+class CudaEvent(Context):
     """An event that processes share: made here, or received.
 
     https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
@@ -29,7 +29,7 @@ class Event(Context):
     _instead = 'refer to it, or send it with peer.send()'
 
     @classmethod
-    def _of(cls, handle: EventHandle) -> 'Event':
+    def _of(cls, handle: EventHandle) -> 'CudaEvent':
         event = cls.__new__(cls)
         event._own = handle
         return event

@@ -11,7 +11,7 @@ from ._bytes import SAFE, limit_exceeded
 from ._driver import LEGACY_STREAM
 from ._errors import CuffiError, IpcError
 from ._files import close_fds, is_driver_fd
-from ._mappings import ImportedPool, check_exporter, map_legacy, map_once, map_pool, map_virtual, virtual_key
+from ._mappings import OpenPool, check_exporter, map_legacy, map_once, map_pool, map_virtual, virtual_key
 from ._process import locks
 from ._protocol import KIND_LEGACY, KIND_POOL, KIND_VIRTUAL, MAX_OBJECT_BYTE_LENGTH, MAX_TABLE_BYTE_LENGTH
 from ._releases import releases_of
@@ -42,7 +42,7 @@ class Imports:
         # Of what a third process has made: links to it, which end when it is given back.
         self.links: Dict[int, int] = {}
         self.revoked: Set[int] = set()
-        self._pools: Dict[bytes, ImportedPool] = {}
+        self._pools: Dict[bytes, OpenPool] = {}
         # Descriptors of pools that were not opened yet: each comes once.
         self._pool_fds: Dict[bytes, int] = {}
         # What nothing refers to any more, in the order in which that was found.
@@ -119,7 +119,7 @@ class Imports:
                 try:
                     if fd < 0 or not is_driver_fd(fd):
                         raise IpcError('memory of a pool came without the descriptor of the pool', 'no-file-descriptor')
-                    pool = self._pools[fields.pool] = ImportedPool(device, fd, exporter)
+                    pool = self._pools[fields.pool] = OpenPool(device, fd, exporter)
                 finally:
                     close_fds([fd] if fd >= 0 else [])
             if fields.handle is None:
@@ -238,7 +238,7 @@ class Imports:
             pass  # The context is lost, and the mapping with it.
         self.release(lease)
 
-    def close(self) -> List[ImportedPool]:
+    def close(self) -> List[OpenPool]:
         """Ends what needs no other process. Returns the pools, to be released."""
         with locks.mappings:
             pools, self._pools = list(self._pools.values()), {}

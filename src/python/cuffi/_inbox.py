@@ -36,7 +36,7 @@ from ._words import Points
 
 if TYPE_CHECKING:
     from ._connection import Connection
-    from ._event import Event
+    from ._event import CudaEvent
     from ._frames import Message
     from ._values import Put
     from ._waiter import Waiter
@@ -60,7 +60,7 @@ class Arrived:
         self.objects: List[Tuple[bytes, List[int], int]] = []
         # What the host waits for: points and events of the sender.
         self.points: Points = []
-        self.events: List[Event] = []
+        self.events: List[CudaEvent] = []
         self.refusal: Optional[Tuple[str, str]] = None
         # Whether no descriptor was left for those of its objects.
         self.is_cut = False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from ._array import GpuArray
+from ._array import DeviceArray
 from ._connection import connections
 from ._deadlines import await_until, wait_until
 from ._described import Described, is_on_gpu
 from ._dtypes import extents
-from ._event import Event
+from ._event import CudaEvent
 from ._memory import OwnMemory, ReceivedMemory, address_range, own_memory, received_at
 from ._owner import Closable
 from ._protocol import KIND_LEGACY
@@ -37,9 +37,9 @@ class leases:
 
 def _root_of(thing: Any) -> Any:
     """What an object is a part of, as its exports name it."""
-    if isinstance(thing, (Event, Closable)):
+    if isinstance(thing, (CudaEvent, Closable)):
         return thing._held()
-    if not isinstance(thing, GpuArray) and not is_on_gpu(thing):
+    if not isinstance(thing, DeviceArray) and not is_on_gpu(thing):
         raise TypeError(f'returned takes what a connection can send, not {type(thing).__name__}')
     described = Described(thing)
     if isinstance(described.memory, (OwnMemory, ReceivedMemory)):

@@ -8,14 +8,14 @@ import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from . import _descriptors
-from ._array import GpuPool, array_of
+from ._array import ImportedPool, array_of
 from ._consumer import ChannelFields
 from ._deadlines import Deadline, pauses
 from ._descriptors import Fields
 from ._devices import device_by_uuid, stream_handle
 from ._driver import Handle64, read_number
 from ._errors import ClosedError, IpcError, PeerGoneError
-from ._event import Event
+from ._event import CudaEvent
 from ._files import close_fds
 from ._inbox import NO_ROOM_FOR_FDS
 from ._mappings import check_exporter, opening
@@ -133,7 +133,7 @@ def _open_object(arrived: Arrived, data: bytes, fds: List[int], lease: int, stre
     mapping = imports.map(fields, device, fds)
     if mapping is None:
         imports.release(lease)
-        return GpuPool(fields.exporter.device)
+        return ImportedPool(fields.exporter.device)
     end = fields.byte_offset + fields.byte_length
     if end > mapping.byte_length:
         mapping.release()
@@ -155,7 +155,7 @@ def _open_own(connection: Connection, fields: Fields, lease: int) -> Any:
         if KIND_EVENT in (known.kind, fields.kind):
             if known.kind == fields.kind and known.handle == fields.handle:
                 connection.imports.release(lease)
-                return Event._of(exported.keep)
+                return CudaEvent._of(exported.keep)
             continue
         inside = known.byte_offset <= fields.byte_offset and (
             fields.byte_offset + fields.byte_length <= known.byte_offset + known.byte_length
@@ -169,7 +169,7 @@ def _open_own(connection: Connection, fields: Fields, lease: int) -> Any:
     raise IpcError(f'{connection.name} sent a descriptor of memory of this very process that it does not hold', 'same-process')
 
 
-def _open_event(fields: Fields, device: Device, received: Optional[Tuple[Connection, int, bytes]] = None) -> Event:
+def _open_event(fields: Fields, device: Device, received: Optional[Tuple[Connection, int, bytes]] = None) -> CudaEvent:
     handle = Handle64((ctypes.c_ubyte * 64)(*fields.handle))
     with device, opening(fields.exporter):
-        return Event._of(EventHandle(device, read_number('cuIpcOpenEventHandle', handle), received))
+        return CudaEvent._of(EventHandle(device, read_number('cuIpcOpenEventHandle', handle), received))

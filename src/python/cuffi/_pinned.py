@@ -7,7 +7,7 @@ import os
 from typing import Any, Callable, Dict, List, Optional, TYPE_CHECKING, Tuple
 
 from . import _descriptors
-from ._array import GpuArray
+from ._array import DeviceArray
 from ._background import nothing
 from ._deadlines import check_count
 from ._described import Described, is_on_gpu
@@ -109,7 +109,7 @@ class PinnedBuffer(Closable):
         self._copy(self.ptr, address, byte_length, stream)
 
     def _target(self, array: Any, is_written: bool) -> Tuple[int, int]:
-        if not isinstance(array, GpuArray) and not is_on_gpu(array):
+        if not isinstance(array, DeviceArray) and not is_on_gpu(array):
             raise TypeError(f'array must be in the memory of a GPU, not {type(array).__name__}')
         described = Described(array)
         itemsize = described.dtype.itemsize
