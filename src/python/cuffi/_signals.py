@@ -23,6 +23,8 @@ class _Signals:
         # Handlers run only in the main thread.
         self._main = threading.main_thread().ident
         self._depth = 0
+        # The handlers of the program: all that were found last, and those that are functions.
+        self._found: Tuple[Any, ...] = ()
         self._handlers: Dict[int, Any] = {}
         self._came: List[Tuple[Any, int, Any]] = []
         self._wake: Optional[Callable[[], None]] = None
@@ -32,16 +34,15 @@ class _Signals:
         if get_ident() != self._main:
             return
         if not self._depth:
-            self._handlers = handlers = {}
-            for number in _NUMBERS:
-                handler = _get(number)
-                if callable(handler):
-                    handlers[number] = handler
+            found = tuple(map(_get, _NUMBERS))
+            if found != self._found:
+                self._handlers = {number: handler for number, handler in zip(_NUMBERS, found) if callable(handler)}
+                self._found = found
             try:
-                for number in handlers:
+                for number in self._handlers:
                     _set(number, self._put_off)
             except BaseException:
-                self._restore(list(handlers))
+                self._restore(list(self._handlers))
                 raise
         self._depth += 1
 
