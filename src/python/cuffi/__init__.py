@@ -35,7 +35,7 @@ from ._consumer import ChannelConsumer, ConsumerSlot
 from ._driver import CudaError
 from ._errors import ClosedError, CuffiError, DriverNotFoundError, IpcError, NotSupportedError, PeerGoneError, RemoteError
 from ._event import CudaEvent
-from ._leases import leases
+from ._leases import LeasesStats, LeaseStats, leases
 from ._peer import Peer
 from ._pinned import PinnedBuffer, pinned
 from ._producer import ProducerSlot
@@ -65,6 +65,8 @@ __all__ = [
     'GpuPool',
     'ImportedPool',
     'IpcError',
+    'LeaseStats',
+    'LeasesStats',
     'Listener',
     'Map',
     'NotSupportedError',

@@ -42,16 +42,19 @@ class DeviceArray(Context):
                 'dataclasses.asdict() makes deep copies: use dataclasses.replace() or vars()')  # fmt: skip
 
     def __init__(self, memory: Memory, address: int, shape: Tuple[int, ...], dtype: Dtype,
-                 strides: Tuple[int, ...], read_only: bool, stream: Optional[int] = None) -> None:  # fmt: skip
-        self._memory: Optional[Memory] = memory
-        # Of a view: the array that has the memory. A view has none itself.
-        self._base: Optional[DeviceArray] = None
+                 strides: Tuple[int, ...], read_only: bool, stream: Optional[int] = None,
+                 base: Optional[DeviceArray] = None) -> None:  # fmt: skip
+        """:param base: of a view, the array that has the memory; the view has none itself"""
+        self._memory: Optional[Memory] = memory if base is None else None
+        self._base = base
         self._device = memory.device
         self._address, self._shape, self._dtype, self._strides = address, shape, dtype, strides
         self._read_only, self._stream = read_only, stream
         # What a consumer of the __cuda_array_interface__ keeps by keeping this object.
         self._exposed: Optional[Memory] = None
         self._offers: Optional[Offers] = None
+        if base is None and isinstance(memory, OwnMemory):
+            memory.add_array(self)
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -264,10 +267,8 @@ class DeviceArray(Context):
         memory, base = self._held(), self._base or self
         offset, shape, strides = select(self._shape, self._strides, index)
         is_buffer = isinstance(self, DeviceBuffer) and len(shape) == 1 and is_contiguous(shape, strides, 1)
-        view = (DeviceBuffer if is_buffer else DeviceArray)(
-            memory, self._address + offset, shape, self._dtype, strides, self._read_only, self._stream)  # fmt: skip
-        view._memory, view._base = None, base
-        return view
+        return (DeviceBuffer if is_buffer else DeviceArray)(
+            memory, self._address + offset, shape, self._dtype, strides, self._read_only, self._stream, base)  # fmt: skip
 
     def __iter__(self) -> Iterator['DeviceArray']:
         """The views along the first axis."""
@@ -292,6 +293,8 @@ class DeviceArray(Context):
             memory.stream = handle
         self._memory = None
         self._offers = None
+        if isinstance(memory, OwnMemory):
+            memory.remove_array(self)
         connection = memory.connection if isinstance(memory, ReceivedMemory) else None
         del memory
         if connection is not None:

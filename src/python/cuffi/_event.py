@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Optional, TYPE_CHECKING
 
 from ._deadlines import wait_until
 from ._devices import chosen_device, stream_handle
 from ._driver import LEGACY_STREAM, call, read_number
 from ._owner import Context
+from ._process import locks
 from ._waits import EventHandle, add_event, is_behind_wait
 
 if TYPE_CHECKING:
     from ._devices import Device
+
+
+# The events that this process has made.
+_made_here: 'weakref.WeakSet[CudaEvent]' = weakref.WeakSet()
+
+
+def is_event_open(handle: EventHandle) -> bool:
+    """Whether an event of this process is open; also for one of another process."""
+    with locks.state:
+        return handle.received is not None or any(event._own is handle for event in _made_here)
 
 
 class CudaEvent(Context):
@@ -25,6 +37,8 @@ class CudaEvent(Context):
         with where:
             # Without timing, for other processes.
             self._own: Optional[EventHandle] = EventHandle(where, read_number('cuEventCreate', 2 | 4))
+        with locks.state:
+            _made_here.add(self)
 
     _instead = 'refer to it, or send it with peer.send()'
 

@@ -35,6 +35,7 @@ class _PinnedState:
     def __init__(self, fd: int, byte_length: int, device: Device, on_released: Callable[[], None]) -> None:
         """Owns the descriptor, also if it raises."""
         self.fd, self.byte_length, self.device, self.on_released = fd, byte_length, device, on_released
+        self.is_closed = False
         try:
             self._page = SharedWords(fd, whole_pages(byte_length))
             self.view, self.address = self._page.words.cast('B')[:byte_length], self._page.host
@@ -45,6 +46,8 @@ class _PinnedState:
             raise
 
     def close(self) -> None:
+        self.is_closed = True
+
         def release() -> None:
             close_page(self._page)
             os.close(self.fd)
