@@ -299,7 +299,7 @@ class DeviceArray(Context):
         del memory
         if connection is not None:
             with signals:
-                connection.give_back(may_wait=True)
+                connection.imports.give_back(may_wait=True)
 
     def __enter__(self) -> 'DeviceArray':
         self._held()

@@ -7,8 +7,8 @@ import os
 from typing import Any, Optional, TYPE_CHECKING
 
 from . import _descriptors
-from ._channel_end import ChannelEnd, Slots, check_busy_poll
-from ._deadlines import check_count
+from ._channel_end import ChannelEnd, Slots
+from ._deadlines import check_busy_poll, check_count
 from ._descriptors import Fields
 from ._devices import chosen_device
 from ._dtypes import contiguous

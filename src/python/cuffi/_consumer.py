@@ -413,10 +413,10 @@ class ChannelFields:
         for fd, length in ((fds[0], Ring.length(self.slots, not is_ahead)), (fds[1], seat_length(self.slots))):
             if not is_sealed(fd, length):
                 raise IpcError('received a channel whose memory is not sealed memory of its size')
-        mapping = connection._map(memory, device, fds[4:])
+        mapping = connection.imports.map(memory, device, fds[4:])
         assert mapping is not None
         # The lease is given back with the memory.
-        slot_memory = _SlotMemory(mapping, lambda: connection._release(lease))
+        slot_memory = _SlotMemory(mapping, lambda: connection.imports.release(lease))
         try:
             read_only = memory.read_only or mapping.is_read_only
             slots = Slots(slot_memory, self.slots, self.stride, self.byte_length, self.layout, read_only)

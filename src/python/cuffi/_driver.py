@@ -223,14 +223,14 @@ def describe_status(status: int, driver: Optional[_Driver]) -> Tuple[str, str]:
     return texts[0] or f'CUDA_ERROR_{status}', texts[1] or 'unknown error'
 
 
-def _check(status: int, call: str, doing: str = '') -> None:
+def check_status(status: int, call: str, doing: str = '') -> None:
     if status:
         raise CudaError(call, status, doing)
 
 
 def call(name: str, *arguments: Any, doing: str = '') -> None:
     """Calls a function of the driver. Raises CudaError."""
-    _check(getattr(cuda_driver(), name)(*arguments), name, doing)
+    check_status(getattr(cuda_driver(), name)(*arguments), name, doing)
 
 
 def read_number(name: str, *arguments: Any, doing: str = '', kind: Any = c_u64) -> int:

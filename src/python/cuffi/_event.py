@@ -97,4 +97,4 @@ class CudaEvent(Context):
         connection = own.received[0] if own and own.received else None
         del own
         if connection:
-            connection.give_back()
+            connection.imports.give_back()

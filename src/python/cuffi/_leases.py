@@ -108,14 +108,15 @@ def _root_of(thing: Any) -> Any:
 def _exported() -> Iterator[Tuple[Connection, Exported, bool]]:
     """Everything that is lent, and whether the receiver has forwarded it."""
     for connection in list(connections):
-        for exported in list(connection._exports.values()):
+        for exported in list(connection.exports.leases.values()):
             yield connection, exported, False
-        for _, exported in list(connection._forwarded.values()):
+        for _, exported in list(connection.exports.forwarded.values()):
             yield connection, exported, True
 
 
 def _is_lent(root: Any) -> bool:
-    return any(exported.root is root or exported.root == root for _, exported, _ in _exported())
+    return any(
+        exported.root is root or exported.root == root for connection in list(connections) for exported in connection.exports.kept())
 
 
 # ---- Statistics ----

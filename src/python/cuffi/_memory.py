@@ -173,7 +173,7 @@ class OwnMemory:
 
 # What tensors of other libraries are found by, when they are sent. Weak: only users keep memory alive.
 own_memory: 'weakref.WeakValueDictionary[int, OwnMemory]' = weakref.WeakValueDictionary()
-_received_memory: 'weakref.WeakSet[ReceivedMemory]' = weakref.WeakSet()
+_received_memory: 'Dict[int, weakref.ref[ReceivedMemory]]' = {}
 
 
 def _export_physical(handle: int, doing: str) -> int:
@@ -197,12 +197,12 @@ class ReceivedMemory:
         # The stream behind which it is given back.
         self.stream: Optional[int] = None
         self.revoked_by: Optional[str] = None
-        with locks.state:
-            _received_memory.add(self)
+        _received_memory[id(self)] = weakref.ref(self)
 
     def __del__(self) -> None:
         if process_exit and not process_exit.has_begun:
-            self.connection.give_back_later(self.lease, self.mapping, self.stream)
+            _received_memory.pop(id(self), None)
+            self.connection.imports.give_back_later(self.lease, self.mapping, self.stream)
 
 
 class BorrowedMemory:
@@ -234,10 +234,10 @@ def received_at(base: int, begin: int, length: int) -> Optional[ReceivedMemory]:
     mapping = mapped_at.get(base)
     if mapping is None:
         return None
-    with locks.state:
-        received = list(_received_memory)
-    for memory in received:
-        if memory.mapping is mapping and memory.address <= begin:
-            if begin + length <= memory.address + memory.byte_length:
-                return memory
+    for reference in list(_received_memory.values()):
+        memory = reference()
+        if memory is None or memory.mapping is not mapping:
+            continue
+        if memory.address <= begin and begin + length <= memory.address + memory.byte_length:
+            return memory
     return None

@@ -187,6 +187,6 @@ class PinnedFields:
             close_fds([fd])
             raise IpcError(f'page-locked memory of another process is not {size} bytes that are allocated and sealed')
         try:
-            return PinnedBuffer(_PinnedState(fd, self.byte_length, device, lambda: connection._release(lease)))
+            return PinnedBuffer(_PinnedState(fd, self.byte_length, device, lambda: connection.imports.release(lease)))
         except (OSError, ValueError) as error:
             raise IpcError(f'page-locked memory of another process cannot be mapped: {error}') from None

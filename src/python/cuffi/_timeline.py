@@ -141,6 +141,6 @@ class TimelineFields:
 
     def open(self, connection: Connection, fds: List[int], lease: int) -> Timeline:
         memory, lifeline, *write_ends = take_fds(fds, self.count, 'a timeline')
-        release = lambda: connection._release(lease)  # noqa: E731
+        release = lambda: connection.imports.release(lease)  # noqa: E731
         state = TimelineState(memory, lifeline, (write_ends or [-1])[0], self.last, release, connection)
         return Timeline._opened(state)
