@@ -16,7 +16,7 @@ class CudaError(CuffiError):
     def __init__(self, call: str, status: int, doing: str = '', *, driver: Optional['_Driver'] = None) -> None:
         """:param driver: which was asked, if it could not be initialized"""
         self.status, self.call = status, call
-        self.code, description = _describe_status(status, driver or _driver)
+        self.code, description = describe_status(status, driver or _driver)
         self.hint = _HINTS.get(status)
         while_doing = f' while {doing}' if doing else ''
         after = f'\n{self.hint}' if self.hint else ''
@@ -211,7 +211,7 @@ def _open_library() -> Any:
     raise DriverNotFoundError('\n'.join(('no CUDA driver (libcuda.so.1) was found. Tried:', *tried, _NO_DRIVER)))
 
 
-def _describe_status(status: int, driver: Optional[_Driver]) -> Tuple[str, str]:
+def describe_status(status: int, driver: Optional[_Driver]) -> Tuple[str, str]:
     texts = []
     for name in ('cuGetErrorName', 'cuGetErrorString'):
         text = ctypes.c_char_p()
