@@ -11,6 +11,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, TYPE_CHECKING, Tu
 
 from ._array import DeviceArray, DeviceBuffer
 from ._background import background
+from ._deadlines import check_busy_poll
 from ._devices import is_context_lost, stream_handle
 from ._driver import NOT_READY, CudaError, call, cuda_driver
 from ._dtypes import DTYPES, contiguous

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Set
 from ._deadlines import Deadline
 from ._errors import ClosedError, CuffiError, IpcError, PeerGoneError
 from ._exports import Exports
-from ._files import FD_SPACE, close_fds, credentials, received_fds, start_closing
+from ._files import FD_SPACE, RECEIVE_FLAGS, close_fds, credentials, received_fds, start_closing
 from ._frames import FrameReader, hello
 from ._imports import Imports
 from ._inbox import Inbox
@@ -43,7 +43,7 @@ _MAX_EXIT_S = 2.0
 _POLLIN, _POLLOUT = select.POLLIN, select.POLLOUT
 _SO_PEERPIDFD = 77
 # As int: the flags of `socket` are slow.
-_CLOEXEC, _TRUNCATED, _FDS_TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC), int(socket.MSG_CTRUNC)
+_TRUNCATED, _FDS_TRUNCATED = int(socket.MSG_TRUNC), int(socket.MSG_CTRUNC)
 
 connections: Set[Connection] = set()
 
@@ -306,7 +306,7 @@ class Connection:
     def _read(self) -> bool:
         """Reads one frame. Returns False if there is none."""
         try:
-            data, controls, flags, _ = self._socket.recvmsg(PACKET_BYTE_LENGTH + 1, FD_SPACE, _CLOEXEC)
+            data, controls, flags, _ = self._socket.recvmsg(PACKET_BYTE_LENGTH + 1, FD_SPACE, RECEIVE_FLAGS)
         except (BlockingIOError, InterruptedError):
             return False
         except ConnectionResetError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple
 
 from ._driver import CudaError
 from ._errors import IpcError
-from ._files import close_fds, credentials, file_type
+from ._files import SEND_FLAGS, close_fds, credentials, file_type
 from ._words import Points
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Exports:
             self.forwarded[link.fileno()] = (link, exported)
             poll.register(link.fileno(), select.POLLIN)
             try:
-                link.send(b'\x01', socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                link.send(b'\x01', SEND_FLAGS)
             except OSError:
                 pass  # It is gone, and its end of the link: the poll tells.
         close_fds(fds)

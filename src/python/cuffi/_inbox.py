@@ -50,10 +50,12 @@ _POOL = bytes((KIND_POOL,))
 class Arrived:
     """A value that has arrived. Its GPU objects are opened when somebody takes it."""
 
-    __slots__ = ('connection', 'events', 'fd_count', 'is_cut', 'kind', 'objects', 'places', 'points', 'refusal', 'request', 'size', 'value')
+    __slots__ = ('connection', 'cost', 'events', 'fd_count', 'is_cut', 'kind', 'objects', 'places', 'points', 'refusal', 'request', 'size', 'value')
 
     def __init__(self, connection: Connection, kind: int, request: int, size: int) -> None:
         self.connection, self.kind, self.request, self.size, self.fd_count = connection, kind, request, size, 0
+        # How many bytes of the queue it takes while it is in there.
+        self.cost = 0
         self.value: Any = None
         # None: the value is the object. A function would keep this object, and this object it.
         self.places: List[Optional[Put]] = []
@@ -64,11 +66,6 @@ class Arrived:
         self.refusal: Optional[Tuple[str, str]] = None
         # Whether no descriptor was left for those of its objects.
         self.is_cut = False
-
-    @property
-    def cost(self) -> int:
-        """How many bytes of the queue it takes."""
-        return self.size + _BYTES_OF_OBJECT * len(self.objects)
 
     def take(self) -> Any:
         """Returns the value, which only its receiver keeps from now on."""
@@ -264,6 +261,7 @@ class Inbox:
             else:
                 queued.append(arrived)
             if is_value:
+                arrived.cost = arrived.size + _BYTES_OF_OBJECT * len(arrived.objects)
                 self._queued_bytes += arrived.cost
                 self._queued_fds += arrived.fd_count
         self._connection.on_arrival()

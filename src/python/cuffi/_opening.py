@@ -44,16 +44,16 @@ HOST_KINDS: Dict[int, Callable[[Fields], Any]] = {
 def open_arrived(arrived: Arrived, stream: Any, deadline: Deadline) -> Any:
     """Returns the value with its GPU objects, when the sender's work on them is done or `stream` waits for it."""
     begin_open(arrived, stream)
-    finish_open(arrived, deadline)
+    if arrived.points or arrived.events:
+        finish_open(arrived, deadline)
     return arrived.take()
 
 
 def finish_open(arrived: Arrived, deadline: Deadline) -> None:
     """Waits until the sender's work is done. Raises TimeoutError, PeerGoneError."""
-    if arrived.points or arrived.events:
-        for pause in pauses(lambda: is_ready(arrived), deadline, "the sender's work"):
-            time.sleep(pause)
-            signals.check()
+    for pause in pauses(lambda: is_ready(arrived), deadline, "the sender's work"):
+        time.sleep(pause)
+        signals.check()
 
 
 def is_ready(arrived: Arrived) -> bool:

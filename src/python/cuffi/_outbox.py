@@ -16,7 +16,7 @@ from ._deadlines import Deadline
 from ._devices import stream_handle
 from ._encoder import Encoder
 from ._export import Exported, export
-from ._files import close_fds
+from ._files import SEND_FLAGS, close_fds
 from ._protocol import (
     CONTROL_TIMELINE_PAGE,
     FRAME_CONTROL,
@@ -43,8 +43,6 @@ Prepared = Tuple[bytearray, List[Exported], Points]
 
 # What a whole frame takes of the room of a socket, with what the system adds, and how much room is wanted.
 _FRAME_IN_SOCKET, _WANTED_IN_SOCKET = PACKET_BYTE_LENGTH + 8192, 1 << 20
-# As int: the flags of `socket` are slow.
-_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _NO_ROOM_NOW = (errno.ENOBUFS, errno.ETOOMANYREFS, errno.ENOMEM)
 _pack_header = HEADER.pack
 
@@ -137,7 +135,7 @@ class Outbox:
         if self._connection.is_socket_closed:
             return False
         try:
-            self._socket.send(_pack_header(MAGIC, MAX_VERSION, kind, self._sent, len(body), 0, request) + body, _SEND_FLAGS)
+            self._socket.send(_pack_header(MAGIC, MAX_VERSION, kind, self._sent, len(body), 0, request) + body, SEND_FLAGS)
         except OSError:
             return False  # It is queued, and what is wrong is found there.
         self._sent = (self._sent + 1) & 0xFFFFFFFF
@@ -293,9 +291,9 @@ class Outbox:
                     pass
                 elif fds and not at:
                     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f'{len(fds)}i', *fds))]
-                    self._socket.sendmsg((frame,), ancillary, _SEND_FLAGS)
+                    self._socket.sendmsg((frame,), ancillary, SEND_FLAGS)
                 else:
-                    self._socket.send(frame, _SEND_FLAGS)
+                    self._socket.send(frame, SEND_FLAGS)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:

@@ -122,7 +122,8 @@ class Peer(AsyncPeer):
             arrived = taken.pop()
             begin_open(arrived, stream)
             try:
-                finish_open(arrived, deadline)
+                if arrived.points or arrived.events:
+                    finish_open(arrived, deadline)
                 signals.check()
             except BaseException as error:
                 if not isinstance(error, CuffiError):
