@@ -8,6 +8,8 @@ from typing import List
 
 import cuffi
 
+from . import _devices, _protocol, _wire
+
 _USAGE = """usage: python -m cuffi COMMAND
 
   version   the version, where the package is, and which versions of the protocol it speaks
@@ -16,8 +18,8 @@ _USAGE = """usage: python -m cuffi COMMAND
 
 def _version() -> List[str]:
     return [
-        cuffi._wire.package_name(),
-        f'protocol: {cuffi._wire.versions_text(cuffi._protocol.MIN_VERSION, cuffi._protocol.MAX_VERSION)}',
+        _wire.package_name(),
+        f'protocol: {_wire.versions_text(_protocol.MIN_VERSION, _protocol.MAX_VERSION)}',
         f'Python {sys.version.split()[0]} in {sys.executable}',
     ]
 
@@ -26,7 +28,7 @@ def _doctor() -> bool:
     """Prints what was found. Returns whether there is a device."""
     chosen = os.environ.get('CUFFI_DRIVER') or 'cuda'
     try:
-        devices = [f'device {device.ordinal}: {device.name}, {cuffi._devices.format_uuid(device.uuid)}' for device in cuffi._devices.all_devices()]
+        devices = [f'device {device.ordinal}: {device.name}, {_devices.format_uuid(device.uuid)}' for device in _devices.all_devices()]
     except (cuffi.CuffiError, ValueError) as error:
         print(f'driver: {chosen}\n{getattr(error, "code", "invalid setting")}: {error}')
         return False

@@ -18,6 +18,7 @@ from ._signals import signals
 from ._waits import add_event, event_behind, is_behind_wait, stream_of
 
 if TYPE_CHECKING:
+    from ._devices import Device
     from ._dlpack import Offers
     from ._dtypes import Dtype
     from ._memory import Memory
@@ -36,11 +37,13 @@ class GpuArray(Context):
     _instead = ('refer to it, send it with peer.send(), or copy its items: copy_to_host(), or clone() and copy() of torch and cupy. '
                 'dataclasses.asdict() makes deep copies: use dataclasses.replace() or vars()')  # fmt: skip
 
-    def __init__(self, memory: Memory, address: int, shape: Tuple[int, ...], dtype: Dtype,
+    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    def __init__(self, memory: Any, address: int, shape: Tuple[int, ...], dtype: Any,
                  strides: Tuple[int, ...], read_only: bool, stream: Optional[int] = None) -> None:  # fmt: skip
         self._memory: Optional[Memory] = memory
-        self._device = memory.device
-        self._address, self._shape, self._dtype, self._strides = address, shape, dtype, strides
+        self._device: Device = memory.device
+        self._dtype: Dtype = dtype
+        self._address, self._shape, self._strides = address, shape, strides
         self._read_only, self._stream = read_only, stream
         # What a consumer of the __cuda_array_interface__ keeps by keeping this object.
         self._exposed: Optional[Memory] = None
@@ -287,4 +290,4 @@ def array_of(memory: Memory, begin: int, layout: Optional[_descriptors.Layout],
         return GpuBuffer(memory, begin, (byte_length,), DTYPES['uint8'], (1,), read_only, stream)
     dtype = dtype_of(layout.dtype)
     low, _ = extents(layout.shape, layout.strides, dtype.itemsize)
-    return GpuArray(memory, begin - low, layout.shape, dtype, layout.strides, read_only, stream)
+    return GpuArray(memory, begin - low, tuple(layout.shape), dtype, tuple(layout.strides), read_only, stream)

@@ -76,7 +76,7 @@ class Stores:
         pending, reached, is_stored = self._pending, self._words.reached, False
         newest, self._newest = self._newest, pending[-1] if pending else None
         for _ in range(len(pending)):
-            index, count, stream = pending[0]
+            index, count, _ = pending[0]
             if reached(index, count):
                 is_stored = True
                 pending.popleft()

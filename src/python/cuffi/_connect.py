@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 import weakref
-from typing import Any, Iterator, Optional, Tuple
+from types import TracebackType
+from typing import Any, Iterator, Optional, Tuple, Type
 
 from ._connection import Connection
 from ._deadlines import seconds_of, turn_if_due
@@ -37,13 +38,14 @@ def parent() -> Peer:
             return _parent
         # Children of this process would inherit the variable, but not the descriptor.
         fd, _, inode = os.environ.pop(PARENT_VARIABLE, '').partition(':')
+        number = -1
         try:
-            number = int(fd)
-            found = os.fstat(number)
-            is_parent = stat.S_ISSOCK(found.st_mode) and found.st_ino == int(inode)
+            found = os.fstat(int(fd))
+            if stat.S_ISSOCK(found.st_mode) and found.st_ino == int(inode):
+                number = int(fd)
         except (ValueError, OverflowError, OSError):
-            is_parent = False
-        if not is_parent:
+            pass  # What the variable says is not a socket of this process.
+        if number < 0:
             raise IpcError('this process was not started by spawnPython(): it has no parent()', 'no-parent')
         sock = socket.socket(fileno=number)
         sock.set_inheritable(False)
@@ -57,7 +59,7 @@ def _end_quietly_with(parent: Peer) -> None:
     """Makes the end of the parent, if nothing here handles it, end this process without a traceback: one line if it failed."""
     before, connection = sys.excepthook, parent._connection
 
-    def hook(kind: Any, error: Any, trace: Any) -> None:
+    def hook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
         end = connection.end
         is_the_end = type(error) is type(end) and str(error) == str(end) and not connection._is_closed_here
         if before is not sys.__excepthook__ or not is_the_end or os.environ.get('CUFFI_TRACE') == '1':
@@ -68,7 +70,7 @@ def _end_quietly_with(parent: Peer) -> None:
     sys.excepthook = hook
 
 
-def _address_of(name: str) -> Tuple[str, bool]:
+def _address_of(name: object) -> Tuple[str, bool]:
     """The address of a name for the kernel, and whether it is in the directory of this user alone."""
     if not isinstance(name, str) or name in ('', '.', '..') or '\0' in name:
         raise ValueError(f'{name!r} is no name for a socket')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, AsyncIterator, Callable, Iterator, List, Optional, Sequence, TYPE_CHECKING, Tuple
+from typing import Any, AsyncIterator, Callable, Iterator, List, Optional, Sequence, Set, TYPE_CHECKING, Tuple
 
 from ._background import background, nothing
 from ._bytes import SAFE
@@ -80,7 +80,7 @@ class _Consumer(ChannelState):
         # The next message; with deliver='one', how many grants were taken.
         self._next = 0 if deliver == 'one' else int(start)
         self._filled_up_to = self._next
-        self._held: set = set()
+        self._held: Set[int] = set()
         self._has_ended_waits = False
         self.sleepers = Sleepers(lambda is_asleep: seat.write(SEAT_ASLEEP, is_asleep))
         self._stores = Stores(seat, lambda _: self._wake_producer(), False, is_ahead, ring.slots)
@@ -273,12 +273,17 @@ class ConsumerSlot(Owner):
 
     __slots__ = ('message', 'meta', 'redelivered', '_consumer', '_layout', '_stream', '_is_released')
 
-    def __init__(self, consumer: _Consumer, message: int, layout: Optional[SlotLayout], meta: Any, redelivered: bool,
-                 stream: Optional[Stream]) -> None:  # fmt: skip
-        self._consumer, self._layout, self._stream, self._is_released = consumer, layout, stream, False
+    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    def __init__(self, consumer: Any, message: int, layout: Any, meta: Any, redelivered: bool, stream: Any) -> None:
+        self._consumer: _Consumer = consumer
+        self._layout: Optional[SlotLayout] = layout
+        self._stream: Optional[Stream] = stream
+        self._is_released = False
         # The number of the message, from 0; what was published with it; whether another consumer had it before,
         # and ended without releasing it.
-        self.message, self.meta, self.redelivered = message, meta, redelivered
+        self.message: int = message
+        self.meta: Any = meta
+        self.redelivered: bool = redelivered
 
     def _views(self) -> Slots:
         if self._is_released:
@@ -404,7 +409,9 @@ class ChannelFields:
     def __init__(self, fields: Fields) -> None:
         self.slots, self.stride, self.byte_length, self.bits = fields.slots, fields.stride, fields.byte_length, fields.flags
         self.memory: Fields = fields.memory
-        self.layout = check_layout(fields.layout.shape, fields.layout.dtype, self.byte_length)
+        layout = fields.layout
+        assert layout is not None, 'the fields were checked when they were decoded'
+        self.layout = check_layout(layout.shape, layout.dtype, self.byte_length)
 
     def open(self, connection: Connection, fds: List[int], lease: int) -> ChannelConsumer:
         if len(fds) <= 4:

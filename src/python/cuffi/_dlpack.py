@@ -123,7 +123,7 @@ class Offers:
 
 def _strides_in_items(array: 'GpuArray') -> List[int]:
     itemsize, is_empty = array.itemsize, array.size == 0
-    strides = []
+    strides: List[int] = []
     for length, stride in zip(array.shape, array.strides):
         is_used = length > 1 and not is_empty
         if is_used and stride % itemsize:

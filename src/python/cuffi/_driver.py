@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ._errors import CuffiError, DriverNotFoundError, NotSupportedError
 from ._process import locks
@@ -15,9 +15,11 @@ class CudaError(CuffiError):
 
     def __init__(self, call: str, status: int, doing: str = '', *, driver: Optional['_Driver'] = None) -> None:
         """:param driver: which was asked, if it could not be initialized"""
-        self.status, self.call = status, call
-        self.code, description = _describe_status(status, driver or _driver)
-        self.hint = _HINTS.get(status)
+        code, description = _describe_status(status, driver or _driver)
+        self.status = status
+        self.call = call
+        self.code = code
+        self.hint: Optional[str] = _HINTS.get(status)
         while_doing = f' while {doing}' if doing else ''
         after = f'\n{self.hint}' if self.hint else ''
         super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status}){after}')
@@ -198,7 +200,7 @@ def _open_library() -> Any:
         return _emulated.Library()
     if chosen != 'cuda' and '/' not in chosen:
         raise DriverNotFoundError(f'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda, not {chosen!r}')
-    tried = []
+    tried: List[str] = []
     for path in _LIBRARIES if chosen == 'cuda' else (chosen,):
         try:
             return ctypes.CDLL(path)
@@ -212,7 +214,7 @@ def _open_library() -> Any:
 
 
 def _describe_status(status: int, driver: Optional[_Driver]) -> Tuple[str, str]:
-    texts = []
+    texts: List[str] = []
     for name in ('cuGetErrorName', 'cuGetErrorString'):
         text = ctypes.c_char_p()
         try:

@@ -6,7 +6,7 @@ import math
 import operator
 import re
 import sys
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ._bytes import SAFE
 from ._protocol import MAX_AXES
@@ -100,7 +100,8 @@ def raw_dtype(itemsize: int) -> Dtype:
 
 
 def contiguous(shape: Sequence[int], itemsize: int) -> Tuple[int, ...]:
-    strides, step = [], itemsize
+    strides: List[int] = []
+    step = itemsize
     for length in reversed(shape):
         strides.append(step)
         step *= length

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 
 class CuffiError(Exception):
@@ -77,7 +77,11 @@ class RemoteError(CuffiError):
     def __init__(self, message: str, name: str = 'Error', code: str = 'remote-error', stack: Optional[str] = None,
                  errors: Sequence[Any] = ()) -> None:  # fmt: skip
         super().__init__(message)
-        self.message, self.name, self.code, self.stack, self.errors = message, name, code, stack, list(errors)
+        self.message = message
+        self.name = name
+        self.code = code
+        self.stack = stack
+        self.errors: List[Any] = list(errors)
 
     def __str__(self) -> str:
         return f'{self.name}: {self.message}'

@@ -106,8 +106,7 @@ def _hash_in_node(key: Any) -> Optional[int]:
         return length if length > MAX_NAME_LENGTH else None
     if isinstance(key, bool) or not isinstance(key, (int, float)):
         return None
-    is_bigint = isinstance(key, int) and (isinstance(key, BigInt) or abs(key) > SAFE)
-    if is_bigint:
+    if isinstance(key, int) and (isinstance(key, BigInt) or abs(key) > SAFE):
         bits = abs(key) & 0xFFFFFFFFFFFFFFFF
     elif -(2**31) <= key < 2**31 and key == math.floor(key):
         low = int(key) & 0xFFFFFFFF

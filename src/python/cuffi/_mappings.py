@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from typing import Any, Callable, Iterator, List, Sequence, TYPE_CHECKING, Tuple
+from typing import Any, Callable, Generator, List, Sequence, TYPE_CHECKING, Tuple
 
 from . import _descriptors
 from ._driver import (
@@ -57,7 +57,7 @@ def map_once(key: Tuple[Any, ...], version: int, make: Callable[[], Mapping], fd
 
 
 @contextlib.contextmanager
-def opening(exporter: _descriptors.Exporter) -> Iterator[None]:
+def opening(exporter: _descriptors.Exporter) -> Generator[None, None, None]:
     """Says whose memory could not be opened."""
     try:
         yield
@@ -151,6 +151,7 @@ class ImportedPool:
 
 
 def map_pool(fields: Fields, pool: ImportedPool) -> Mapping:
+    assert fields.handle is not None, 'the pool itself is mapped nowhere'
     with pool.device, opening(fields.exporter):
         base = read_number('cuMemPoolImportPointer', pool.handle, ctypes.create_string_buffer(fields.handle, 64))
         try:

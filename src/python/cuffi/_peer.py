@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import inspect
 import select
-from typing import Any, AsyncIterator, Callable, Coroutine, Deque, Iterator, List, Optional, TYPE_CHECKING
+from typing import Any, AsyncIterator, Callable, Coroutine, Deque, Generator, Iterator, List, Optional, Set, TYPE_CHECKING
 
 from ._connection import Arrived, Slot, again
 from ._deadlines import Deadline, check_count, turn_if_due
@@ -31,8 +31,9 @@ class Peer(Context):
     After the end they raise ClosedError, PeerGoneError or IpcError, as `peer.end`.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    def __init__(self, connection: Any) -> None:
+        self._connection: Connection = connection
 
     def __del__(self) -> None:
         """Nobody can use it any more: its thread closes it."""
@@ -261,7 +262,7 @@ class Peer(Context):
         return False
 
     @contextlib.contextmanager
-    def _answering(self, number: int, stream: Any) -> Iterator[List[Any]]:
+    def _answering(self, number: int, stream: Any) -> Generator[List[Any], None, None]:
         """Replies with what is put into the list, or with what is raised."""
         answer: List[Any] = []
         try:
@@ -310,7 +311,10 @@ class Peer(Context):
             slot = Slot(is_async=True)
         except RuntimeError:
             return self._asend_when_awaited(value, stream)
-        post = lambda prepared: self._connection.send(prepared, slot=slot)  # noqa: E731
+
+        def post(prepared: Prepared) -> Outgoing:
+            return self._connection.send(prepared, slot=slot)
+
         return self._asent(self._connection.send_later(value, stream, post, slot.settle), slot)
 
     async def _asend_when_awaited(self, value: Any, stream: Any) -> None:
@@ -411,12 +415,15 @@ class Peer(Context):
         :param stop: when it is set, no more requests are taken: those that are begun are answered, and it returns
         """
         check_count(concurrency, 1, 'concurrency')
-        connection, running, failed = self._connection, set(), []  # type: ignore[var-annotated]
+        connection = self._connection
+        running: Set[asyncio.Task[None]] = set()
+        failed: List[BaseException] = []
 
         def on_done(task: 'asyncio.Task[None]') -> None:
             running.discard(task)
-            if not task.cancelled() and task.exception():
-                failed.append(task.exception())
+            error = None if task.cancelled() else task.exception()
+            if error:
+                failed.append(error)
 
         try:
             while not (failed or (stop and stop.is_set())):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
-from typing import Any, Deque, Dict, List, Optional, TYPE_CHECKING, Tuple
+from typing import Any, Deque, Dict, List, Optional, Set, TYPE_CHECKING, Tuple
 
 from ._background import background
 from ._channel_end import ChannelState, Stores
@@ -49,11 +49,11 @@ class Producer(ChannelState):
         self._copied: Tuple[Seat, ...] = ()
         self._acquired = self.published = 0
         # Messages that were acquired after one that is not published yet, and are over.
-        self._waiting_for_earlier: set = set()
-        self._skipped: set = set()
+        self._waiting_for_earlier: Set[int] = set()
+        self._skipped: Set[int] = set()
         # With deliver='one': messages that no consumer has, in order, and the holders of the others.
         self._ungranted: Deque[int] = collections.deque()
-        self._redelivered: set = set()
+        self._redelivered: Set[int] = set()
         self._holders: Dict[int, Seat] = {}
         self._failure: Optional[CudaError] = None
         self._stores = Stores(ring, self._on_stored, True, is_ahead, ring.slots)
@@ -388,10 +388,13 @@ class ProducerSlot(Owner):
 
     __slots__ = ('message', '_producer', '_stream', '_is_over')
 
-    def __init__(self, producer: Producer, message: int, stream: Optional[Stream]) -> None:
+    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    def __init__(self, producer: Any, message: int, stream: Any) -> None:
         # The number of the message, from 0.
-        self.message = message
-        self._producer, self._stream, self._is_over = producer, stream, False
+        self.message: int = message
+        self._producer: Producer = producer
+        self._stream: Optional[Stream] = stream
+        self._is_over = False
 
     def _assert_usable(self) -> None:
         if self._is_over:

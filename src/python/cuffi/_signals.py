@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import _signal
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+if TYPE_CHECKING:
+    import signal as _signal  # Its functions have the same types.
+else:
+    import _signal  # Those of `signal` are written in Python, so that a handler could run in the middle of them.
 
 
 class _Signals:
@@ -32,8 +36,9 @@ class _Signals:
             return
         if not self._depth:
             get = _signal.getsignal
-            self._handlers = handlers = {
+            handlers: Dict[int, Any] = {
                 number: handler for number, handler in [(number, get(number)) for number in self._NUMBERS] if callable(handler)}
+            self._handlers = handlers
             try:
                 for number in handlers:
                     _signal.signal(number, self._put_off)

@@ -47,7 +47,7 @@ BINARY_OF['e', 2] = BINARY_OF['H', 2]
 BINARY_OF.update({
     (form, size): number
     for family in ('ilq', 'ILQ')
-    for (known, size), number in list(BINARY_OF.items()) if known in family
+    for (known, size), number in list(BINARY_OF.items()) if known and known in family
     for form in family
 })  # fmt: skip
 AGGREGATE_ERROR = ERROR_TYPES.index('AggregateError')

@@ -66,7 +66,7 @@ class WakeSockets:
             if self._is_closed or self.has_ended:
                 return
             try:
-                data, controls, flags, _ = self._receive_end.recvmsg(
+                data, controls, _, _ = self._receive_end.recvmsg(
                     4096, FD_SPACE, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)  # fmt: skip
                 # No wake-up of cuffi has descriptors.
                 close_fds(received_fds(controls))
