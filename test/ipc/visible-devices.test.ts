@@ -200,7 +200,8 @@ describe('openIpcBuffer', () => {
 describe('CUDA_VISIBLE_DEVICES in Python', { ...needsTwo, skip: noPython || needsTwo.skip }, () => {
   const worker = (list: string): PythonWorker =>
     new PythonWorker('serve', { env: { ...process.env, CUDA_VISIBLE_DEVICES: list } });
-  const SEEN = '[cuffi._devices.format_uuid(device.uuid) for device in cuffi._devices.all_devices()]';
+  const SEEN =
+    '[cuffi._devices.format_uuid(device.uuid) for device in cuffi._devices.all_devices()]';
 
   test('a process sees what it lists, and opens memory by UUID', deadline, async () => {
     await using python = worker([...uuids].reverse().join());
