@@ -18,6 +18,9 @@ the sender's work on what was sent is done, and `close` until all work of the de
 that stream wait, and `close` gives the memory back behind that stream. A stream is an int, or an object
 with `cuda_stream` (torch), `ptr` (cupy) or `handle` (numba, cuda.core).
 
+Limits. `timeout` is a number of seconds. Without it a call waits for as long as it takes; with it, it raises
+TimeoutError. `device` is an ordinal, by default that of the current context. Sizes and strides are in bytes.
+
 Frames, again and again, go through a `Channel`, whose slots the other end maps once. A `Timeline` orders
 streams and hosts of several processes. `pinned` is host memory that processes share.
 

@@ -15,6 +15,7 @@ from ._errors import ClosedError, CuffiError
 from ._memory import OwnMemory, ReceivedMemory
 from ._owner import Context
 from ._signals import signals
+from ._types import DtypeLike, ShapeLike, StreamLike
 from ._waits import add_event, event_behind, is_behind_wait, stream_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class GpuArray(Context):
 
     @property
     def shape(self) -> Tuple[int, ...]:
+        """The length of each axis, in items. Stays known after `close()`, as all that describes the array."""
         return self._shape
 
     @property
@@ -60,6 +62,7 @@ class GpuArray(Context):
 
     @property
     def itemsize(self) -> int:
+        """The bytes of an item."""
         return self._dtype.itemsize
 
     @property
@@ -79,6 +82,7 @@ class GpuArray(Context):
 
     @property
     def read_only(self) -> bool:
+        """Whether kernels may only read the items: the GPU refuses writes, and the context is then lost."""
         return self._read_only
 
     @property
@@ -88,6 +92,7 @@ class GpuArray(Context):
 
     @property
     def closed(self) -> bool:
+        """Whether `close()` was called. Tensors that were made of the array before keep its memory."""
         return self._memory is None
 
     @property
@@ -197,7 +202,7 @@ class GpuArray(Context):
         if self.size and self._strides != contiguous(self._shape, self.itemsize):
             raise CuffiError('this array is not contiguous: copy it with torch or cupy')
 
-    def close(self, *, stream: Any = None) -> None:
+    def close(self, *, stream: Optional[StreamLike] = None) -> None:
         """Gives the memory back, once no tensor made of this array uses it. The second call does nothing.
 
         Without `stream` it waits until all work of the device is done; not if a stream waits for another process: the
@@ -264,13 +269,14 @@ class GpuPool:
 
     @property
     def device(self) -> int:
+        """The ordinal of the device. Raises IpcError if this process does not see it."""
         return device_by_uuid(self._uuid).ordinal
 
     def close(self) -> None:
         """Does nothing: the pool is closed with its last array, and with the connection."""
 
 
-def empty(shape: Any, dtype: Any = 'float32', *, device: Optional[int] = None) -> GpuArray:
+def empty(shape: ShapeLike, dtype: DtypeLike = 'float32', *, device: Optional[int] = None) -> GpuArray:
     """Returns uninitialized memory that every process and library can share, whatever allocates theirs.
 
     >>> frame = torch.from_dlpack(cuffi.empty((1080, 1920, 3), 'uint8'))

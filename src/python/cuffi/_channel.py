@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Optional, TYPE_CHECKING
+from typing import Optional, TYPE_CHECKING
 
 from . import _descriptors
 from ._channel_end import ChannelEnd, Slots, check_busy_poll
@@ -18,6 +18,7 @@ from ._memory import OwnMemory
 from ._producer import Producer
 from ._protocol import CHANNEL_FLAG_AHEAD, CHANNEL_FLAG_TO_ONE, KIND_CHANNEL, MAX_SLOTS, SLOT_ALIGNMENT
 from ._ring import Ring, check_layout
+from ._types import DtypeLike, ShapeLike, StreamLike
 
 if TYPE_CHECKING:
     from ._producer import ProducerSlot
@@ -37,7 +38,7 @@ class Channel(ChannelEnd):
     >>> slot.publish(stream, meta={'frame': 1})
     """
 
-    def __init__(self, slots: int, shape: Any = None, dtype: Any = None, *, byte_length: Optional[int] = None,
+    def __init__(self, slots: int, shape: Optional[ShapeLike] = None, dtype: DtypeLike = None, *, byte_length: Optional[int] = None,
                  deliver: str, ahead: bool = False, read_only: bool = False, busy_poll_us: int = 0,
                  device: Optional[int] = None) -> None:  # fmt: skip
         """
@@ -87,7 +88,7 @@ class Channel(ChannelEnd):
         """How many messages were published."""
         return self._held().published
 
-    def acquire(self, *, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
+    def acquire(self, *, stream: Optional[StreamLike] = None, timeout: Optional[float] = None) -> ProducerSlot:
         """Waits for a free slot: one that all consumers have released. Slots are published in the order of acquiring.
 
         With `stream`, in a channel with `ahead`, that stream waits instead of the caller. It must be non-blocking.
@@ -96,12 +97,12 @@ class Channel(ChannelEnd):
         state: Producer = self._state or self._held()
         return state.try_acquire(stream) or state.sleepers.wait(lambda: state.try_acquire(stream), timeout, state.slot_in_words)
 
-    async def aacquire(self, *, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
+    async def aacquire(self, *, stream: Optional[StreamLike] = None, timeout: Optional[float] = None) -> ProducerSlot:
         """As `acquire`."""
         state: Producer = self._held()
         return await state.sleepers.await_(lambda: state.try_acquire(stream), timeout, state.slot_in_words)
 
-    def try_acquire(self, *, stream: Any = None) -> Optional[ProducerSlot]:
+    def try_acquire(self, *, stream: Optional[StreamLike] = None) -> Optional[ProducerSlot]:
         """As `acquire`, without waiting: None if there is no free slot, or no more waits may be queued now.
 
         With a stream, also if a consumer has not received the channel yet.

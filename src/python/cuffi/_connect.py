@@ -168,6 +168,7 @@ class Listener(Context):
 
     @property
     def closed(self) -> bool:
+        """Whether it no longer accepts."""
         return self._socket.fileno() < 0
 
     def accept(self, *, timeout: Optional[float] = None) -> Peer:

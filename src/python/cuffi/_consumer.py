@@ -30,6 +30,7 @@ from ._protocol import (
 )
 from ._releases import release_page, releases_of
 from ._ring import Ring, check_layout, seat_length
+from ._types import StreamLike
 from ._waits import MAX_AHEAD, MAX_WORK_AHEAD, REPAIR_S, enqueue_wait, has_room
 from ._wakeups import Sleepers, WakeSockets
 from ._words import SharedWords
@@ -315,7 +316,7 @@ class ConsumerSlot(Owner):
         consumer, message = self._consumer, self.message
         return await consumer.sleepers.await_(lambda: consumer.filled(message), timeout, f'message {message} of a channel')
 
-    def release(self, stream: Any = None) -> None:
+    def release(self, stream: Optional[StreamLike] = None) -> None:
         """Gives the slot back when the work that is queued in a stream so far is done. The second call does nothing.
 
         :param stream: by default the legacy default stream
@@ -372,7 +373,7 @@ class ChannelConsumer(ChannelEnd):
                 return
             yield slot
 
-    def ahead(self, stream: Any, *, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
+    def ahead(self, stream: StreamLike, *, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
         """Hands out slots in order before they are filled: the stream waits for each of them, not the caller.
 
         At most 64 slots are ahead at a time. It ends when the producer has closed the channel; slots that were
@@ -390,7 +391,7 @@ class ChannelConsumer(ChannelEnd):
                 return
             yield slot
 
-    async def aahead(self, stream: Any, *, timeout: Optional[float] = None) -> AsyncIterator[ConsumerSlot]:
+    async def aahead(self, stream: StreamLike, *, timeout: Optional[float] = None) -> AsyncIterator[ConsumerSlot]:
         """As `ahead`."""
         state: _Consumer = self._held()
         while True:

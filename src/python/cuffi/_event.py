@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, TYPE_CHECKING
+from typing import Optional, TYPE_CHECKING
 
 from ._deadlines import wait_until
 from ._devices import chosen_device, stream_handle
 from ._driver import LEGACY_STREAM, call, read_number
 from ._owner import Context
+from ._types import StreamLike
 from ._waits import EventHandle, add_event, is_behind_wait
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Event(Context):
 
     @property
     def closed(self) -> bool:
+        """Whether `close()` was called here. The other end may still have it."""
         return self._own is None
 
     def _held(self) -> EventHandle:
@@ -58,14 +60,14 @@ class Event(Context):
         """Whether the work is done that was queued before the last record."""
         return self._held().has_run()
 
-    def record(self, stream: Any = LEGACY_STREAM) -> None:
+    def record(self, stream: StreamLike = LEGACY_STREAM) -> None:
         """Records the work that is queued in a stream, by default the legacy default stream."""
         event, handle = self._held(), stream_handle(stream)
         with event.device:
             call('cuEventRecord', event.value, handle)
         event.is_behind_wait = is_behind_wait(event.device, handle)
 
-    def wait(self, stream: Any = LEGACY_STREAM) -> None:
+    def wait(self, stream: StreamLike = LEGACY_STREAM) -> None:
         """Makes later work of a stream wait for the last record."""
         event, handle = self._held(), stream_handle(stream)
         with event.device:

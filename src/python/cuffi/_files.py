@@ -192,4 +192,5 @@ def take_fds(fds: List[int], count: int, what: str) -> List[int]:
 
 
 def credentials(sock: socket.socket) -> Tuple[int, int, int]:
-    return struct.unpack('=iII', sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))  # type: ignore[return-value]
+    pid, uid, gid = struct.unpack('=iII', sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid, gid

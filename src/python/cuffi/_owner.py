@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from ._background import background, call_later
 from ._errors import ClosedError
+
+
+_Context = TypeVar('_Context', bound='Context')
+_Closable = TypeVar('_Closable', bound='Closable')
 
 
 class Owner:
@@ -24,13 +28,22 @@ class Context(Owner):
 
     _why_closed = 'close() was called'
 
-    def __enter__(self) -> Any:
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes it. The second call does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self: _Context) -> _Context:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if not self.closed:  # type: ignore[attr-defined]
+        if not self.closed:
             self._why_closed = 'its with block ended'
-        self.close()  # type: ignore[attr-defined]
+        self.close()
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(f'this {type(self).__name__} is closed: {self._why_closed}')
@@ -49,6 +62,7 @@ class Closable(Context):
 
     @property
     def closed(self) -> bool:
+        """Whether `close()` was called, or a `with` block has ended."""
         return self._state is None
 
     def _held(self) -> Any:
@@ -63,7 +77,7 @@ class Closable(Context):
         if state is not None:
             state.close()
 
-    def __enter__(self) -> Any:
+    def __enter__(self: _Closable) -> _Closable:
         self._held()
         return self
 

@@ -17,6 +17,7 @@ from ._owner import Context
 from ._process import process_exit
 from ._protocol import FRAME_CANCELLATION, FRAME_FAILURE, FRAME_REQUEST, FRAME_RESPONSE, FRAME_VALUE, MAX_PENDING_REQUESTS
 from ._signals import signals
+from ._types import StreamLike
 from ._wire import NULL
 
 if TYPE_CHECKING:
@@ -48,10 +49,12 @@ class Peer(Context):
 
     @property
     def uid(self) -> int:
+        """The user id of the other process, as the kernel knows it."""
         return self._connection.uid
 
     @property
     def gid(self) -> int:
+        """The group id of the other process, as the kernel knows it."""
         return self._connection.gid
 
     @property
@@ -61,6 +64,7 @@ class Peer(Context):
 
     @property
     def closed(self) -> bool:
+        """Whether the connection has ended, at either end."""
         return self.end is not None
 
     @property
@@ -75,7 +79,7 @@ class Peer(Context):
 
     # ---- Values ----
 
-    def send(self, value: Any, *, stream: Any = None, timeout: Optional[float] = None) -> None:
+    def send(self, value: Any, *, stream: Optional[StreamLike] = None, timeout: Optional[float] = None) -> None:
         """Sends a value. Waits for the work on its GPU objects, unless `stream` is given.
 
         Raises TypeError and ValueError for what cannot be sent, IpcError for memory without a handle; with the
@@ -99,7 +103,7 @@ class Peer(Context):
                         raise
         slot.take()
 
-    def receive(self, *, stream: Any = None, timeout: Optional[float] = None) -> Any:
+    def receive(self, *, stream: Optional[StreamLike] = None, timeout: Optional[float] = None) -> Any:
         """Returns the next value, when the sender's work on it is done, or makes `stream` wait for that.
 
         What was not returned in time is returned by the next call.
@@ -158,7 +162,7 @@ class Peer(Context):
 
     # ---- Requests ----
 
-    def request(self, value: Any, *, stream: Any = None, timeout: Optional[float] = None) -> Any:
+    def request(self, value: Any, *, stream: Optional[StreamLike] = None, timeout: Optional[float] = None) -> Any:
         """Returns what the other end's handler answers. Raises RemoteError for what it throws.
 
         Raises IpcError with the code `not-served` if the other end waits for values and has never served.
@@ -205,7 +209,7 @@ class Peer(Context):
             return value
         raise value if isinstance(value, RemoteError) else RemoteError(repr(value))
 
-    def serve(self, handler: Callable[[Any], Any], *, stream: Any = None) -> None:
+    def serve(self, handler: Callable[[Any], Any], *, stream: Optional[StreamLike] = None) -> None:
         """Answers requests with `handler(value)`, in this thread, until the connection ends.
 
         What it raises is raised at the other end. `peer.given_up` tells it whether anybody still waits for the answer.
@@ -301,7 +305,7 @@ class Peer(Context):
 
     # ---- The same for asyncio ----
 
-    def asend(self, value: Any, *, stream: Any = None) -> Coroutine[Any, Any, None]:
+    def asend(self, value: Any, *, stream: Optional[StreamLike] = None) -> Coroutine[Any, Any, None]:
         """As `send`. Encodes at the call, and sends in the order of the calls, when the work on the value is done.
 
         Canceling takes it back, unless the other end reads it already. Called outside of an event loop, it begins when
@@ -364,7 +368,7 @@ class Peer(Context):
             raise
         return slot.result
 
-    async def areceive(self, *, stream: Any = None) -> Any:
+    async def areceive(self, *, stream: Optional[StreamLike] = None) -> Any:
         """As `receive`. What arrived for a canceled call is returned by the next one."""
         found = await self._next(self._take_value, self._connection._value_slots)
         if not isinstance(found, Arrived):
@@ -393,7 +397,7 @@ class Peer(Context):
             yield value
             del value
 
-    async def arequest(self, value: Any, *, stream: Any = None) -> Any:
+    async def arequest(self, value: Any, *, stream: Optional[StreamLike] = None) -> Any:
         """As `request`, sent in the order of `asend`. Canceling the task gives the request up."""
         connection, slot = self._connection, Slot(is_async=True)
         later = connection.send_later(value, stream, lambda prepared: self._ask(prepared, slot), slot.settle)
@@ -407,7 +411,7 @@ class Peer(Context):
             raise
         return self._answer(slot.take(), await self._aopen(slot.take(), stream))
 
-    async def aserve(self, handler: Callable[[Any], Any], *, stream: Any = None, concurrency: int = 1,
+    async def aserve(self, handler: Callable[[Any], Any], *, stream: Optional[StreamLike] = None, concurrency: int = 1,
                      stop: Optional[asyncio.Event] = None) -> None:  # fmt: skip
         """As `serve`, with a handler that may be a coroutine. It is canceled when its request is given up.
 

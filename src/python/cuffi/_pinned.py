@@ -21,6 +21,7 @@ from ._files import close_fds, is_sealed, sealed_memory, take_fds, whole_pages
 from ._owner import Closable
 from ._protocol import KIND_PINNED
 from ._releases import release_soon
+from ._types import DeviceArrayLike, StreamLike
 from ._waits import has_room_in, too_much_work
 from ._words import SharedWords, close_page
 
@@ -69,6 +70,7 @@ class PinnedBuffer(Closable):
 
     @property
     def nbytes(self) -> int:
+        """The size in bytes. Raises ClosedError."""
         return self._held().byte_length
 
     @property
@@ -95,7 +97,7 @@ class PinnedBuffer(Closable):
         state = self._held()
         return {'shape': (state.byte_length,), 'typestr': '|u1', 'data': state.view, 'version': 3}
 
-    def copy_to(self, array: Any, stream: Any = None) -> None:
+    def copy_to(self, array: DeviceArrayLike, stream: Optional[StreamLike] = None) -> None:
         """Copies the first bytes to all items of a contiguous array. With `stream` it returns at once.
 
         Without `stream` it waits until the copy is done. Raises ValueError for an array that does not fit.
@@ -103,7 +105,7 @@ class PinnedBuffer(Closable):
         address, byte_length = self._target(array, True)
         self._copy(address, self.ptr, byte_length, stream)
 
-    def copy_from(self, array: Any, stream: Any = None) -> None:
+    def copy_from(self, array: DeviceArrayLike, stream: Optional[StreamLike] = None) -> None:
         """Copies all items of a contiguous array to the first bytes. As `copy_to`."""
         address, byte_length = self._target(array, False)
         self._copy(self.ptr, address, byte_length, stream)

@@ -25,6 +25,7 @@ from ._protocol import (
 from ._releases import release_page
 from ._ring import Ring, check_layout, encode_meta
 from ._seat import Seat
+from ._types import DtypeLike, ShapeLike, StreamLike
 from ._waits import MAX_WORK_AHEAD, enqueue_wait, has_room
 from ._wakeups import Sleepers
 
@@ -417,7 +418,8 @@ class ProducerSlot(Owner):
         """All bytes of the slot. Raises CuffiError after it was published."""
         return self._views().buffer(self.message, self._stream)
 
-    def publish(self, stream: Any = None, *, meta: Any = None, shape: Any = None, dtype: Any = None) -> None:
+    def publish(self, stream: Optional[StreamLike] = None, *, meta: Any = None, shape: Optional[ShapeLike] = None,
+                dtype: DtypeLike = None) -> None:  # fmt: skip
         """Publishes the message: consumers get it when the work that is queued in a stream so far is done.
 
         Returns at once. Raises TypeError, ValueError for an invalid `meta` or a layout that does not fit, CuffiError

@@ -15,6 +15,7 @@ from ._files import sealed_memory, take_fds
 from ._owner import Closable
 from ._protocol import KIND_SIGNALER, KIND_TIMELINE, PAGE_BYTE_LENGTH, TIMELINE_VALUE
 from ._timeline_state import TimelineState
+from ._types import StreamLike
 from ._waits import current_stream, enqueue_wait, too_many_waits
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Timeline(Closable):
             raise state.gone()
         return int(value)
 
-    def signal(self, value: int, stream: Any = None) -> None:
+    def signal(self, value: int, stream: Optional[StreamLike] = None) -> None:
         """Signals a value when the work that is queued in a stream so far is done. Returns at once.
 
         Raises ValueError unless it is above the last one, CuffiError if this process does not signal, PeerGoneError if
@@ -73,7 +74,7 @@ class Timeline(Closable):
         value = check_count(value, 1, 'value')
         self._held().signal(value, current_stream(stream))
 
-    def wait(self, value: int, stream: Any = None) -> None:
+    def wait(self, value: int, stream: Optional[StreamLike] = None) -> None:
         """Makes later work of a stream wait until a value is reached, which need not be signaled yet.
 
         Raises PeerGoneError if it can no longer come, CuffiError if too many streams wait already. While a
