@@ -31,6 +31,8 @@ Ownership. What is sent is kept alive until the other end has closed it. What is
 from __future__ import annotations
 
 from . import _platform as _platform  # First: it says what this system lacks, where other imports would fail.
+
+# isort: split
 from ._array import GpuArray, GpuBuffer, GpuPool, empty
 from ._channel import Channel
 from ._connect import Listener, connect, listen, parent
@@ -45,6 +47,8 @@ from ._producer import ProducerSlot
 from ._timeline import Timeline, TimelineSignaler
 from ._values import BigInt, Map
 from ._version import __version__
+
+# isort: split
 from . import _lifecycle as _lifecycle  # Last: it ends what the others began.
 
 __all__ = [

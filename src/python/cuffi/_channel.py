@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Optional, TYPE_CHECKING
+from typing import Literal, Optional, TYPE_CHECKING
 
 from . import _descriptors
 from ._channel_end import ChannelEnd, Slots, check_busy_poll
@@ -39,7 +39,7 @@ class Channel(ChannelEnd):
     """
 
     def __init__(self, slots: int, shape: Optional[ShapeLike] = None, dtype: DtypeLike = None, *, byte_length: Optional[int] = None,
-                 deliver: str, ahead: bool = False, read_only: bool = False, busy_poll_us: int = 0,
+                 deliver: Literal['all', 'one'], ahead: bool = False, read_only: bool = False, busy_poll_us: int = 0,
                  device: Optional[int] = None) -> None:  # fmt: skip
         """
         :param slots: how many messages can be on their way, from 1 to 1024

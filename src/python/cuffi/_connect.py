@@ -216,14 +216,14 @@ class Listener(Context):
             if peer is not None:
                 return peer
             # A descriptor of its own: others may wait as well.
-            ready = loop.create_future()
+            ready: asyncio.Future[None] = loop.create_future()
             try:
                 fd = os.dup(self._socket.fileno())
             except OSError as error:
                 if error.errno == errno.EBADF:
                     continue  # Another thread has closed it.
                 raise IpcError(f'a connection cannot be waited for: {error.strerror}') from None
-            loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+            loop.add_reader(fd, _settle, ready)
             try:
                 await ready
             finally:
@@ -261,6 +261,11 @@ class Listener(Context):
                     os.unlink(self._path)
             except OSError:
                 pass  # Somebody else has removed it.
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 listeners: 'weakref.WeakSet[Listener]' = weakref.WeakSet()

@@ -302,7 +302,7 @@ def _parts(fields: Sequence[Tuple[str, str]]) -> List[Union[_Run, _One]]:
             parts.append(_Run(run))
             run = []
         parts.append(_One(_in_python(name), name, of_type))
-    return parts + [_Run(run)] if run else parts
+    return [*parts, _Run(run)] if run else parts
 
 
 # All of them have fixed sizes.

@@ -84,9 +84,10 @@ def format_uuid(uuid: bytes) -> str:
 def current_device() -> Device:
     """The device of the current context, or the first one."""
     devices, current, number = all_devices(), c_u64(), c_int()
-    if cuda_driver().cuCtxGetCurrent(ctypes.byref(current)) == 0 and current.value:
-        if cuda_driver().cuCtxGetDevice(ctypes.byref(number)) == 0:
-            return next((device for device in devices if device._number == number.value), devices[0])
+    cuda = cuda_driver()
+    is_current = cuda.cuCtxGetCurrent(ctypes.byref(current)) == 0 and current.value != 0
+    if is_current and cuda.cuCtxGetDevice(ctypes.byref(number)) == 0:
+        return next((device for device in devices if device._number == number.value), devices[0])
     if not devices:
         raise NotSupportedError('this process sees no GPU')
     return devices[0]
@@ -100,7 +101,7 @@ def chosen_device(device: Any) -> Device:
         ordinal = operator.index(device)
     except TypeError:
         ordinal = -1
-    if ordinal < 0 and not isinstance(device, int) or isinstance(device, bool):
+    if (ordinal < 0 and not isinstance(device, int)) or isinstance(device, bool):
         raise TypeError(f"device must be an int, the device's ordinal, not {device!r}")
     devices = all_devices()
     if not devices:

@@ -220,7 +220,6 @@ def received_at(base: int, begin: int, length: int) -> Optional[ReceivedMemory]:
     with locks.state:
         received = list(_received_memory)
     for memory in received:
-        if memory.mapping is mapping and memory.address <= begin:
-            if begin + length <= memory.address + memory.byte_length:
-                return memory
+        if memory.mapping is mapping and memory.address <= begin and begin + length <= memory.address + memory.byte_length:
+            return memory
     return None

@@ -7,5 +7,5 @@ if not sys.platform.startswith('linux'):
         f'cuffi needs Linux, and this is {sys.platform}: GPU memory is shared by means that only Linux has. '
         'On Windows, use WSL 2'
     )
-if sys.version_info < (3, 9):
+if sys.version_info < (3, 9):  # noqa: UP036 - this is what refuses them.
     raise ImportError(f'cuffi needs Python 3.9 or later, and this is {sys.version.split()[0]}')

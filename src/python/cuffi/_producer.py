@@ -136,9 +136,8 @@ class Producer(ChannelState):
             if seat.start <= message:
                 is_released_by_others, words = True, seat.words
                 # Most have reached that.
-                if not words.reached(SEAT_RELEASED + slot, count):
-                    if not enqueue_wait(words, SEAT_RELEASED + slot, count, stream):
-                        return False
+                if not words.reached(SEAT_RELEASED + slot, count) and not enqueue_wait(words, SEAT_RELEASED + slot, count, stream):
+                    return False
         # A consumer that has released it has waited until it was filled.
         if is_released_by_others or self.ring.is_filled(message):
             return True

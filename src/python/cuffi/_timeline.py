@@ -109,7 +109,8 @@ class Timeline(Closable):
         return TimelineSignaler(state.hand_over(), state.last)
 
     def _export(self) -> 'Exported':
-        return Exported(_descriptors.encode(Fields(KIND_TIMELINE)), (), None, None, owned=[os.dup(fd) for fd in self._held().fds], root=self._held())
+        state: TimelineState = self._held()
+        return Exported(_descriptors.encode(Fields(KIND_TIMELINE)), (), None, None, owned=[os.dup(fd) for fd in state.fds], root=state)
 
 
 class TimelineSignaler(Closable):

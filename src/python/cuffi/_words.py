@@ -71,7 +71,7 @@ class SharedWords:
     def reached(self, index: int, count: int) -> bool:
         value = self.words[index]
         # As `read`: what is no value has not reached anything.
-        return count <= value and (value <= SAFE or value == END_OF_WAITS) or self.is_over
+        return (count <= value and (value <= SAFE or value == END_OF_WAITS)) or self.is_over
 
     def is_reached(self, points: Points) -> bool:
         return all(self.reached(index, count) for index, count in points)
