@@ -2,10 +2,13 @@
 
 It replies to a buffer with its first word, read from the device, after it closed the buffer; to None
 with None.
+
+    receiver.py BUSY_POLL_US
 """
 
 import ctypes
 import struct
+import sys
 
 import cuffi
 
@@ -13,6 +16,7 @@ BLOCK, MOST_BLOCKS = 1 << 20, 64
 pattern = bytearray((at * 31 + (at >> 8)) & 255 for at in range(BLOCK))
 
 parent = cuffi.parent()
+parent.busy_poll_us = int(sys.argv[1])
 cuda = cuffi._driver.cuda_driver()
 word = ctypes.c_uint32()
 # As the other peers do, it reads without a wait for the work of other streams.
@@ -40,7 +44,7 @@ kept, compares_next = [], False
 parent.send(None)
 for value in parent:
     answer = None
-    if isinstance(value, cuffi.GpuArray):
+    if isinstance(value, cuffi.DeviceArray):
         if compares_next:
             answer, compares_next = compare(value), False
         else:

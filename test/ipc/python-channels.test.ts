@@ -862,6 +862,99 @@ describe('what Python has sent', options, () => {
       assert.equal(await python.evaluate("cuffi.leases.returned(kept['own'], timeout=20)"), 'null');
     },
   );
+
+  /** What `cuffi.leases.stats()` returns. */
+  async function stats(python: Python): Promise<unknown> {
+    const { byte_length, orphaned, leases } = await python.ask<Record<string, unknown[]>>(
+      'evaluate',
+      { source: 'cuffi.leases.stats()._asdict()' },
+    );
+    return { byteLength: byte_length, orphaned, leases };
+  }
+
+  const block = 2 << 20;
+
+  test(
+    'leases.stats says who holds what, and drain waits for what is closed here',
+    options,
+    async () => {
+      await using python = Python.start();
+      await nothingIsLent(python);
+      assert.deepEqual(await stats(python), { byteLength: 0, orphaned: [0, 0], leases: [] });
+      const { pid } = process;
+      for (const isAsync of [false, true]) {
+        const array = await python.ask<DeviceArray>('make_array', { name: 'own' });
+        const again = await python.ask<DeviceArray>('give', { name: 'own' });
+        const held = [pid, 'memory', block, false];
+        assert.deepEqual(await stats(python), {
+          byteLength: block,
+          orphaned: [0, 0],
+          leases: [held, held],
+        });
+        // It is open, also if a part of it is closed.
+        await python.evaluate("kept['own'][1:].close()");
+        const drain = isAsync
+          ? "__import__('asyncio').run(cuffi.leases.adrain(timeout=0.05))"
+          : 'cuffi.leases.drain(timeout=0.05)';
+        assert.equal(await python.evaluate(drain), 'null');
+        if (isAsync) await python.ask('drop', { name: 'own' });
+        else await python.evaluate("kept['own'].close()");
+        const kept = [pid, 'memory', block, true];
+        assert.deepEqual(await stats(python), {
+          byteLength: block,
+          orphaned: [1, block],
+          leases: [kept, kept],
+        });
+        const timedOut = new RegExp(
+          `^TimeoutError : waiting for ${block} bytes \\(memory\\) that process ${pid} has took more than 0.05 s`,
+        );
+        assert.match(await python.evaluate(drain), timedOut);
+        await python.ask('begin_drain', { is_async: isAsync });
+        array.close();
+        again.close();
+        assert.equal(await python.ask('result', { name: 'drain' }), 'done');
+        assert.deepEqual(await stats(python), { byteLength: 0, orphaned: [0, 0], leases: [] });
+      }
+    },
+  );
+
+  test('leases.stats knows every kind, and what is closed of each', options, async () => {
+    await using python = Python.start();
+    await nothingIsLent(python);
+    const things = await python.ask<Record<string, DeviceArray>>('make_things');
+    const kinds: readonly (readonly [kind: string, byteLength: number])[] = [
+      ['memory', block],
+      ['event', 0],
+      ['timeline', 0],
+      ['pinned', 8],
+      ['channel', block],
+    ];
+    const listed = (areOrphaned: readonly string[]): unknown =>
+      kinds.map(([kind, size]) => [process.pid, kind, size, areOrphaned.includes(kind)]);
+    for (let count = 0; count <= kinds.length; count += 1) {
+      const closed = kinds.slice(0, count);
+      assert.deepEqual(await stats(python), {
+        byteLength: 2 * block + 8,
+        orphaned: [count, closed.reduce((sum, [, size]) => sum + size, 0)],
+        leases: listed(closed.map(([kind]) => kind)),
+      });
+      if (count < kinds.length) await python.evaluate(`kept['${kinds[count]?.[0]}'].close()`);
+    }
+    for (const thing of Object.values(things)) thing.close();
+    await nothingIsLent(python);
+    assert.equal(await python.evaluate('cuffi.leases.drain(timeout=20)'), 'null');
+  });
+
+  test('memory of other libraries is never orphaned, and counts once', options, async () => {
+    await using python = Python.start();
+    await nothingIsLent(python);
+    const parts = await python.ask<DeviceArray[]>('make_borrowed');
+    const held = [process.pid, 'memory', 1000, false];
+    const { byteLength, orphaned, leases: all } = (await stats(python)) as Record<string, unknown>;
+    assert.deepEqual([byteLength, orphaned, all], [1000, [0, 0], [held, held]]);
+    for (const part of parts) part.close();
+    await nothingIsLent(python);
+  });
 });
 
 describe('hostile processes, as Python meets them', options, () => {

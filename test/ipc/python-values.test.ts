@@ -24,7 +24,10 @@ const cases: readonly (readonly [name: string, claim: string])[] = [
   ['Described', 'tensors of other libraries are understood or refused'],
   ['Dtypes', 'shapes, dtypes, devices and streams are what they seem, or are refused'],
   ['Host', 'copies from the host take every layout, and no items of another type'],
+  ['Names', 'names are those of Node, and older ones mean the same'],
+  ['Numpy', 'NumPy gets copies, and under the emulated driver the memory itself'],
   ['Values', 'values are sent as what they contain, and as they were when they were sent'],
+  ['Views', 'an index makes a view, as in NumPy, which shares the memory and keeps it'],
 ];
 
 describe('values and tensors of Python', options, () => {
@@ -88,7 +91,7 @@ describe('values and tensors of Python', options, () => {
     await using worker = new PythonWorker('serve', {}, program);
     for (const source of [
       "read_only(filled(4, 'uint8', b'abcd'))",
-      "Dlpack((lambda of: cuffi.GpuArray(of._memory, of.ptr, (4,), of._dtype, (1,), True))(filled(4, 'uint8', b'abcd')))",
+      "Dlpack((lambda of: cuffi.DeviceArray(of._memory, of.ptr, (4,), of._dtype, (1,), True))(filled(4, 'uint8', b'abcd')))",
     ]) {
       const array = await evaluated<DeviceArray>(worker, source);
       assert.equal(array.readOnly, true, String(array));

@@ -37,7 +37,7 @@ describe('streams of Python that wait', { skip: noPython, timeout: 120_000 }, ()
     assert.equal(await evaluate(copies), null);
     // One operation more would block the process inside the driver: so the host tells when it is done.
     assert.equal(await evaluate("peer.send(kept['array'], stream=stream)"), null);
-    const byHost = 'sum(map(len, peer._connection._page.host_stores.values()))';
+    const byHost = 'sum(map(len, peer._connection.order.own.host_stores.values()))';
     assert.equal(await evaluate(byHost), 1);
     using array = (await python.peer.receive()) as DeviceArray;
     const copied = array.copyToHost();

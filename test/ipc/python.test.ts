@@ -1,6 +1,7 @@
 /** Node and Python share GPU memory: the companion src/python/cuffi at the other end. */
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
+import { getEventListeners } from 'node:events';
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -22,7 +23,15 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
-import { connect, getIpcHandle, leases, listen, spawnPython } from '../../src/ipc/index.ts';
+import {
+  type ChildPeer,
+  connect,
+  getIpcHandle,
+  leases,
+  listen,
+  spawnPeer,
+  spawnPython,
+} from '../../src/ipc/index.ts';
 import { companionPath } from '../../src/python/companion.ts';
 import { onHardware } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';
@@ -107,8 +116,8 @@ describe('the companion for Python', options, () => {
         using array = deviceArray([3, 4], dtype);
         using turned = array.T;
         assert.deepEqual(await worker.ask('described', { things: [array, turned] }), [
-          ['GpuArray', dtype.name, [3, 4], [4 * dtype.itemsize, dtype.itemsize], false],
-          ['GpuArray', dtype.name, [4, 3], [dtype.itemsize, 4 * dtype.itemsize], false],
+          ['DeviceArray', dtype.name, [3, 4], [4 * dtype.itemsize, dtype.itemsize], false],
+          ['DeviceArray', dtype.name, [4, 3], [dtype.itemsize, 4 * dtype.itemsize], false],
         ]);
         const data = new Uint8Array(12 * dtype.itemsize).map((_, at) => at);
         await worker.ask('write', { thing: array, data });
@@ -141,10 +150,10 @@ describe('the companion for Python', options, () => {
     using event = CudaEvent.create({ interprocess: true });
     using stream = Stream.create({ nonBlocking: true });
     assert.deepEqual(await worker.ask('described', { things: [pool, readOnly, event, reversed] }), [
-      ['GpuPool'],
-      ['GpuBuffer', 'uint8', [1_000_000], [1], true],
-      ['Event'],
-      ['GpuArray', 'int32', [3], [-4], false],
+      ['ImportedPool'],
+      ['DeviceBuffer', 'uint8', [1_000_000], [1], true],
+      ['CudaEvent'],
+      ['DeviceArray', 'int32', [3], [-4], false],
     ]);
     assert.match(
       await worker.peer
@@ -221,8 +230,8 @@ describe('the companion for Python', options, () => {
     // They know their own memory again, in any view.
     const half = tensor.slice({ start: 500, stop: 510 });
     assert.deepEqual(await worker.ask('described', { things: [made, half] }), [
-      ['GpuArray', 'float32', [2, 3], [12, 4], false],
-      ['GpuArray', 'int32', [10], [4], false],
+      ['DeviceArray', 'float32', [2, 3], [12, 4], false],
+      ['DeviceArray', 'int32', [10], [4], false],
     ]);
     assert.deepEqual(
       await worker.ask('read', { thing: made }),
@@ -409,7 +418,7 @@ describe('errors of the companion', options, () => {
     ['peer.send(cuffi.empty((0, 3)))', /^ValueError : an array without items has no memory/],
     [
       '(lambda a: (a.close(), peer.send(a)))(cuffi.empty(1))',
-      /^ClosedError closed: this GpuArray is closed/,
+      /^ClosedError closed: this DeviceArray is closed/,
     ],
     ['cuffi.empty(3).copy_from_host(b"x")', /^ValueError : 1 bytes for an array of 12/],
     [
@@ -457,7 +466,7 @@ describe('errors of the companion', options, () => {
     await until(() => true);
     assert.match(
       String(await worker.ask('evaluate', { source: "kept['a'].ptr" })),
-      /^ClosedError closed: this GpuArray is closed: process \d+ has revoked it/,
+      /^ClosedError closed: this DeviceArray is closed: process \d+ has revoked it/,
     );
     await worker.ask('drop', { name: 'a' });
     await nothingIsLent(worker);
@@ -675,6 +684,88 @@ describe('spawnPython', options, () => {
       message: /args/,
     });
   });
+
+  test('gives the child the standard streams that were named', options, async () => {
+    const source = [
+      'import os, sys, cuffi',
+      'parent = cuffi.parent()',
+      "print('read', sys.stdin.read())",
+      "print('told', file=sys.stderr, flush=True)",
+      "os.write(3, b'more') if 'more' in sys.argv else None",
+      'parent.receive(); sys.exit(3)',
+    ].join('\n');
+    const folder = mkdtempSync(join(tmpdir(), 'cuffi-stdio-'));
+    const script = join(folder, 'program.py');
+    writeFileSync(script, source);
+    const textOf = async (stream: NodeJS.ReadableStream | null): Promise<string> => {
+      let text = '';
+      for await (const chunk of stream as NodeJS.ReadableStream) text += String(chunk);
+      return text;
+    };
+    try {
+      using piped = spawnPython(script, { args: ['more'], stdio: Array(4).fill('pipe') });
+      const { stdin, stdout, stderr, stdio } = piped.process;
+      stdin?.end('this');
+      const said = Promise.all([stdout, stderr, stdio[3] as typeof stdout].map(textOf));
+      await piped.send('end');
+      const gone = await piped.ended;
+      assert.deepEqual(await said, ['read this\n', 'told\n', 'more']);
+      // The error has no copy of what the reader of the pipe got.
+      assert.deepEqual([gone.name, (gone as PeerGoneError).stderr], ['PeerGoneError', undefined]);
+      // stderr is passed on, and kept, as without the option.
+      using inherited = spawnPython(script, { stdio: ['ignore', 'pipe'] });
+      const read = textOf(inherited.process.stdout);
+      await inherited.send('end');
+      assert.equal(((await inherited.ended) as PeerGoneError).stderr, 'told\n');
+      assert.equal(await read, 'read \n');
+      assert.equal(inherited.process.stderr !== null, true);
+      using silent = spawnPython(script, { stdio: 'ignore' });
+      await silent.send('end');
+      assert.equal(((await silent.ended) as PeerGoneError).exitCode, 3);
+      assert.deepEqual(silent.process.stdio.slice(0, 3), [null, null, null]);
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+    assert.throws(() => spawnPython(script, { stdio: 'none' as never }), TypeError);
+  });
+
+  test(
+    'ends the child when the signal is aborted, and starts none if it already is',
+    options,
+    async () => {
+      const spawns: readonly ((signal: AbortSignal) => ChildPeer)[] = [
+        (signal) => spawnPython(workerProgram, { args: ['serve'], signal }),
+        (signal) => spawnPeer(new URL('./fixtures/worker.ts', import.meta.url), { signal }),
+      ];
+      for (const start of spawns) {
+        const controller = new AbortController();
+        using child = start(controller.signal);
+        const { pid } = child.process;
+        controller.abort(new Error('no longer needed'));
+        await assert.rejects(child.receive({ timeoutMs: 20_000 }), {
+          name: 'PeerGoneError',
+          signal: 'SIGTERM',
+          pid,
+        });
+        await killed(child.process);
+        const running = (): number =>
+          process.getActiveResourcesInfo().filter((name) => name === 'ProcessWrap').length;
+        const before = running();
+        const reason = new Error('never mind');
+        assert.throws(() => start(AbortSignal.abort(reason)), reason);
+        assert.equal(running(), before);
+        assert.throws(() => start({} as AbortSignal), {
+          name: 'TypeError',
+          message: /^signal must be an AbortSignal/,
+        });
+      }
+      // A child that has ended listens to it no longer.
+      const { signal } = new AbortController();
+      const ended = spawnPython(workerProgram, { args: ['serve'], signal });
+      await ended[Symbol.asyncDispose]();
+      assert.equal(getEventListeners(signal, 'abort').length, 0);
+    },
+  );
 
   test('lets a script find the companion of this package before another one', options, async () => {
     const folder = mkdtempSync(join(tmpdir(), 'cuffi-other-'));

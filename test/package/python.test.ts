@@ -219,7 +219,7 @@ const wrongUses: Readonly<Record<string, readonly [string, string, RegExp]>> = {
   'cuffi.empty(1 << 40)': ['CudaError', 'CUDA_ERROR_OUT_OF_MEMORY', /out of memory/],
   'cuffi.pinned(-1)': ['ValueError', '', /-1/],
   "cuffi.empty(4).copy_from_host(b'abc')": ['ValueError', '', /3 bytes/],
-  'closed()': ['ClosedError', 'closed', /GpuArray is closed/],
+  'closed()': ['ClosedError', 'closed', /DeviceArray is closed/],
   "cuffi.Channel(4, (2,), deliver='x')": ['TypeError', '', /deliver must be/],
   "cuffi.Channel(0, (2,), deliver='all')": ['ValueError', '', /slots must be/],
   'cuffi.Timeline().reached(1, timeout=0.01)': ['TimeoutError', '', /value 1/],

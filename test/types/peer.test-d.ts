@@ -114,6 +114,16 @@ expectTypeOf(child).toEqualTypeOf<ChildPeer<Answer, Task>>();
 expectTypeOf(child.receive()).resolves.toEqualTypeOf<Answer>();
 const worker = spawnPython<Answer, Task>({ module: 'pkg.worker' }, { args: ['--fast'] });
 expectTypeOf(worker).toEqualTypeOf<ChildPeer<Answer, Task>>();
+const controller = new AbortController();
+const how = {
+  stdio: ['ignore', 'pipe', 'inherit'],
+  cwd: '/srv',
+  signal: controller.signal,
+} as const;
+spawnPython('model.py', { ...how, stdio: [...how.stdio], args: ['--fast'], python: 'python3.11' });
+spawnPeer('worker.js', { ...how, stdio: [...how.stdio], args: ['--fast'], execArgv: [] });
+// @ts-expect-error: of Node only
+spawnPython('model.py', { execArgv: [] });
 // @ts-expect-error: options are the second argument
 spawnPython({ module: 'pkg.worker', args: ['--fast'] });
 expectTypeOf(child.request('stop')).resolves.toEqualTypeOf<Answer>();

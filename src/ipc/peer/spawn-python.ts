@@ -4,12 +4,20 @@ import { fileURLToPath } from 'node:url';
 import { readSetting } from '../../../ffi/settings.ts';
 import { companionPath } from '../../python/companion.ts';
 import { checkOptions, checkStrings, formatValue } from '../../validate.ts';
-import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
+import { assertCanConnect, checkPeerOptions } from './peer-options.ts';
 import type { Anything } from './sendable.ts';
-import { ChildPeer, isUrl, scriptPath, startChild } from './spawn.ts';
+import {
+  CHILD_OPTIONS,
+  type ChildOptions,
+  ChildPeer,
+  checkChildOptions,
+  isUrl,
+  scriptPath,
+  startChild,
+} from './spawn.ts';
 
 /** Options of {@link spawnPython}: how the child is started. */
-export interface SpawnPythonOptions extends BusyPollOptions {
+export interface SpawnPythonOptions extends ChildOptions {
   /** The script's arguments, from `sys.argv[1]` on. */
   readonly args?: readonly string[];
   /**
@@ -17,14 +25,12 @@ export interface SpawnPythonOptions extends BusyPollOptions {
    * (`VIRTUAL_ENV`), or `python3`.
    */
   readonly python?: string;
-  /** Default: the environment of this process. */
-  readonly env?: NodeJS.ProcessEnv;
-  readonly cwd?: string | URL;
 }
 
 /**
  * Starts a Python process that is connected to this one. In the script, `cuffi.parent()` is this process;
- * `import cuffi` finds the companion of this package. Its standard streams are those of this process.
+ * `import cuffi` finds the companion of this package. Its standard streams are those of this process,
+ * unless `stdio` says otherwise.
  *
  * When the child exits for any reason, the peer's values end. If it failed, PeerGoneError has its exit
  * code or signal, and the last 4 KiB of its stderr.
@@ -46,14 +52,13 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
   const {
     args = [],
     python,
-    env = process.env,
-    cwd,
     busyPollUs,
-  } = checkOptions(options, ['args', 'python', 'env', 'cwd', 'busyPollUs'], 'spawnPython');
+    ...others
+  } = checkOptions(options, ['args', 'python', ...CHILD_OPTIONS], 'spawnPython');
   const init = checkPeerOptions({ busyPollUs });
   const given = checkStrings(args, 'args');
-  if (typeof env !== 'object' || env === null)
-    throw new TypeError(`env must be an object, not ${formatValue(env)}`);
+  const { passesOnStderr, ...how } = checkChildOptions(others, 'spawnPython');
+  const { env, cwd } = how;
   if (python !== undefined && (typeof python !== 'string' || python === ''))
     throw new TypeError(`python must be the path of an interpreter, not ${formatValue(python)}`);
   const module = moduleName(script);
@@ -64,11 +69,10 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
       : undefined;
   const companion = companionPath();
   const command = {
+    ...how,
     file: python ?? interpreterIn(env),
     args: [...run, ...given],
     env: { ...env, PYTHONPATH: withCompanion(env['PYTHONPATH'], companion) },
-    stdio: ['inherit', 'inherit', 'pipe'],
-    cwd,
   };
   return startChild(
     command,
@@ -82,7 +86,7 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
             return companion === undefined ? NO_COMPANION : undefined;
           },
           parentCall: 'cuffi.parent()',
-          passesOnStderr: true,
+          passesOnStderr,
           remedy: ': name the interpreter with { python } or CUFFI_PYTHON',
         },
         init,

@@ -5,6 +5,7 @@ import { fileURLToPath } from 'node:url';
 import { closeFd, setCloseOnExec } from '../../../ffi/linux/libc.ts';
 import { peerCredentials, socketPair } from '../../../ffi/linux/socket.ts';
 import { isMainThread } from '../../../ffi/thread.ts';
+import { checkDeadline } from '../../deadline.ts';
 import { IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { assertInternal, checkOptions, checkStrings, formatValue } from '../../validate.ts';
@@ -15,21 +16,31 @@ import { Peer } from './peer.ts';
 import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
 import type { Anything } from './sendable.ts';
 
-/** Options of {@link spawnPeer}: how the child is started. */
-export interface SpawnPeerOptions extends BusyPollOptions {
-  /** The script's arguments, from `process.argv[2]` on. */
-  readonly args?: readonly string[];
+/** How a child is started, in either language. */
+export interface ChildOptions extends BusyPollOptions {
   /** Default: the environment of this process. */
   readonly env?: NodeJS.ProcessEnv;
-  /** Node's own arguments. Default: those of this process, so that TypeScript still runs. */
-  readonly execArgv?: readonly string[];
+  readonly cwd?: string | URL;
+  /**
+   * Aborting ends the child by SIGTERM, as of `child_process.spawn`. Its peer then ends with a
+   * {@link PeerGoneError} that names the signal. If it is aborted before, no child is started, and the
+   * call throws its reason.
+   */
+  readonly signal?: AbortSignal;
   /**
    * As of `child_process.spawn`. Default: 'inherit'. An inherited stderr is a pipe, which this process
    * passes on to its own: so the {@link PeerGoneError} of a child has the end of it. Pass the file
    * descriptor 2 for the terminal itself, or for a child that outlives this process.
    */
   readonly stdio?: SpawnOptions['stdio'];
-  readonly cwd?: string | URL;
+}
+
+/** Options of {@link spawnPeer}: how the child is started. */
+export interface SpawnPeerOptions extends ChildOptions {
+  /** The script's arguments, from `process.argv[2]` on. */
+  readonly args?: readonly string[];
+  /** Node's own arguments. Default: those of this process, so that TypeScript still runs. */
+  readonly execArgv?: readonly string[];
 }
 
 /**
@@ -54,24 +65,18 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
   assertCanConnect('spawnPeer');
   const {
     args = [],
-    env = process.env,
     execArgv = ownExecArgv(),
-    stdio = 'inherit',
-    cwd,
     busyPollUs,
-  } = checkOptions(options, ['args', 'env', 'execArgv', 'stdio', 'cwd', 'busyPollUs'], 'spawnPeer');
+    ...others
+  } = checkOptions(options, ['args', 'execArgv', ...CHILD_OPTIONS], 'spawnPeer');
   const init = checkPeerOptions({ busyPollUs });
   const given = checkStrings(args, 'args');
   const ownArgs = checkStrings(execArgv, 'execArgv');
-  if (typeof env !== 'object' || env === null)
-    throw new TypeError(`env must be an object, not ${formatValue(env)}`);
+  const { passesOnStderr, ...how } = checkChildOptions(others, 'spawnPeer');
+  const { cwd } = how;
   const path = scriptPath(script);
-  const streams = Array.isArray(stdio) ? [...stdio] : [stdio, stdio, stdio];
-  while (streams.length < 3) streams.push('inherit');
-  const passesOnStderr = streams[2] === 'inherit';
-  if (passesOnStderr) streams[2] = 'pipe';
   return startChild(
-    { file: process.execPath, args: [...ownArgs, path, ...given], env, stdio: streams, cwd },
+    { ...how, file: process.execPath, args: [...ownArgs, path, ...given] },
     (socket, child) => {
       const file = resolve(isUrl(cwd) ? fileURLToPath(cwd) : (cwd ?? '.'), path);
       const findFault = (): string | undefined => missingScript(file);
@@ -102,18 +107,50 @@ export function scriptPath(script: unknown): string {
   return /^(-|inspect$|debug$)/.test(path) ? `./${path}` : path;
 }
 
-/** How a connected child is started. */
-interface ChildCommand {
-  readonly file: string;
-  readonly args: readonly string[];
+/** The names of {@link ChildOptions}. */
+export const CHILD_OPTIONS = ['env', 'stdio', 'cwd', 'signal', 'busyPollUs'] as const;
+
+/** Checked options of a child. */
+interface ChildEnvironment {
   readonly env: NodeJS.ProcessEnv;
   readonly stdio: readonly unknown[];
   readonly cwd: string | URL | undefined;
+  readonly signal: AbortSignal | undefined;
+}
+
+/**
+ * Returns how a child is started, and whether its stderr is a pipe that is to be passed on.
+ *
+ * @throws TypeError for invalid options; the signal's reason if it is aborted
+ */
+export function checkChildOptions(
+  {
+    env = process.env,
+    stdio = 'inherit',
+    cwd,
+    signal,
+  }: { readonly [K in keyof ChildOptions]: ChildOptions[K] | undefined },
+  call: string,
+): ChildEnvironment & { readonly passesOnStderr: boolean } {
+  if (typeof env !== 'object' || env === null)
+    throw new TypeError(`env must be an object, not ${formatValue(env)}`);
+  const streams: unknown[] = Array.isArray(stdio) ? [...stdio] : [stdio, stdio, stdio];
+  while (streams.length < 3) streams.push('inherit');
+  const passesOnStderr = streams[2] === 'inherit';
+  if (passesOnStderr) streams[2] = 'pipe';
+  checkDeadline({ signal }, call).signal?.throwIfAborted();
+  return { env, stdio: streams, cwd, signal, passesOnStderr };
+}
+
+/** How a connected child is started. */
+interface ChildCommand extends ChildEnvironment {
+  readonly file: string;
+  readonly args: readonly string[];
 }
 
 /** Starts a child that inherits its end of a connection, behind its other descriptors. */
 export function startChild<P>(
-  { file, args, env, stdio, cwd }: ChildCommand,
+  { file, args, env, stdio, cwd, signal }: ChildCommand,
   connect: (socket: number, child: ChildProcess) => P,
 ): P {
   const [own, other] = socketPair();
@@ -123,6 +160,7 @@ export function startChild<P>(
       env: { ...env, [PARENT_VARIABLE]: `${stdio.length}:${fstatSync(other).ino}` },
       stdio: [...stdio, other] as SpawnOptions['stdio'],
       ...(cwd === undefined ? {} : { cwd }),
+      ...(signal && { signal }),
     });
     isOwned = true;
     return connect(own, child);
@@ -195,7 +233,7 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
       else report();
     });
     child.on('error', (error) => {
-      // This event also reports a failed kill.
+      // This event also reports a failed kill, and an abort.
       if (child.pid === undefined)
         connection.fail(
           new IpcError(

@@ -33,14 +33,14 @@ from __future__ import annotations
 from . import _platform as _platform  # First: it says what this system lacks, where other imports would fail.
 
 # isort: split
-from ._array import GpuArray, GpuBuffer, GpuPool, empty
+from ._array import DeviceArray, DeviceBuffer, ImportedPool, empty
 from ._channel import Channel
-from ._connect import Listener, connect, listen, parent
+from ._connect import Listener, connect, listen, parent, parent_peer
 from ._consumer import ChannelConsumer, ConsumerSlot
 from ._driver import CudaError
 from ._errors import ClosedError, CuffiError, DriverNotFoundError, IpcError, NotSupportedError, PeerGoneError, RemoteError
-from ._event import Event
-from ._leases import leases
+from ._event import CudaEvent
+from ._leases import LeasesStats, LeaseStats, leases
 from ._peer import Peer
 from ._pinned import PinnedBuffer, pinned
 from ._producer import ProducerSlot
@@ -51,6 +51,12 @@ from ._version import __version__
 # isort: split
 from . import _lifecycle as _lifecycle  # Last: it ends what the others began.
 
+# The names of before 0.3, for one version.
+GpuArray = DeviceArray
+GpuBuffer = DeviceBuffer
+GpuPool = ImportedPool
+Event = CudaEvent
+
 __all__ = [
     'BigInt',
     'Channel',
@@ -58,13 +64,19 @@ __all__ = [
     'ClosedError',
     'ConsumerSlot',
     'CudaError',
+    'CudaEvent',
     'CuffiError',
+    'DeviceArray',
+    'DeviceBuffer',
     'DriverNotFoundError',
     'Event',
     'GpuArray',
     'GpuBuffer',
     'GpuPool',
+    'ImportedPool',
     'IpcError',
+    'LeaseStats',
+    'LeasesStats',
     'Listener',
     'Map',
     'NotSupportedError',
@@ -80,6 +92,7 @@ __all__ = [
     'leases',
     'listen',
     'parent',
+    'parent_peer',
     'pinned',
     '__version__',
 ]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-from typing import Any, Dict, Optional, TYPE_CHECKING, Tuple
+from typing import Any, Dict, Iterator, Optional, TYPE_CHECKING, Tuple
 
 from . import _descriptors
 from ._devices import chosen_device, device_by_uuid, stream_handle
-from ._dlpack import CUDA_DEVICE, make_capsule
-from ._driver import LEGACY_STREAM, call
-from ._dtypes import DTYPES, check_shape, contiguous, dtype_of, extents
+from ._dlpack import CPU_DEVICE, CUDA_DEVICE, make_capsule
+from ._driver import LEGACY_STREAM, call, is_emulated
+from ._dtypes import DTYPES, check_shape, contiguous, dtype_of, extents, is_contiguous
 from ._errors import ClosedError, CuffiError
+from ._host import HostItems, import_numpy, numpy_dtype, read_items
+from ._indexing import select
 from ._memory import OwnMemory, ReceivedMemory
 from ._owner import Context
 from ._signals import signals
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ._memory import Memory
 
 
-class GpuArray(Context):
+class DeviceArray(Context):
     """An array in the memory of a GPU: made by `empty`, or received.
 
     torch, cupy, numba, cuda.core and jax take it as it is: `torch.from_dlpack(array)`,
@@ -33,6 +34,9 @@ class GpuArray(Context):
     tensors share its memory, and keep it. torch refuses the `__cuda_array_interface__` of read-only
     arrays: use `torch.from_dlpack`. torch does not refuse to write into such a tensor, but the GPU
     does: the kernel fails with 700, and the context is lost.
+
+    `array[1:3, ::2]` is a view: an array of the same memory, which keeps it. Closing a view gives
+    nothing back; closing the array that it was made of closes the view.
     """
 
     _instead = ('refer to it, send it with peer.send(), or copy its items: copy_to_host(), or clone() and copy() of torch and cupy. '
@@ -40,8 +44,11 @@ class GpuArray(Context):
 
     # Only cuffi makes one: what it is made of is no part of the types that users see.
     def __init__(self, memory: Any, address: int, shape: Tuple[int, ...], dtype: Any,
-                 strides: Tuple[int, ...], read_only: bool, stream: Optional[int] = None) -> None:  # fmt: skip
-        self._memory: Optional[Memory] = memory
+                 strides: Tuple[int, ...], read_only: bool, stream: Optional[int] = None,
+                 base: Optional[DeviceArray] = None) -> None:  # fmt: skip
+        """:param base: of a view, the array that has the memory; the view has none itself"""
+        self._memory: Optional[Memory] = memory if base is None else None
+        self._base = base
         self._device: Device = memory.device
         self._dtype: Dtype = dtype
         self._address, self._shape, self._strides = address, shape, strides
@@ -49,6 +56,8 @@ class GpuArray(Context):
         # What a consumer of the __cuda_array_interface__ keeps by keeping this object.
         self._exposed: Optional[Memory] = None
         self._offers: Optional[Offers] = None
+        if base is None and isinstance(memory, OwnMemory):
+            memory.add_array(self)
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -69,6 +78,11 @@ class GpuArray(Context):
     def strides(self) -> Tuple[int, ...]:
         """In bytes."""
         return self._strides
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self._shape)
 
     @property
     def size(self) -> int:
@@ -93,7 +107,8 @@ class GpuArray(Context):
     @property
     def closed(self) -> bool:
         """Whether `close()` was called. Tensors that were made of the array before keep its memory."""
-        return self._memory is None
+        base = self._base
+        return self._memory is None if base is None else base.closed
 
     @property
     def ptr(self) -> int:
@@ -102,6 +117,9 @@ class GpuArray(Context):
         return self._address
 
     def _held(self) -> Memory:
+        base = self._base
+        if base is not None:
+            return base._held()
         memory = self._memory
         if memory is None:
             raise self._closed_error()
@@ -111,36 +129,49 @@ class GpuArray(Context):
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
-        """Version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html"""
+        """Version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+
+        Its consumer keeps this object, and nothing tells when it ends. So from the first look on, the memory stays for as
+        long as this object does, also after `close()`. A view of its own, `cupy.asarray(array[...])`, ends with the
+        consumer.
+        """
         if not self._dtype.typestr:
             raise AttributeError(f'{self.dtype} has no typestr: use DLPack, such as torch.from_dlpack(array)')
         self._exposed = self._held()
-        is_contiguous = self._strides == contiguous(self._shape, self.itemsize)
+        is_plain = is_contiguous(self._shape, self._strides, self.itemsize)
         return {
             'shape': self._shape,
             'typestr': self._dtype.typestr,
             'data': (self._address if self.size else 0, self._read_only),
-            'strides': None if is_contiguous else self._strides,
+            'strides': None if is_plain else self._strides,
             'version': 3,
             'stream': self._stream,
         }
 
     def __dlpack_device__(self) -> Tuple[int, int]:
-        return CUDA_DEVICE, self._device.ordinal
+        """The kind and the ordinal of the device. Memory of the emulated driver is of the CPU."""
+        return (CPU_DEVICE, 0) if is_emulated() else (CUDA_DEVICE, self._device.ordinal)
 
     def __dlpack__(self, *, stream: Optional[int] = None, max_version: Optional[Tuple[int, int]] = None,
                    dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:  # fmt: skip
-        """https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html"""
-        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
-            raise BufferError(f'the array is on device {self.__dlpack_device__()}, not {dl_device}')
+        """https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html
+
+        For the CPU, under the emulated driver, it waits for the work of the device.
+        """
+        own, on_gpu = self.__dlpack_device__(), (CUDA_DEVICE, self._device.ordinal)
+        device = own if dl_device is None else (dl_device[0], dl_device[1])
+        if device not in (own, on_gpu):
+            raise BufferError(f'the array is on device {own}, not {dl_device}')
         if copy:
             raise BufferError('cuffi does not copy: copy the tensor')
         if stream == 0:
             raise ValueError('stream 0 is ambiguous: 1 is the legacy default stream, 2 the one of the thread')
-        self._held()
-        if stream != -1 and self._stream is not None:
+        memory = self._held()
+        if device != on_gpu:
+            memory.device.synchronize()
+        elif stream != -1 and self._stream is not None:
             self._let_wait(LEGACY_STREAM if stream is None else int(stream))
-        return make_capsule(self, max_version is not None and tuple(max_version) >= (1, 0))
+        return make_capsule(self, max_version is not None and tuple(max_version) >= (1, 0), device)
 
     def _let_wait(self, stream: int) -> None:
         """Makes a stream wait for the one that this array is ordered by."""
@@ -154,16 +185,32 @@ class GpuArray(Context):
             add_event(self._device, stream, event)
 
     def copy_to_host(self) -> bytes:
-        """Returns the bytes of all items, of a contiguous array. Waits for the work of the device."""
-        self._assert_contiguous()
-        out = ctypes.create_string_buffer(max(self.nbytes, 1))
+        """Returns the bytes of all items, the last index fastest, whatever the strides. Waits for the work of the device.
+
+        Raises ClosedError, CudaError.
+        """
+        return self._read_items().raw[: self.nbytes]
+
+    def numpy(self) -> Any:
+        """Returns a copy in host memory: an array of NumPy of this shape and dtype, contiguous and writable.
+
+        Waits for the work of the device. `bfloat16`, `float8_e4m3fn` and `float8_e5m2` need the package ml_dtypes: NumPy
+        does not know them, and their bits would be taken for numbers. `V12` is NumPy's `V12`.
+
+        >>> peer.receive()['image'].numpy().mean()
+
+        Raises ImportError without NumPy or ml_dtypes; ClosedError, CudaError.
+        """
+        numpy = import_numpy()
+        return numpy.ndarray(self._shape, numpy_dtype(numpy, self._dtype), self._read_items())
+
+    def _read_items(self) -> Any:
         # Another thread may close this array meanwhile.
         memory = self._held()
-        if self.nbytes:
-            with memory.device:
+        with memory.device:
+            if self.size:
                 call('cuCtxSynchronize')
-                call('cuMemcpyDtoH_v2', out, self._address, self.nbytes)
-        return out.raw[: self.nbytes]
+            return read_items(self._address, self._shape, self._strides, self.itemsize)
 
     def copy_from_host(self, data: Any) -> None:
         """Writes all items of a contiguous array: from bytes, or from an array of the same type in the memory of the host.
@@ -191,39 +238,77 @@ class GpuArray(Context):
             # A copy from pageable memory may return before it is done.
             call('cuCtxSynchronize')
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(
-            'this array is in the memory of a GPU, where NumPy cannot read it: copy it with '
-            'numpy.frombuffer(array.copy_to_host(), array.dtype).reshape(array.shape), or use a library of the GPU, such as '
-            'cupy.asarray(array) or torch.from_dlpack(array)')
+    def __array__(self, dtype: Any = None, *, copy: Optional[bool] = None) -> Any:
+        """Under the emulated driver: an array of NumPy in the same memory, for `numpy.asarray`, which keeps the memory.
+
+        Waits for the work of the device. Raises TypeError for memory of a GPU.
+        """
+        if not is_emulated():
+            raise TypeError(
+                'this array is in the memory of a GPU, where NumPy cannot read it: copy it with array.numpy(), or use a library '
+                'of the GPU, such as cupy.asarray(array) or torch.from_dlpack(array)')
+        numpy, memory = import_numpy(), self._held()
+        own = numpy_dtype(numpy, self._dtype)
+        memory.device.synchronize()
+        found = numpy.asarray(HostItems(memory, self._address, self._shape, self._strides, self._dtype, self._read_only)).view(own)
+        is_other = dtype is not None and numpy.dtype(dtype) != own
+        if is_other and copy is False:
+            raise ValueError(f'an array of {self.dtype} must be copied to be one of {numpy.dtype(dtype)}')
+        return numpy.array(found, dtype, copy=True) if is_other or copy else found
 
     def _assert_contiguous(self) -> None:
         self._held()
-        if self.size and self._strides != contiguous(self._shape, self.itemsize):
+        if not is_contiguous(self._shape, self._strides, self.itemsize):
             raise CuffiError('this array is not contiguous: copy it with torch or cupy')
 
+    # ---- Views ----
+
+    def __getitem__(self, index: Any) -> 'DeviceArray':
+        """Returns the view that an index chooses, as in NumPy: integers, slices with any step, `...`, and None for a new axis.
+
+        It shares the memory and keeps it, also if this array is dropped. Closing this array closes it. With an integer for
+        each axis it has no axis: `array[0, 1].numpy()` is the item. A part of a DeviceBuffer is a DeviceBuffer.
+
+        Raises IndexError, TypeError for masks and lists, which would copy; ClosedError.
+        """
+        memory, base = self._held(), self._base or self
+        offset, shape, strides = select(self._shape, self._strides, index)
+        is_buffer = isinstance(self, DeviceBuffer) and len(shape) == 1 and is_contiguous(shape, strides, 1)
+        return (DeviceBuffer if is_buffer else DeviceArray)(
+            memory, self._address + offset, shape, self._dtype, strides, self._read_only, self._stream, base)  # fmt: skip
+
+    def __iter__(self) -> Iterator['DeviceArray']:
+        """The views along the first axis."""
+        return (self[at] for at in range(len(self)))
+
     def close(self, *, stream: Optional[StreamLike] = None) -> None:
-        """Gives the memory back, once no tensor made of this array uses it. The second call does nothing.
+        """Gives the memory back, once no tensor made of this array uses it, and closes its views. The second call does nothing.
+
+        A view has no memory of its own: closing it gives back nothing. After a library has read the
+        `__cuda_array_interface__`, the memory stays as long as this object; see there.
 
         Without `stream` it waits until all work of the device is done; not if a stream waits for another process: the
         memory is then given back in the background. With `stream`, nothing waits: the memory is given back behind the
         work that is queued in that stream.
         """
         handle = None if stream is None else stream_handle(stream)
-        memory = self._memory
+        memory, self._base = self._memory, None
         if memory is None:
+            self._offers = None
             return
         if handle is not None and isinstance(memory, ReceivedMemory):
             memory.stream = handle
         self._memory = None
         self._offers = None
+        if isinstance(memory, OwnMemory):
+            memory.remove_array(self)
         connection = memory.connection if isinstance(memory, ReceivedMemory) else None
         del memory
         if connection is not None:
             with signals:
-                connection.give_back(may_wait=True)
+                connection.imports.give_back(may_wait=True)
 
-    def __enter__(self) -> 'GpuArray':
+    def __enter__(self) -> 'DeviceArray':
         self._held()
         return self
 
@@ -257,11 +342,11 @@ def _check_format(view: memoryview, dtype: Dtype) -> None:
         raise TypeError(f'data has items of format {view.format!r}, and the array of {dtype.name}: convert them, or pass their bytes')
 
 
-class GpuBuffer(GpuArray):
+class DeviceBuffer(DeviceArray):
     """Plain bytes in the memory of a GPU: what Node sends as a DeviceBuffer. An array of uint8."""
 
 
-class GpuPool:
+class ImportedPool:
     """A memory pool of another process. Its memory arrives as arrays and buffers; this only names it."""
 
     def __init__(self, uuid: bytes) -> None:
@@ -276,7 +361,7 @@ class GpuPool:
         """Does nothing: the pool is closed with its last array, and with the connection."""
 
 
-def empty(shape: ShapeLike, dtype: DtypeLike = 'float32', *, device: Optional[int] = None) -> GpuArray:
+def empty(shape: ShapeLike, dtype: DtypeLike = 'float32', *, device: Optional[int] = None) -> DeviceArray:
     """Returns uninitialized memory that every process and library can share, whatever allocates theirs.
 
     >>> frame = torch.from_dlpack(cuffi.empty((1080, 1920, 3), 'uint8'))
@@ -287,13 +372,13 @@ def empty(shape: ShapeLike, dtype: DtypeLike = 'float32', *, device: Optional[in
     lengths, kind = check_shape(shape), dtype_of(dtype)
     where = chosen_device(device)
     memory = OwnMemory(where, max(math.prod(lengths) * kind.itemsize, 1))
-    return GpuArray(memory, memory.address, lengths, kind, contiguous(lengths, kind.itemsize), False)
+    return DeviceArray(memory, memory.address, lengths, kind, contiguous(lengths, kind.itemsize), False)
 
 
 def array_of(memory: Memory, begin: int, layout: Optional[_descriptors.Layout],
-              byte_length: int, read_only: bool, stream: Optional[int]) -> GpuArray:  # fmt: skip
+              byte_length: int, read_only: bool, stream: Optional[int]) -> DeviceArray:  # fmt: skip
     if layout is None:
-        return GpuBuffer(memory, begin, (byte_length,), DTYPES['uint8'], (1,), read_only, stream)
+        return DeviceBuffer(memory, begin, (byte_length,), DTYPES['uint8'], (1,), read_only, stream)
     dtype = dtype_of(layout.dtype)
     low, _ = extents(layout.shape, layout.strides, dtype.itemsize)
-    return GpuArray(memory, begin - low, tuple(layout.shape), dtype, tuple(layout.strides), read_only, stream)
+    return DeviceArray(memory, begin - low, tuple(layout.shape), dtype, tuple(layout.strides), read_only, stream)

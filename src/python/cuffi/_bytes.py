@@ -13,6 +13,8 @@ SAFE = 2**53 - 1
 pack_double, pack_int = struct.Struct('<d').pack, struct.Struct('<i').pack
 _unpack_double, unpack_int = struct.Struct('<d').unpack_from, struct.Struct('<i').unpack_from
 
+_CUT = 'the bytes end in the middle of a value'
+
 
 def write_length(out: bytearray, value: int) -> None:
     while value > 0x7F:
@@ -38,16 +40,24 @@ class Reader:
         """Returns where so many bytes begin, and goes behind them."""
         at = self.at
         if count > self.end - at:
-            raise IpcError('the bytes end in the middle of a value')
+            raise IpcError(_CUT)
         self.at = at + count
         return at
 
     def take(self, count: int) -> bytes:
-        at = self.skip(count)
-        return self.data[at : at + count]
+        # These are called for each part of a message: without calls of others.
+        at, end = self.at, self.at + count
+        if end > self.end:
+            raise IpcError(_CUT)
+        self.at = end
+        return self.data[at:end]
 
     def byte(self) -> int:
-        return self.data[self.skip(1)]
+        at = self.at
+        if at >= self.end:
+            raise IpcError(_CUT)
+        self.at = at + 1
+        return self.data[at]
 
     def flag(self) -> bool:
         value = self.byte()
@@ -57,6 +67,11 @@ class Reader:
 
     def length(self, least_each: int = 1) -> int:
         """Reads a length of things that take so many bytes each at least."""
+        at = self.at
+        if at < self.end and (value := self.data[at]) < 0x80 and value * least_each < self.end - at:
+            # Most lengths have one byte, and what they count follows.
+            self.at = at + 1
+            return value
         value = shift = 0
         while True:
             byte = self.byte()
@@ -75,7 +90,7 @@ class Reader:
 
     def number(self, least: int = 0) -> int:
         """Reads an integer that was sent as a number."""
-        value = self.double()
+        value = _unpack_double(self.data, self.skip(8))[0]
         if not (value >= least and value <= SAFE and value == math.floor(value)):
             raise IpcError(f'{value} is not an integer of at least {least}')
         return int(value)
@@ -101,7 +116,7 @@ class Reader:
         count = self.length(9)
         if count > COUNTER_COUNT:
             raise limit_exceeded(f'a list of {count} points is too long')
-        points = []
+        points: List[Tuple[int, int]] = []
         for _ in range(count):
             index = self.length(0)
             if index >= COUNTER_COUNT:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Literal, Optional, TYPE_CHECKING
+from typing import Literal, Optional
 
 from . import _descriptors
-from ._channel_end import ChannelEnd, Slots, check_busy_poll
-from ._deadlines import check_count
+from ._channel_end import ChannelEnd, Slots
+from ._deadlines import check_busy_poll, check_count
 from ._descriptors import Fields
 from ._devices import chosen_device
 from ._dtypes import contiguous
 from ._export import Exported
 from ._files import sealed_memory
 from ._memory import OwnMemory
-from ._producer import Producer
+from ._producer import Producer, ProducerSlot
 from ._protocol import CHANNEL_FLAG_AHEAD, CHANNEL_FLAG_TO_ONE, KIND_CHANNEL, MAX_SLOTS, SLOT_ALIGNMENT
 from ._ring import Ring, check_layout
 from ._types import DtypeLike, ShapeLike, StreamLike
-
-if TYPE_CHECKING:
-    from ._producer import ProducerSlot
 
 
 class Channel(ChannelEnd):

@@ -9,8 +9,9 @@ import time
 import weakref
 from typing import Any, Callable, Deque, Dict, List, Optional, TYPE_CHECKING, Tuple, Union
 
-from ._array import GpuArray, GpuBuffer
+from ._array import DeviceArray, DeviceBuffer
 from ._background import background
+from ._deadlines import check_busy_poll
 from ._devices import is_context_lost, stream_handle
 from ._driver import NOT_READY, CudaError, call, cuda_driver
 from ._dtypes import DTYPES, contiguous
@@ -114,23 +115,23 @@ class Slots:
     def __init__(self, memory: Any, slots: int, stride: int, byte_length: int, layout: SlotLayout, read_only: bool) -> None:
         self._memory, self._slots, self._stride = memory, slots, stride
         self.byte_length, self.layout, self._read_only = byte_length, layout, read_only
-        self._arrays: List[Optional[GpuArray]] = [None] * slots
+        self._arrays: List[Optional[DeviceArray]] = [None] * slots
 
-    def array(self, message: int, layout: Optional[SlotLayout], stream: Optional[Stream]) -> GpuArray:
+    def array(self, message: int, layout: Optional[SlotLayout], stream: Optional[Stream]) -> DeviceArray:
         slot = message % self._slots
         array = self._arrays[slot] if layout is None else None
         if array is None or array.closed:
             dtype, shape = layout or self.layout
             address = self._memory.address + slot * self._stride
-            array = GpuArray(self._memory, address, shape, dtype, contiguous(shape, dtype.itemsize), self._read_only)
+            array = DeviceArray(self._memory, address, shape, dtype, contiguous(shape, dtype.itemsize), self._read_only)
             if layout is None:
                 self._arrays[slot] = array
         array._stream = None if stream is None else stream.handle
         return array
 
-    def buffer(self, message: int, stream: Optional[Stream]) -> GpuBuffer:
+    def buffer(self, message: int, stream: Optional[Stream]) -> DeviceBuffer:
         address, handle = self._memory.address + message % self._slots * self._stride, None if stream is None else stream.handle
-        return GpuBuffer(self._memory, address, (self.byte_length,), DTYPES['uint8'], (1,), self._read_only, handle)
+        return DeviceBuffer(self._memory, address, (self.byte_length,), DTYPES['uint8'], (1,), self._read_only, handle)
 
 
 class ChannelState:
@@ -221,9 +222,3 @@ class ChannelEnd(Closable):
     @busy_poll_us.setter
     def busy_poll_us(self, duration: int) -> None:
         self._held().sleepers.busy_poll_us = check_busy_poll(duration)
-
-
-def check_busy_poll(duration: Any) -> int:
-    if isinstance(duration, bool) or not isinstance(duration, (int, float)) or not 0 <= duration <= 1_000_000:
-        raise ValueError(f'busy_poll_us must be from 0 to 1000000, not {duration!r}')
-    return int(duration)

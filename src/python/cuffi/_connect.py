@@ -50,9 +50,13 @@ def parent() -> Peer:
         sock = socket.socket(fileno=number)
         sock.set_inheritable(False)
         _parent = Peer(Connection(sock, False))
-        _parent._connection._is_of_parent = True
+        _parent._connection.is_of_parent = True
         _end_quietly_with(_parent)
     return _parent
+
+
+# The name in Node.
+parent_peer = parent
 
 
 def _end_quietly_with(parent: Peer) -> None:
@@ -61,7 +65,7 @@ def _end_quietly_with(parent: Peer) -> None:
 
     def hook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
         end = connection.end
-        is_the_end = type(error) is type(end) and str(error) == str(end) and not connection._is_closed_here
+        is_the_end = type(error) is type(end) and str(error) == str(end) and not connection.is_closed_here
         if before is not sys.__excepthook__ or not is_the_end or os.environ.get('CUFFI_TRACE') == '1':
             before(kind, error, trace)
         elif isinstance(error, PeerGoneError):

@@ -8,6 +8,7 @@ from typing import Any, AsyncIterator, Callable, Iterator, List, Optional, Seque
 
 from ._background import background, nothing
 from ._bytes import SAFE
+from ._array import DeviceArray, DeviceBuffer
 from ._channel_end import END, ChannelEnd, ChannelState, Slots, Stores
 from ._devices import device_by_uuid, stream_handle
 from ._errors import CuffiError, IpcError, NotSupportedError, PeerGoneError
@@ -36,7 +37,6 @@ from ._wakeups import Sleepers, WakeSockets
 from ._words import SharedWords
 
 if TYPE_CHECKING:
-    from ._array import GpuArray, GpuBuffer
     from ._connection import Connection
     from ._descriptors import Fields
     from ._devices import Device
@@ -293,12 +293,12 @@ class ConsumerSlot(Owner):
         return self._consumer.slots
 
     @property
-    def array(self) -> GpuArray:
+    def array(self) -> DeviceArray:
         """The memory as an array, in the layout of the message. Raises CuffiError after `release`."""
         return self._views().array(self.message, self._layout, self._stream)
 
     @property
-    def buffer(self) -> GpuBuffer:
+    def buffer(self) -> DeviceBuffer:
         """All bytes of the slot. Raises CuffiError after `release`."""
         return self._views().buffer(self.message, self._stream)
 
@@ -421,10 +421,10 @@ class ChannelFields:
         for fd, length in ((fds[0], Ring.length(self.slots, not is_ahead)), (fds[1], seat_length(self.slots))):
             if not is_sealed(fd, length):
                 raise IpcError('received a channel whose memory is not sealed memory of its size')
-        mapping = connection._map(memory, device, fds[4:])
+        mapping = connection.imports.map(memory, device, fds[4:])
         assert mapping is not None
         # The lease is given back with the memory.
-        slot_memory = _SlotMemory(mapping, lambda: connection._release(lease))
+        slot_memory = _SlotMemory(mapping, lambda: connection.imports.release(lease))
         try:
             read_only = memory.read_only or mapping.is_read_only
             slots = Slots(slot_memory, self.slots, self.stride, self.byte_length, self.layout, read_only)

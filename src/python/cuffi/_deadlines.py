@@ -22,6 +22,12 @@ def check_count(value: Any, least: int, name: str) -> int:
     return count
 
 
+def check_busy_poll(duration: Any) -> int:
+    if isinstance(duration, bool) or not isinstance(duration, (int, float)) or not 0 <= duration <= 1_000_000:
+        raise ValueError(f'busy_poll_us must be from 0 to 1000000, not {duration!r}')
+    return int(duration)
+
+
 def seconds_of(timeout: Any) -> float:
     """A limit as a float. Raises TypeError, ValueError."""
     try:
@@ -49,6 +55,8 @@ class Deadline:
 
     def left_or_none(self) -> Optional[float]:
         """How many seconds are left; None if none are."""
+        if self._at == math.inf:
+            return math.inf
         left = self._at - time.monotonic()
         return left if left > 0 else None
 

@@ -64,15 +64,12 @@ class Decoder:
         # Why the value cannot be taken, although its end is found: a reason, and the code of its error.
         self.refusal: Optional[Tuple[str, str]] = None
 
-    def _count_part(self) -> None:
-        self._parts += 1
-        if self._parts > MAX_VALUE_PARTS:
-            raise limit_exceeded(f'a value has more than {MAX_VALUE_PARTS} parts')
-
     def read(self, put: Optional[Put], depth: int = 0) -> Any:
         """Returns a value; for a GPU object None, and `put` will be called with it."""
         reader = self._from
-        self._count_part()
+        self._parts += 1
+        if self._parts > MAX_VALUE_PARTS:
+            raise _too_many_parts()
         tag = reader.byte()
         if tag in CONSTANTS:
             return CONSTANTS[tag]
@@ -83,7 +80,7 @@ class Decoder:
             # JavaScript has no integers besides numbers.
             is_int = value.is_integer() and abs(value) <= SAFE and (value != 0 or math.copysign(1, value) > 0)
             return int(value) if is_int else value
-        if tag == TAG_LATIN1 or tag == TAG_UTF16:
+        if tag in (TAG_LATIN1, TAG_UTF16):
             reader.at -= 1
             return reader.string()
         if tag == TAG_BIGINT64:
@@ -125,9 +122,11 @@ class Decoder:
                 # An item that is missing.
                 if reader.at < reader.end and reader.data[reader.at] == TAG_HOLE:
                     reader.at += 1
-                    self._count_part()
+                    self._parts += 1
+                    if self._parts > MAX_VALUE_PARTS:
+                        raise _too_many_parts()
                 else:
-                    items[at] = self.read(_put_item(items, at), depth)
+                    items[at] = self.read(_Item(items, at), depth)
             return items
         if tag == TAG_OBJECT:
             return self._read_object(depth)
@@ -144,12 +143,12 @@ class Decoder:
         found: Dict[str, Any] = {}
         for _ in range(self._from.length(3)):
             name = self._from.string()
-            if utf16_length(name) > MAX_NAME_LENGTH:
+            if len(name) > MAX_NAME_LENGTH // 2 and utf16_length(name) > MAX_NAME_LENGTH:
                 raise limit_exceeded(f'a name of an object has more than {MAX_NAME_LENGTH} characters')
             if name in found or name == '__proto__':
                 raise IpcError(f'the name {name[:80]!r} of an object is repeated or not allowed')
             found[name] = None
-            found[name] = self.read(_put_item(found, name), depth)
+            found[name] = self.read(_Item(found, name), depth)
         return found
 
     def _read_map(self, depth: int) -> Map:
@@ -173,11 +172,11 @@ class Decoder:
             elif key in found:
                 self.refusal = self._repeated(key, found, nulls, f'a Map has the key {str(key)[:80]!r} twice')
             found[key] = None
-            found[key] = self.read(_put_item(found, key), depth)
+            found[key] = self.read(_Item(found, key), depth)
         return found
 
-    def _read_set(self, depth: int) -> set:
-        found: set = set()
+    def _read_set(self, depth: int) -> Set[Any]:
+        found: Set[Any] = set()
         count = self._from.length()
         nulls: Set[bytes] = set()
         table = HashTable(True) if count > MAX_UNCOUNTED_KEYS else None
@@ -206,8 +205,9 @@ class Decoder:
         return (why, 'ipc-failed') if is_same else _unusable(f'{why}, as Python compares them')
 
     def _hashable(self, key: Any) -> Any:
+        items: Any = key
         if isinstance(key, list):
-            return tuple(self._hashable(item) for item in key)
+            return tuple(self._hashable(item) for item in items)
         if isinstance(key, (dict, set, _array.array)):
             self.refusal = _unusable('a Map has a key, or a Set a member, that Python cannot hash')
             return None
@@ -250,8 +250,17 @@ class Decoder:
         return error
 
 
-def _put_item(container: Any, key: Any) -> Put:
-    def put(item: Any) -> None:
-        container[key] = item
+def _too_many_parts() -> IpcError:
+    return limit_exceeded(f'a value has more than {MAX_VALUE_PARTS} parts')
 
-    return put
+
+class _Item:
+    """Puts an object into its container, when it is opened."""
+
+    __slots__ = ('_container', '_key')
+
+    def __init__(self, container: Any, key: Any) -> None:
+        self._container, self._key = container, key
+
+    def __call__(self, item: Any) -> None:
+        self._container[self._key] = item

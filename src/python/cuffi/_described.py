@@ -6,7 +6,7 @@ import operator
 from typing import Any, Optional, TYPE_CHECKING
 
 from . import _descriptors
-from ._array import GpuArray, GpuBuffer
+from ._array import DeviceArray, DeviceBuffer
 from ._dlpack import CUDA_DEVICE, dtype_of_dlpack, read_capsule
 from ._dtypes import check_shape, checked_extents, contiguous, dtype_of, integers_of
 from ._errors import NotSupportedError
@@ -40,11 +40,11 @@ class Described:
         self.owner: Any = value
         self.memory: Optional[Memory] = None
         self.is_buffer = False
-        if isinstance(value, GpuArray):
+        if isinstance(value, DeviceArray):
             self.memory = value._held()
             self.address, self.shape, self.dtype = value.ptr, value.shape, value._dtype
             self.strides, self.read_only = value.strides, value.read_only
-            self.is_buffer = type(value) is GpuBuffer
+            self.is_buffer = type(value) is DeviceBuffer
             # The array may be closed before the other end has released it.
             self.owner = self.memory
         else:

@@ -7,9 +7,25 @@ import operator
 import threading
 from typing import Any, List, Optional
 
-from ._driver import LEGACY_STREAM, POSIX_FD, STICKY, AccessDesc, AllocationProp, c_int, c_u64, call, cuda_driver, has_pointers, read_number
+from ._driver import (
+    LEGACY_STREAM,
+    POSIX_FD,
+    STICKY,
+    AccessDesc,
+    AllocationProp,
+    c_int,
+    c_u64,
+    call,
+    check_status,
+    cuda_driver,
+    has_pointers,
+    read_number,
+)
 from ._errors import IpcError, NotSupportedError
 from ._process import locks
+
+# Where contexts are written that nobody reads.
+_POPPED = ctypes.byref(c_u64())
 
 
 class Device:
@@ -36,15 +52,24 @@ class Device:
 
     def __enter__(self) -> 'Device':
         """Makes its context the current one of this thread."""
-        call('cuCtxPushCurrent_v2', self.context)
+        status = cuda_driver().cuCtxPushCurrent_v2(self._context or self.context)
+        if status:
+            check_status(status, 'cuCtxPushCurrent_v2')
         return self
 
     def __exit__(self, *_: Any) -> None:
-        cuda_driver().cuCtxPopCurrent_v2(ctypes.byref(c_u64()))
+        cuda_driver().cuCtxPopCurrent_v2(_POPPED)
 
     def synchronize(self) -> None:
-        with self:
-            call('cuCtxSynchronize')
+        """Waits until all work is done. Raises CudaError."""
+        cuda = cuda_driver()
+        status = cuda.cuCtxPushCurrent_v2(self._context or self.context)
+        if status:
+            check_status(status, 'cuCtxPushCurrent_v2')
+        status = cuda.cuCtxSynchronize()
+        cuda.cuCtxPopCurrent_v2(_POPPED)
+        if status:
+            check_status(status, 'cuCtxSynchronize')
 
     def access(self, flags: int) -> AccessDesc:
         return AccessDesc(1, self._number, flags)

@@ -16,7 +16,7 @@ from ._files import libc
 from ._process import process_exit
 
 if TYPE_CHECKING:
-    from ._array import GpuArray
+    from ._array import DeviceArray
     from ._dtypes import Dtype
 
 
@@ -46,7 +46,7 @@ class _DLManagedVersioned(ctypes.Structure):
                 ('flags', ctypes.c_uint64), ('tensor', _DLTensor)]  # fmt: skip
 
 
-CUDA_DEVICE = 2
+CPU_DEVICE, CUDA_DEVICE = 1, 2
 _READ_ONLY_FLAG = 1
 _CapsuleDestructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
@@ -121,7 +121,7 @@ class Offers:
         self._capsules = []
 
 
-def _strides_in_items(array: 'GpuArray') -> List[int]:
+def _strides_in_items(array: 'DeviceArray') -> List[int]:
     itemsize, is_empty = array.itemsize, array.size == 0
     strides: List[int] = []
     for length, stride in zip(array.shape, array.strides):
@@ -142,7 +142,8 @@ def no_deleter() -> Any:
     return ctypes.cast(libc.getpid, _Deleter)
 
 
-def make_capsule(array: 'GpuArray', is_versioned: bool) -> Any:
+def make_capsule(array: 'DeviceArray', is_versioned: bool, device: Tuple[int, int]) -> Any:
+    """:param device: where the consumer is told that it is: DLPack's kind and the ordinal"""
     ndim, dtype = len(array.shape), array._dtype
     lanes = 1 if dtype.typestr[1:2] != 'V' else dtype.itemsize
     if lanes > 0xFFFF:
@@ -156,7 +157,8 @@ def make_capsule(array: 'GpuArray', is_versioned: bool) -> Any:
     strides = (ctypes.c_int64 * max(ndim, 1))(*_strides_in_items(array))
     managed = (_DLManagedVersioned if is_versioned else _DLManaged)()
     tensor = managed.tensor
-    tensor.data, tensor.device_type, tensor.device_id = array.ptr if array.size else None, CUDA_DEVICE, array._device.ordinal
+    tensor.data = array.ptr if array.size else None
+    tensor.device_type, tensor.device_id = device
     tensor.ndim, tensor.code, tensor.lanes = ndim, dtype.code, lanes
     tensor.bits = dtype.itemsize * 8 if lanes == 1 else 8
     tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))

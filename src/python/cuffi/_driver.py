@@ -225,14 +225,14 @@ def _describe_status(status: int, driver: Optional[_Driver]) -> Tuple[str, str]:
     return texts[0] or f'CUDA_ERROR_{status}', texts[1] or 'unknown error'
 
 
-def _check(status: int, call: str, doing: str = '') -> None:
+def check_status(status: int, call: str, doing: str = '') -> None:
     if status:
         raise CudaError(call, status, doing)
 
 
 def call(name: str, *arguments: Any, doing: str = '') -> None:
     """Calls a function of the driver. Raises CudaError."""
-    _check(getattr(cuda_driver(), name)(*arguments), name, doing)
+    check_status(getattr(cuda_driver(), name)(*arguments), name, doing)
 
 
 def read_number(name: str, *arguments: Any, doing: str = '', kind: Any = c_u64) -> int:
@@ -244,4 +244,9 @@ def read_number(name: str, *arguments: Any, doing: str = '', kind: Any = c_u64) 
 
 def has_pointers() -> bool:
     """Whether handles are pointers: those of an emulated driver may be any number."""
-    return isinstance(cuda_driver()._library, ctypes.CDLL)
+    return not is_emulated()
+
+
+def is_emulated() -> bool:
+    """Whether the memory of devices is host memory, without a GPU."""
+    return not isinstance(cuda_driver()._library, ctypes.CDLL)

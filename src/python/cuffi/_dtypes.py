@@ -108,6 +108,16 @@ def contiguous(shape: Sequence[int], itemsize: int) -> Tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def is_contiguous(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether items lie one behind the other in the order of their indices. The stride of one index says nothing."""
+    step = itemsize
+    for length, stride in zip(reversed(shape), reversed(strides)):
+        if length > 1 and stride != step:
+            return 0 in shape
+        step *= length
+    return True
+
+
 def extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:
     """The first byte of the items, and the one behind the last, from item [0, 0, ...]."""
     low, high = 0, itemsize

@@ -1,5 +1,8 @@
 """Writes values."""
 
+# pyright: standard
+# Values may be anything, and what is in them, too.
+
 from __future__ import annotations
 
 import datetime
@@ -8,11 +11,11 @@ import struct
 import traceback
 from typing import Any, List, Tuple
 
-from ._array import GpuArray
+from ._array import DeviceArray
 from ._bytes import SAFE, pack_double, pack_int, write_length
 from ._described import is_on_gpu
 from ._errors import RemoteError
-from ._event import Event
+from ._event import CudaEvent
 from ._hashes import check_collisions_in_node
 from ._owner import Closable
 from ._protocol import (
@@ -72,7 +75,7 @@ class Encoder:
             out += pack_double(value)
         elif kind is str:
             self.string(value)
-        elif isinstance(value, (GpuArray, Event, Closable)):
+        elif isinstance(value, (DeviceArray, CudaEvent, Closable)):
             self._object(value)
         elif isinstance(value, (dict, list, tuple, set, frozenset, BaseException)):
             if depth >= MAX_VALUE_DEPTH:
@@ -233,7 +236,7 @@ class Encoder:
             raise _not_sent(value, f'its items have the format {view.format!r}, which JavaScript has not: convert them, or send its bytes')
         if view.ndim > 1:
             raise ValueError(
-                f'an array of shape {list(view.shape)} would arrive without its shape: send array.ravel() and array.shape, '
+                f'an array of shape {list(view.shape or ())} would arrive without its shape: send array.ravel() and array.shape, '
                 'or copy it to the GPU: cuffi.empty(array.shape, array.dtype).copy_from_host(array)')
         self._binaries += 1
         if view.nbytes > MAX_VALUE_BYTE_LENGTH or self._binaries > MAX_VALUE_BINARIES:

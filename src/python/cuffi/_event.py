@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Optional, TYPE_CHECKING
 
 from ._deadlines import wait_until
 from ._devices import chosen_device, stream_handle
 from ._driver import LEGACY_STREAM, call, read_number
 from ._owner import Context
+from ._process import locks
 from ._types import StreamLike
 from ._waits import EventHandle, add_event, is_behind_wait
 
@@ -15,7 +17,17 @@ if TYPE_CHECKING:
     from ._devices import Device
 
 
-class Event(Context):
+# The events that this process has made.
+_made_here: 'weakref.WeakSet[CudaEvent]' = weakref.WeakSet()
+
+
+def is_event_open(handle: EventHandle) -> bool:
+    """Whether an event of this process is open; also for one of another process."""
+    with locks.state:
+        return handle.received is not None or any(event._own is handle for event in _made_here)
+
+
+class CudaEvent(Context):
     """An event that processes share: made here, or received.
 
     https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
@@ -26,11 +38,13 @@ class Event(Context):
         with where:
             # Without timing, for other processes.
             self._own: Optional[EventHandle] = EventHandle(where, read_number('cuEventCreate', 2 | 4))
+        with locks.state:
+            _made_here.add(self)
 
     _instead = 'refer to it, or send it with peer.send()'
 
     @classmethod
-    def _of(cls, handle: EventHandle) -> 'Event':
+    def _of(cls, handle: EventHandle) -> 'CudaEvent':
         event = cls.__new__(cls)
         event._own = handle
         return event
@@ -85,4 +99,4 @@ class Event(Context):
         connection = own.received[0] if own and own.received else None
         del own
         if connection:
-            connection.give_back()
+            connection.imports.give_back()

@@ -12,7 +12,7 @@ from ._devices import device_at
 from ._driver import ATTRIBUTE_BUFFER_ID, ATTRIBUTE_IPC_CAPABLE, ATTRIBUTE_POOL, Handle64, c_u64, call, cuda_driver
 from ._dtypes import extents
 from ._errors import IpcError, NotSupportedError
-from ._event import Event
+from ._event import CudaEvent
 from ._files import close_fds
 from ._memory import BorrowedMemory, OwnMemory, ReceivedMemory, address_range, check_within, own_memory, received_at
 from ._owner import Closable
@@ -55,7 +55,7 @@ class Exported:
 
 
 def export(value: Any, peer: 'Connection') -> Exported:
-    if isinstance(value, Event):
+    if isinstance(value, CudaEvent):
         return _export_event(value, peer)
     if isinstance(value, Closable):
         return value._export()
@@ -124,7 +124,7 @@ def _send_back(memory: ReceivedMemory, begin: int, length: int, described: Descr
     return Exported(data, (), (described.owner, memory), memory.device, root=memory)
 
 
-def _export_event(event: Event, peer: 'Connection') -> Exported:
+def _export_event(event: CudaEvent, peer: 'Connection') -> Exported:
     own = event._held()
     if own.received is not None:
         fields = own.received[2]

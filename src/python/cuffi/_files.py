@@ -21,6 +21,9 @@ libc = ctypes.CDLL(None, use_errno=True)
 _SCM_PIDFD, _O_PATH, _HUGETLBFS_MAGIC, F_SEAL_FUTURE_WRITE = 4, 0o10000000, 0x958458F6, 0x10
 _SYS_KCMP, _SYS_STATX = {'x86_64': (312, 332), 'aarch64': (272, 291)}.get(os.uname().machine, (-1, -1))
 _NVIDIA_MAJOR, _NULL_MAJOR = 195, 1
+# As int: the flags of `socket` are slow.
+SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 FD_SPACE = socket.CMSG_SPACE(4 * PACKET_FDS)
 
 

@@ -12,7 +12,7 @@ from ._connection import connections
 from ._dlpack import given_to_libraries, no_deleter
 from ._driver import is_driver_open
 from ._files import abandon_closing
-from ._process import locks, process_exit
+from ._process import process_exit, renew_process
 from ._signals import signals
 from ._waits import renew_waits_lock
 
@@ -34,7 +34,7 @@ def at_exit() -> None:
 
 def _after_fork() -> None:
     """A child by fork has no threads, no driver, and no part in the connections of its parent."""
-    locks.renew()
+    renew_process()
     abandon_closing()
     signals.abandon()
     for connection in list(connections):

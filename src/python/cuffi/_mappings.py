@@ -128,7 +128,7 @@ def _unmap_virtual(base: int, mapped: int, size: int) -> None:
     cuda_driver().cuMemAddressFree(base, size)
 
 
-class ImportedPool:
+class OpenPool:
     """A pool of another process. It lives as long as its memory here, and the connection."""
 
     def __init__(self, device: Device, fd: int, exporter: _descriptors.Exporter) -> None:
@@ -150,7 +150,7 @@ class ImportedPool:
                     cuda_driver().cuMemPoolDestroy(self.handle)
 
 
-def map_pool(fields: Fields, pool: ImportedPool) -> Mapping:
+def map_pool(fields: Fields, pool: OpenPool) -> Mapping:
     assert fields.handle is not None, 'the pool itself is mapped nowhere'
     with pool.device, opening(fields.exporter):
         base = read_number('cuMemPoolImportPointer', pool.handle, ctypes.create_string_buffer(fields.handle, 64))

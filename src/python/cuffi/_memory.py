@@ -19,6 +19,7 @@ from ._protocol import KIND_VIRTUAL
 from ._releases import releases_of
 
 if TYPE_CHECKING:
+    from ._array import DeviceArray
     from ._connection import Connection
     from ._descriptors import Fields
     from ._devices import Device
@@ -67,6 +68,8 @@ class OwnMemory:
         self.device, self.id, self.generation = device, secrets.token_bytes(16), secrets.randbits(48)
         self.address = self.byte_length = 0
         self.fd = self.read_only_fd = -1
+        # The arrays that were made of it, while they are open.
+        self._arrays: 'weakref.WeakSet[DeviceArray]' = weakref.WeakSet()
         if byte_length >= 2**63:
             # The driver would take another size, modulo 2^64.
             raise ValueError(f'{byte_length} bytes are too large for any memory')
@@ -106,6 +109,20 @@ class OwnMemory:
         # What was closed is freed in the background.
         releases_of(device).flush()
         return read_number('cuMemCreate', size, ctypes.byref(prop), 0, doing=doing)
+
+    def add_array(self, array: DeviceArray) -> None:
+        with locks.state:
+            self._arrays.add(array)
+
+    def remove_array(self, array: DeviceArray) -> None:
+        with locks.state:
+            self._arrays.discard(array)
+
+    @property
+    def has_array(self) -> bool:
+        """Whether an array of it is open here."""
+        with locks.state:
+            return len(self._arrays) > 0
 
     def fields(self, offset: int, length: int, read_only: bool, layout: Optional[_descriptors.Layout]) -> Dict[str, Any]:
         """The fields of a range of it, for other processes."""
@@ -156,7 +173,7 @@ class OwnMemory:
 
 # What tensors of other libraries are found by, when they are sent. Weak: only users keep memory alive.
 own_memory: 'weakref.WeakValueDictionary[int, OwnMemory]' = weakref.WeakValueDictionary()
-_received_memory: 'weakref.WeakSet[ReceivedMemory]' = weakref.WeakSet()
+_received_memory: 'Dict[int, weakref.ref[ReceivedMemory]]' = {}
 
 
 def _export_physical(handle: int, doing: str) -> int:
@@ -180,12 +197,12 @@ class ReceivedMemory:
         # The stream behind which it is given back.
         self.stream: Optional[int] = None
         self.revoked_by: Optional[str] = None
-        with locks.state:
-            _received_memory.add(self)
+        _received_memory[id(self)] = weakref.ref(self)
 
     def __del__(self) -> None:
         if process_exit and not process_exit.has_begun:
-            self.connection.give_back_later(self.lease, self.mapping, self.stream)
+            _received_memory.pop(id(self), None)
+            self.connection.imports.give_back_later(self.lease, self.mapping, self.stream)
 
 
 class BorrowedMemory:
@@ -217,9 +234,10 @@ def received_at(base: int, begin: int, length: int) -> Optional[ReceivedMemory]:
     mapping = mapped_at.get(base)
     if mapping is None:
         return None
-    with locks.state:
-        received = list(_received_memory)
-    for memory in received:
-        if memory.mapping is mapping and memory.address <= begin and begin + length <= memory.address + memory.byte_length:
+    for reference in list(_received_memory.values()):
+        memory = reference()
+        if memory is None or memory.mapping is not mapping:
+            continue
+        if memory.address <= begin and begin + length <= memory.address + memory.byte_length:
             return memory
     return None

@@ -71,6 +71,10 @@ class Closable(Context):
             raise self._closed_error()
         return state
 
+    def _export(self) -> Any:
+        """Returns the `Exported` of it, if it can be sent."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Closes it. Does not wait. The second call does nothing."""
         state, self._state = self._state, None

@@ -7,7 +7,7 @@ import os
 from typing import Any, Callable, Dict, List, Optional, TYPE_CHECKING, Tuple
 
 from . import _descriptors
-from ._array import GpuArray
+from ._array import DeviceArray
 from ._background import nothing
 from ._deadlines import check_count
 from ._described import Described, is_on_gpu
@@ -36,6 +36,7 @@ class _PinnedState:
     def __init__(self, fd: int, byte_length: int, device: Device, on_released: Callable[[], None]) -> None:
         """Owns the descriptor, also if it raises."""
         self.fd, self.byte_length, self.device, self.on_released = fd, byte_length, device, on_released
+        self.is_closed = False
         try:
             self._page = SharedWords(fd, whole_pages(byte_length))
             self.view, self.address = self._page.words.cast('B')[:byte_length], self._page.host
@@ -46,6 +47,8 @@ class _PinnedState:
             raise
 
     def close(self) -> None:
+        self.is_closed = True
+
         def release() -> None:
             close_page(self._page)
             os.close(self.fd)
@@ -111,7 +114,7 @@ class PinnedBuffer(Closable):
         self._copy(self.ptr, address, byte_length, stream)
 
     def _target(self, array: Any, is_written: bool) -> Tuple[int, int]:
-        if not isinstance(array, GpuArray) and not is_on_gpu(array):
+        if not isinstance(array, DeviceArray) and not is_on_gpu(array):
             raise TypeError(f'array must be in the memory of a GPU, not {type(array).__name__}')
         described = Described(array)
         itemsize = described.dtype.itemsize
@@ -186,6 +189,6 @@ class PinnedFields:
             close_fds([fd])
             raise IpcError(f'page-locked memory of another process is not {size} bytes that are allocated and sealed')
         try:
-            return PinnedBuffer(_PinnedState(fd, self.byte_length, device, lambda: connection._release(lease)))
+            return PinnedBuffer(_PinnedState(fd, self.byte_length, device, lambda: connection.imports.release(lease)))
         except (OSError, ValueError) as error:
             raise IpcError(f'page-locked memory of another process cannot be mapped: {error}') from None

@@ -80,9 +80,16 @@ _process: Optional[_Process] = None
 
 def this_process() -> _Process:
     global _process
-    if _process is None or _process.pid != os.getpid():
+    if _process is None:
         _process = _Process()
     return _process
+
+
+def renew_process() -> None:
+    """In a child by fork."""
+    global _process
+    _process = None
+    locks.renew()
 
 
 def has_failed() -> bool:

@@ -7,6 +7,7 @@ import os
 from typing import Any, Deque, Dict, List, Optional, Set, TYPE_CHECKING, Tuple
 
 from ._background import background
+from ._array import DeviceArray, DeviceBuffer
 from ._channel_end import ChannelState, Stores
 from ._devices import stream_handle
 from ._errors import ClosedError, CuffiError
@@ -30,7 +31,6 @@ from ._waits import MAX_WORK_AHEAD, enqueue_wait, has_room
 from ._wakeups import Sleepers
 
 if TYPE_CHECKING:
-    from ._array import GpuArray, GpuBuffer
     from ._channel_end import Slots
     from ._driver import CudaError
     from ._memory import OwnMemory
@@ -408,12 +408,12 @@ class ProducerSlot(Owner):
         return self._producer.slots
 
     @property
-    def array(self) -> GpuArray:
+    def array(self) -> DeviceArray:
         """The memory as an array of the channel's shape and dtype. Raises CuffiError after it was published."""
         return self._views().array(self.message, None, self._stream)
 
     @property
-    def buffer(self) -> GpuBuffer:
+    def buffer(self) -> DeviceBuffer:
         """All bytes of the slot. Raises CuffiError after it was published."""
         return self._views().buffer(self.message, self._stream)
 

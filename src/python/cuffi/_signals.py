@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 if TYPE_CHECKING:
     import signal as _signal  # Its functions have the same types.
 else:
-    import _signal  # Those of `signal` are written in Python, so that a handler could run in the middle of them.
+    # As `signal`, which makes enums of the handlers at each call: that would take longer than to send a message.
+    import _signal
+
+_get, _set = _signal.getsignal, _signal.signal
+# Those that programs handle in Python.
+_NUMBERS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGALRM, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2)
 
 
 class _Signals:
@@ -17,38 +23,35 @@ class _Signals:
     What waits calls `check`, where those run that came meanwhile; the rest run at the end.
     """
 
-    # Those that programs handle in Python.
-    _NUMBERS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGALRM, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2)
-
     def __init__(self) -> None:
+        # Handlers run only in the main thread.
+        self._main = threading.main_thread().ident
         self._depth = 0
+        # The handlers of the program: all that were found last, and those that are functions.
+        self._found: Tuple[Any, ...] = ()
         self._handlers: Dict[int, Any] = {}
         self._came: List[Tuple[Any, int, Any]] = []
         self._wake: Optional[Callable[[], None]] = None
         self._put_off = self._on_signal
 
-    def _is_elsewhere(self) -> bool:
-        """Handlers run only in the main thread."""
-        return threading.get_ident() != threading.main_thread().ident
-
     def __enter__(self) -> None:
-        if self._is_elsewhere():
+        if get_ident() != self._main:
             return
         if not self._depth:
-            get = _signal.getsignal
-            handlers: Dict[int, Any] = {
-                number: handler for number, handler in [(number, get(number)) for number in self._NUMBERS] if callable(handler)}
-            self._handlers = handlers
+            found = tuple(map(_get, _NUMBERS))
+            if found != self._found:
+                self._handlers = {number: handler for number, handler in zip(_NUMBERS, found) if callable(handler)}
+                self._found = found
             try:
-                for number in handlers:
-                    _signal.signal(number, self._put_off)
+                for number in self._handlers:
+                    _set(number, self._put_off)
             except BaseException:
-                self._restore(list(handlers))
+                self._restore(list(self._handlers))
                 raise
         self._depth += 1
 
     def __exit__(self, *_: Any) -> None:
-        if self._is_elsewhere():
+        if get_ident() != self._main:
             return
         if self._depth > 1:
             self._depth -= 1
@@ -56,10 +59,12 @@ class _Signals:
         # Its last instruction that a handler cannot end is the first one here that sets one back.
         self._depth = 0
         self._restore(list(self._handlers))
-        self._deliver()
+        if self._came:
+            self._deliver()
 
     def abandon(self) -> None:
         """In a child by fork: the call that has put them off is another thread's, which the child has not."""
+        self._main = threading.main_thread().ident
         self._depth, self._came, self._wake = 0, [], None
         self._restore(list(self._handlers))
 
@@ -67,10 +72,11 @@ class _Signals:
         if numbers:
             try:
                 # A handler that has run may have set another one.
-                if _signal.getsignal(numbers[-1]) is self._put_off:
-                    _signal.signal(numbers[-1], self._handlers[numbers[-1]])
+                if _get(numbers[-1]) is self._put_off:
+                    _set(numbers[-1], self._handlers[numbers[-1]])
             finally:
-                self._restore(numbers[:-1])
+                if len(numbers) > 1:
+                    self._restore(numbers[:-1])
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._came.append((self._handlers.get(number), number, frame))
@@ -79,7 +85,7 @@ class _Signals:
 
     def check(self) -> None:
         """Runs the handlers of what came. They may raise."""
-        if self._came and not self._is_elsewhere():
+        if self._came and get_ident() == self._main:
             self._deliver()
 
     def _deliver(self) -> None:
@@ -93,7 +99,7 @@ class _Signals:
 
     def wake_by(self, wake: Optional[Callable[[], None]]) -> Optional[Callable[[], None]]:
         """Has `wake` called when a signal comes, as to end a poll: in the middle of any work. Returns what was called before."""
-        if self._is_elsewhere():
+        if get_ident() != self._main:
             return None
         before, self._wake = self._wake, wake
         return before

@@ -50,7 +50,9 @@ class Timeline(Closable):
     @property
     def is_signaler(self) -> bool:
         """Whether this process signals."""
-        return self._state is not None and self._state.write_end >= 0
+        # Once: another thread may close it meanwhile.
+        state: Optional[TimelineState] = self._state
+        return state is not None and state.write_end >= 0
 
     @property
     def value(self) -> int:
@@ -144,6 +146,6 @@ class TimelineFields:
 
     def open(self, connection: Connection, fds: List[int], lease: int) -> Timeline:
         memory, lifeline, *write_ends = take_fds(fds, self.count, 'a timeline')
-        release = lambda: connection._release(lease)  # noqa: E731
+        release = lambda: connection.imports.release(lease)  # noqa: E731
         state = TimelineState(memory, lifeline, (write_ends or [-1])[0], self.last, release, connection)
         return Timeline._opened(state)

@@ -48,7 +48,7 @@ class EventHandle:
         except CuffiError:
             pass  # The context is lost.
         if self.received:
-            self.received[0].give_back_later(self.received[1], None, None)
+            self.received[0].imports.give_back_later(self.received[1], None, None)
 
 
 REPAIR_S = 2.0
@@ -245,6 +245,9 @@ def _max_waiting_streams() -> int:
 
 
 def waiting_streams() -> int:
+    """How many streams of this process wait for other processes."""
+    if not _waiting:
+        return 0
     with _waits_lock:
         _waiting.intersection_update([stream for stream in _waiting if stream.is_waiting()])
         return len(_waiting)

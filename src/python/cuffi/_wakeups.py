@@ -15,7 +15,7 @@ from typing import Any, Callable, Generator, List, Optional, Set, Tuple
 from ._background import background, lifelines
 from ._deadlines import Deadline, turn_if_due
 from ._errors import IpcError
-from ._files import FD_SPACE, close_fds, file_type, received_fds
+from ._files import FD_SPACE, RECEIVE_FLAGS, SEND_FLAGS, close_fds, file_type, received_fds
 
 _EAGER_S, _SWEEP_S, BUSY_S = 0.0002, 0.1, 0.005
 
@@ -66,8 +66,7 @@ class WakeSockets:
             if self._is_closed or self.has_ended:
                 return
             try:
-                data, controls, _, _ = self._receive_end.recvmsg(
-                    4096, FD_SPACE, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)  # fmt: skip
+                data, controls, _, _ = self._receive_end.recvmsg(4096, FD_SPACE, RECEIVE_FLAGS)
                 # No wake-up of cuffi has descriptors.
                 close_fds(received_fds(controls))
                 self.has_ended = not data
@@ -84,7 +83,7 @@ class WakeSockets:
         with self._lock:
             if not self._is_closed and not self.has_ended:
                 try:
-                    self._send_end.send(b'\0', socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    self._send_end.send(b'\0', SEND_FLAGS)
                 except OSError:
                     pass
 

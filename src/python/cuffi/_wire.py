@@ -8,7 +8,6 @@ from typing import List, Optional, Sequence, TYPE_CHECKING, Tuple, Union
 
 from ._bytes import limit_exceeded, pack_double, write_length
 from ._errors import IpcError
-from ._export import Exported
 from ._protocol import (
     BEGUN_IGNORING_VALUES,
     BEGUN_RECEIVING,
@@ -46,21 +45,24 @@ from ._words import Points
 
 if TYPE_CHECKING:
     from ._bytes import Reader
-    from ._connection import Slot
+    from ._export import Exported
+    from ._waiter import Waiter
 
 HEADER, MAGIC = struct.Struct('<2sBBIIII'), FRAME_MAGIC.encode()
 # The value null: what a message without content has.
 NULL = bytes((TAG_NULL,))
 # Frames behind the hello.
-FRAME_KINDS = (FRAME_VALUE, FRAME_CONTROL, FRAME_VERIFICATION, FRAME_REQUEST, FRAME_RESPONSE, FRAME_FAILURE, FRAME_CANCELLATION, FRAME_UNSERVED)
+FRAME_KINDS = frozenset((
+    FRAME_VALUE, FRAME_CONTROL, FRAME_VERIFICATION, FRAME_REQUEST, FRAME_RESPONSE, FRAME_FAILURE, FRAME_CANCELLATION, FRAME_UNSERVED,
+))
 # Control fields that do not come with a value, and what an end may say that it has begun.
 _ALONE = (CONTROL_TIMELINE_PAGE, CONTROL_CLOSING, CONTROL_FORWARD_REQUESTS, CONTROL_DONE, CONTROL_BEGUN)
 _BEGUN = (BEGUN_RECEIVING, BEGUN_SERVING, BEGUN_RECEIVING | BEGUN_SERVING, BEGUN_SERVING | BEGUN_IGNORING_VALUES)
+# A lease, whether that is its end, and points behind the work that may still use it.
+Release = Tuple[int, bool, Points]
 MAX_PART = PACKET_BYTE_LENGTH - HEADER.size
 MAX_MESSAGE = MAX_VALUE_BYTE_LENGTH + MAX_TABLE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH
 MAX_LIST = 1024
-# A value in bytes, its GPU objects, and points behind the work on them.
-Prepared = Tuple[bytearray, List[Exported], Points]
 
 
 class Control:
@@ -72,7 +74,7 @@ class Control:
         """:param fd_count: how many descriptors came with it, if it came alone; None behind a value"""
         self.has_page = self.is_closing = self.is_done = False
         self.points: Points = []
-        self.released: List[Tuple[int, bool, Points]] = []
+        self.released: List[Release] = []
         self.revoked: List[int] = []
         self.forwards: List[Tuple[int, int, int]] = []
         self.closed_pools: List[bytes] = []
@@ -124,16 +126,16 @@ class Control:
 class Outgoing:
     """A message that is sent, in frames. It gets its number with its first one: until then it can be taken back."""
 
-    __slots__ = ('kind', 'request', 'body', 'at', 'fds', 'owned', 'slot', 'leases', 'releases', 'shares')
+    __slots__ = ('kind', 'request', 'body', 'at', 'fds', 'owned', 'waiter', 'leases', 'releases', 'shares')
 
     def __init__(self, kind: int, request: int, body: Union[bytes, bytearray], fds: Sequence[int], owned: Sequence[int],
-                 slot: Optional[Slot]) -> None:  # fmt: skip
+                 waiter: Optional[Waiter] = None) -> None:  # fmt: skip
         """:param owned: those of the descriptors that are closed when they were sent"""
-        self.kind, self.request, self.body, self.at, self.fds, self.owned, self.slot = kind, request, body, 0, fds, owned, slot
+        self.kind, self.request, self.body, self.at, self.fds, self.owned, self.waiter = kind, request, body, 0, fds, owned, waiter
         # What comes with it: the leases of its objects, whose each of `owned` is, and releases of others.
         self.leases: Sequence[int] = ()
         self.shares: List[Tuple[Exported, List[int]]] = []
-        self.releases: List[Tuple[int, bool, Points]] = []
+        self.releases: List[Release] = []
 
 
 # Versions before it begin with a value.
@@ -160,7 +162,21 @@ def printable(text: bytes) -> str:
     return ''.join(each if each.isprintable() else ' ' for each in shown)
 
 
-def write_points(out: bytearray, points: Points) -> None:
+def write_control(out: bytearray, points: Sequence[Tuple[int, int]], releases: Sequence[Release]) -> None:
+    """Writes the control block of a value: points behind the work on it, and what is released."""
+    if points:
+        out.append(CONTROL_POINTS)
+        _write_points(out, points)
+    if releases:
+        out.append(CONTROL_RELEASED)
+        write_length(out, len(releases))
+        for lease, is_final, behind in releases:
+            out += pack_double(lease)
+            out.append(is_final)
+            _write_points(out, behind)
+
+
+def _write_points(out: bytearray, points: Sequence[Tuple[int, int]]) -> None:
     write_length(out, len(points))
     for index, count in points:
         write_length(out, index)
