@@ -514,7 +514,8 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
   'Python: connect to nobody': () => pythonSaid("cuffi.connect('nobody-listens-here')"),
   'Python: connect to nobody within a time-out': () =>
     pythonSaid("cuffi.connect('nobody-listens-here', timeout=0.1)"),
-  'Python: no driver': () => pythonSaid('cuffi.CudaEvent()', { CUFFI_DRIVER: '/nowhere/libcuda.so.1' }),
+  'Python: no driver': () =>
+    pythonSaid('cuffi.CudaEvent()', { CUFFI_DRIVER: '/nowhere/libcuda.so.1' }),
   'Python: cuInit is refused by the operating system (304)': () =>
     pythonSaid("raise cuffi.CudaError('cuInit', 304)"),
   'Python: accept(), within a time-out': () =>
