@@ -13,6 +13,8 @@ import { parse } from 'smol-toml';
 import { z } from 'zod';
 
 const companion = 'src/python/';
+// As its generator writes it.
+const generated = `${companion}cuffi/_protocol.py`;
 const root = fileURLToPath(new URL('../../', import.meta.url));
 
 const settings = z
@@ -95,11 +97,17 @@ for (const file of files.trim().split('\n')) {
   const isCompanion = file.startsWith(companion);
   if (isCompanion && settings['extend-exclude'].includes(file.slice(companion.length))) continue;
   const workspace = isCompanion ? strict : lenient;
+  const isFormatted = isCompanion && file !== generated;
   let text = readFileSync(root + file, 'utf8');
   if (process.argv.includes('--fix')) {
     const before = text;
     text = repair(workspace, text);
+    if (isFormatted) text = workspace.format(text);
     if (text !== before) writeFileSync(root + file, text);
+  }
+  if (isFormatted && workspace.format(text) !== text) {
+    console.error(`${file}: npm run fix formats it`);
+    count++;
   }
   for (const { code, message, start_location: at } of check(workspace, text)) {
     console.error(`${file}:${at.row}:${at.column}: ${code ?? 'syntax'} ${message}`);

@@ -87,6 +87,7 @@ __all__ = [
     'RemoteError',
     'Timeline',
     'TimelineSignaler',
+    '__version__',
     'connect',
     'empty',
     'leases',
@@ -94,5 +95,4 @@ __all__ = [
     'parent',
     'parent_peer',
     'pinned',
-    '__version__',
 ]

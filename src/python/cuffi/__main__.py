@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import List
 
 import cuffi
 
@@ -16,7 +15,7 @@ _USAGE = """usage: python -m cuffi COMMAND
   doctor    also the driver and its devices, or why there are none"""
 
 
-def _version() -> List[str]:
+def _version() -> list[str]:
     return [
         _wire.package_name(),
         f'protocol: {_wire.versions_text(_protocol.MIN_VERSION, _protocol.MAX_VERSION)}',
@@ -36,7 +35,7 @@ def _doctor() -> bool:
     return True
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     if arguments not in (['version'], ['doctor']):
         is_asked = arguments in (['help'], ['--help'], ['-h'])
         print(_USAGE, file=sys.stdout if is_asked else sys.stderr)

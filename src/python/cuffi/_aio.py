@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Coroutine, Deque, List, Optional, Set
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._connection import Connection
 from ._deadlines import check_count, turn_if_due
@@ -34,7 +36,7 @@ class AsyncPeer(Context):
     def closed(self) -> bool:
         return self._connection.end is not None
 
-    def _take_value(self, taken: List[Arrived]) -> bool:
+    def _take_value(self, taken: list[Arrived]) -> bool:
         """Takes a value, if there is one. Raises the end."""
         arrived = self._connection.inbox.take_value()
         if arrived is None:
@@ -42,7 +44,7 @@ class AsyncPeer(Context):
         taken.append(arrived)
         return True
 
-    def _take_request(self, taken: List[Arrived]) -> bool:
+    def _take_request(self, taken: list[Arrived]) -> bool:
         """Takes a request, if there is one. Returns True without one at the end."""
         requests = self._connection.inbox.requests
         if requests:
@@ -104,11 +106,11 @@ class AsyncPeer(Context):
         if waiter.future:
             await waiter.future
 
-    async def _next(self, take: Callable[[List[Arrived]], bool], waiters: Deque[Waiter]) -> Any:
+    async def _next(self, take: Callable[[list[Arrived]], bool], waiters: deque[Waiter]) -> Any:
         """What `take` finds, or is given to a waiter: a value, a request, or the end. What comes for a canceled call is put back."""
         await turn_if_due()
         connection, waiter = self._connection, Waiter(is_async=True)
-        taken: List[Arrived] = []
+        taken: list[Arrived] = []
         connection.readiness.begin(FRAME_VALUE if waiters is connection.inbox.value_waiters else FRAME_REQUEST)
         with connection.mutex:
             if take(taken):
@@ -176,8 +178,8 @@ class AsyncPeer(Context):
         :param stop: when it is set, no more requests are taken: those that are begun are answered, and it returns
         """
         check_count(concurrency, 1, 'concurrency')
-        running: Set[asyncio.Task[None]] = set()
-        failed: List[BaseException] = []
+        running: set[asyncio.Task[None]] = set()
+        failed: list[BaseException] = []
 
         def on_done(task: asyncio.Task[None]) -> None:
             running.discard(task)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterator, Optional, TYPE_CHECKING, Tuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Optional
 
 from . import _descriptors
 from ._devices import chosen_device, device_by_uuid, stream_handle
@@ -43,8 +44,8 @@ class DeviceArray(Context):
                 'dataclasses.asdict() makes deep copies: use dataclasses.replace() or vars()')  # fmt: skip
 
     # Only cuffi makes one: what it is made of is no part of the types that users see.
-    def __init__(self, memory: Any, address: int, shape: Tuple[int, ...], dtype: Any,
-                 strides: Tuple[int, ...], read_only: bool, stream: Optional[int] = None,
+    def __init__(self, memory: Any, address: int, shape: tuple[int, ...], dtype: Any,
+                 strides: tuple[int, ...], read_only: bool, stream: Optional[int] = None,
                  base: Optional[DeviceArray] = None) -> None:  # fmt: skip
         """:param base: of a view, the array that has the memory; the view has none itself"""
         self._memory: Optional[Memory] = memory if base is None else None
@@ -60,7 +61,7 @@ class DeviceArray(Context):
             memory.add_array(self)
 
     @property
-    def shape(self) -> Tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:
         """The length of each axis, in items. Stays known after `close()`, as all that describes the array."""
         return self._shape
 
@@ -75,7 +76,7 @@ class DeviceArray(Context):
         return self._dtype.itemsize
 
     @property
-    def strides(self) -> Tuple[int, ...]:
+    def strides(self) -> tuple[int, ...]:
         """In bytes."""
         return self._strides
 
@@ -128,7 +129,7 @@ class DeviceArray(Context):
         return memory
 
     @property
-    def __cuda_array_interface__(self) -> Dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
 
         Its consumer keeps this object, and nothing tells when it ends. So from the first look on, the memory stays for as
@@ -148,12 +149,12 @@ class DeviceArray(Context):
             'stream': self._stream,
         }
 
-    def __dlpack_device__(self) -> Tuple[int, int]:
+    def __dlpack_device__(self) -> tuple[int, int]:
         """The kind and the ordinal of the device. Memory of the emulated driver is of the CPU."""
         return (CPU_DEVICE, 0) if is_emulated() else (CUDA_DEVICE, self._device.ordinal)
 
-    def __dlpack__(self, *, stream: Optional[int] = None, max_version: Optional[Tuple[int, int]] = None,
-                   dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:  # fmt: skip
+    def __dlpack__(self, *, stream: Optional[int] = None, max_version: Optional[tuple[int, int]] = None,
+                   dl_device: Optional[tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:  # fmt: skip
         """https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html
 
         For the CPU, under the emulated driver, it waits for the work of the device.
@@ -246,7 +247,8 @@ class DeviceArray(Context):
         if not is_emulated():
             raise TypeError(
                 'this array is in the memory of a GPU, where NumPy cannot read it: copy it with array.numpy(), or use a library '
-                'of the GPU, such as cupy.asarray(array) or torch.from_dlpack(array)')
+                'of the GPU, such as cupy.asarray(array) or torch.from_dlpack(array)'
+            )
         numpy, memory = import_numpy(), self._held()
         own = numpy_dtype(numpy, self._dtype)
         memory.device.synchronize()
@@ -263,7 +265,7 @@ class DeviceArray(Context):
 
     # ---- Views ----
 
-    def __getitem__(self, index: Any) -> 'DeviceArray':
+    def __getitem__(self, index: Any) -> DeviceArray:
         """Returns the view that an index chooses, as in NumPy: integers, slices with any step, `...`, and None for a new axis.
 
         It shares the memory and keeps it, also if this array is dropped. Closing this array closes it. With an integer for
@@ -277,7 +279,7 @@ class DeviceArray(Context):
         return (DeviceBuffer if is_buffer else DeviceArray)(
             memory, self._address + offset, shape, self._dtype, strides, self._read_only, self._stream, base)  # fmt: skip
 
-    def __iter__(self) -> Iterator['DeviceArray']:
+    def __iter__(self) -> Iterator[DeviceArray]:
         """The views along the first axis."""
         return (self[at] for at in range(len(self)))
 
@@ -308,7 +310,7 @@ class DeviceArray(Context):
             with signals:
                 connection.imports.give_back(may_wait=True)
 
-    def __enter__(self) -> 'DeviceArray':
+    def __enter__(self) -> DeviceArray:
         self._held()
         return self
 

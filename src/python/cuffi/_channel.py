@@ -119,7 +119,7 @@ class Channel(ChannelEnd):
         state: Producer = self._held()
         await state.sleepers.await_(state.is_drained, timeout, 'the consumers of a channel')
 
-    def _export(self) -> 'Exported':
+    def _export(self) -> Exported:
         state: Producer = self._held()
         memory, (dtype, shape), read_only = state.memory, state.slots.layout, state.memory.read_only_fd >= 0
         bits = (CHANNEL_FLAG_TO_ONE if state.deliver == 'one' else 0) | (CHANNEL_FLAG_AHEAD if state.is_ahead else 0)

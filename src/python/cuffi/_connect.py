@@ -15,8 +15,9 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Iterator, Optional, Tuple, Type
+from typing import Any, Optional
 
 from ._connection import Connection
 from ._deadlines import seconds_of, turn_if_due
@@ -63,7 +64,7 @@ def _end_quietly_with(parent: Peer) -> None:
     """Makes the end of the parent, if nothing here handles it, end this process without a traceback: one line if it failed."""
     before, connection = sys.excepthook, parent._connection
 
-    def hook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
         end = connection.end
         is_the_end = type(error) is type(end) and str(error) == str(end) and not connection.is_closed_here
         if before is not sys.__excepthook__ or not is_the_end or os.environ.get('CUFFI_TRACE') == '1':
@@ -74,7 +75,7 @@ def _end_quietly_with(parent: Peer) -> None:
     sys.excepthook = hook
 
 
-def _address_of(name: object) -> Tuple[str, bool]:
+def _address_of(name: object) -> tuple[str, bool]:
     """The address of a name for the kernel, and whether it is in the directory of this user alone."""
     if not isinstance(name, str) or name in ('', '.', '..') or '\0' in name:
         raise ValueError(f'{name!r} is no name for a socket')
@@ -234,7 +235,7 @@ class Listener(Context):
                 loop.remove_reader(fd)
                 os.close(fd)
 
-    async def __aenter__(self) -> 'Listener':
+    async def __aenter__(self) -> Listener:
         return self
 
     async def __aexit__(self, *_: Any) -> None:
@@ -272,7 +273,7 @@ def _settle(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-listeners: 'weakref.WeakSet[Listener]' = weakref.WeakSet()
+listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
 def _remove_dead(path: str) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, AsyncIterator, Callable, Iterator, List, Optional, Sequence, Set, TYPE_CHECKING, Tuple
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
+from ._array import DeviceArray, DeviceBuffer
 from ._background import background, nothing
 from ._bytes import SAFE
-from ._array import DeviceArray, DeviceBuffer
 from ._channel_end import END, ChannelEnd, ChannelState, Slots, Stores
 from ._devices import device_by_uuid, stream_handle
 from ._errors import CuffiError, IpcError, NotSupportedError, PeerGoneError
@@ -81,7 +82,7 @@ class _Consumer(ChannelState):
         # The next message; with deliver='one', how many grants were taken.
         self._next = 0 if deliver == 'one' else int(start)
         self._filled_up_to = self._next
-        self._held: Set[int] = set()
+        self._held: set[int] = set()
         self._has_ended_waits = False
         self.sleepers = Sleepers(lambda is_asleep: seat.write(SEAT_ASLEEP, is_asleep))
         self._stores = Stores(seat, lambda _: self._wake_producer(), False, is_ahead, ring.slots)
@@ -153,7 +154,7 @@ class _Consumer(ChannelState):
             raise _invalid_ring('has no number of published messages')
         return int(published)
 
-    def _record(self, message: int) -> Tuple[bool, Optional[SlotLayout], Any]:
+    def _record(self, message: int) -> tuple[bool, Optional[SlotLayout], Any]:
         if not self.ring.has_records:
             return False, None, None
         try:
@@ -162,7 +163,7 @@ class _Consumer(ChannelState):
             self.seat.write(SEAT_RELEASED + message % self.ring.slots, message + 1)
             raise
 
-    def _hold(self, message: int, layout: Optional[SlotLayout], meta: Any, redelivered: bool) -> 'ConsumerSlot':
+    def _hold(self, message: int, layout: Optional[SlotLayout], meta: Any, redelivered: bool) -> ConsumerSlot:
         self._held.add(message)
         return ConsumerSlot(self, message, layout, meta, redelivered, None)
 
@@ -400,7 +401,7 @@ class ChannelConsumer(ChannelEnd):
                 return
             yield slot
 
-    def _export(self) -> 'Exported':
+    def _export(self) -> Exported:
         raise NotSupportedError('a consumer cannot pass a channel on: its producer sends it to everyone')
 
 
@@ -414,7 +415,7 @@ class ChannelFields:
         assert layout is not None, 'the fields were checked when they were decoded'
         self.layout = check_layout(layout.shape, layout.dtype, self.byte_length)
 
-    def open(self, connection: Connection, fds: List[int], lease: int) -> ChannelConsumer:
+    def open(self, connection: Connection, fds: list[int], lease: int) -> ChannelConsumer:
         if len(fds) <= 4:
             raise IpcError(f'a channel needs more than 4 descriptors, but {len(fds)} came with it', 'no-file-descriptor')
         memory, device, is_ahead = self.memory, device_by_uuid(self.memory.exporter.device), bool(self.bits & CHANNEL_FLAG_AHEAD)

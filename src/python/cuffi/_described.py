@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Optional, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Optional
 
 from . import _descriptors
 from ._array import DeviceArray, DeviceBuffer

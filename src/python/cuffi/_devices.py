@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import threading
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 from ._driver import (
     LEGACY_STREAM,
@@ -50,7 +50,7 @@ class Device:
             self._context = read_number('cuDevicePrimaryCtxRetain', self._number)
         return self._context
 
-    def __enter__(self) -> 'Device':
+    def __enter__(self) -> Device:
         """Makes its context the current one of this thread."""
         status = cuda_driver().cuCtxPushCurrent_v2(self._context or self.context)
         if status:
@@ -78,10 +78,10 @@ class Device:
         return AllocationProp(1, POSIX_FD, 1, self._number, None, (ctypes.c_ubyte * 8)())
 
 
-_devices: List['Device'] = []
+_devices: list[Device] = []
 
 
-def all_devices() -> List[Device]:
+def all_devices() -> list[Device]:
     if not _devices:
         with locks.state:
             if not _devices:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
+from collections.abc import Sequence
+from typing import Any, Optional
 
 
 class CuffiError(Exception):
@@ -12,12 +13,12 @@ class CuffiError(Exception):
 
     code = 'invalid-state'
 
-    def __reduce__(self) -> Tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Not by the arguments of `__init__`, which are not kept: a copy, and what multiprocessing sends, has the text and the fields.
         return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
-def _rebuild(kind: 'Type[CuffiError]', args: Tuple[Any, ...], fields: Dict[str, Any]) -> CuffiError:
+def _rebuild(kind: type[CuffiError], args: tuple[Any, ...], fields: dict[str, Any]) -> CuffiError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(fields)
     return error
@@ -81,7 +82,7 @@ class RemoteError(CuffiError):
         self.name = name
         self.code = code
         self.stack = stack
-        self.errors: List[Any] = list(errors)
+        self.errors: list[Any] = list(errors)
 
     def __str__(self) -> str:
         return f'{self.name}: {self.message}'

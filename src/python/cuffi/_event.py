@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Optional, TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 from ._deadlines import wait_until
 from ._devices import chosen_device, stream_handle
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # The events that this process has made.
-_made_here: 'weakref.WeakSet[CudaEvent]' = weakref.WeakSet()
+_made_here: weakref.WeakSet[CudaEvent] = weakref.WeakSet()
 
 
 def is_event_open(handle: EventHandle) -> bool:
@@ -44,7 +44,7 @@ class CudaEvent(Context):
     _instead = 'refer to it, or send it with peer.send()'
 
     @classmethod
-    def _of(cls, handle: EventHandle) -> 'CudaEvent':
+    def _of(cls, handle: EventHandle) -> CudaEvent:
         event = cls.__new__(cls)
         event._own = handle
         return event

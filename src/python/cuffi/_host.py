@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
-from typing import Any, Dict, Sequence, TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ._driver import call
 from ._dtypes import Dtype, extents, is_contiguous
@@ -99,5 +100,5 @@ class HostItems:
         self._memory = memory
         # Dtypes without a typestr begin as their bits.
         typestr = dtype.typestr or f'<u{dtype.itemsize}'
-        self.__array_interface__: Dict[str, Any] = {
+        self.__array_interface__: dict[str, Any] = {
             'shape': tuple(shape), 'typestr': typestr, 'data': (address, read_only), 'strides': tuple(strides), 'version': 3}  # fmt: skip

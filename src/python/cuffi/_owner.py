@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from ._background import background, call_later
 from ._errors import ClosedError
 
-
 _Context = TypeVar('_Context', bound='Context')
 _Closable = TypeVar('_Closable', bound='Closable')
 

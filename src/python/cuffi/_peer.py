@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Generator, Iterator, List, Optional
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._aio import AsyncPeer
 from ._deadlines import Deadline, check_busy_poll
@@ -117,7 +118,7 @@ class Peer(AsyncPeer):
         if stream is not None:
             stream_handle(stream)
         deadline = Deadline(timeout)
-        taken: List[Arrived] = []
+        taken: list[Arrived] = []
         with signals:
             self._connection.wait(lambda: self._take_value(taken), deadline, 'a value', FRAME_VALUE)
             arrived = taken.pop()
@@ -175,7 +176,7 @@ class Peer(AsyncPeer):
         if inspect.iscoroutinefunction(handler):
             raise TypeError('serve takes a function, not a coroutine function: use aserve')
         connection, forever = self._connection, Deadline(None)
-        taken: List[Arrived] = []
+        taken: list[Arrived] = []
         while True:
             with signals:
                 connection.wait(lambda: self._take_request(taken), forever, 'a request', FRAME_REQUEST)
@@ -198,9 +199,9 @@ class Peer(AsyncPeer):
         self._raise_unless_closed()
 
     @contextlib.contextmanager
-    def _answering(self, number: int, stream: Any) -> Generator[List[Any], None, None]:
+    def _answering(self, number: int, stream: Any) -> Generator[list[Any], None, None]:
         """Replies with what is put into the list, or with what is raised."""
-        answer: List[Any] = []
+        answer: list[Any] = []
         try:
             yield answer
         except Exception as error:

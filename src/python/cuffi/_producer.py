@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import collections
 import os
-from typing import Any, Deque, Dict, List, Optional, Set, TYPE_CHECKING, Tuple
+from typing import TYPE_CHECKING, Any, Optional
 
-from ._background import background
 from ._array import DeviceArray, DeviceBuffer
+from ._background import background
 from ._channel_end import ChannelState, Stores
 from ._devices import stream_handle
 from ._errors import ClosedError, CuffiError
@@ -43,19 +43,19 @@ class Producer(ChannelState):
         super().__init__(ring, memory.device, slots, deliver, is_ahead, 'Channel')
         self._memory: Optional[OwnMemory] = memory
         self.ring_fd, self.total = ring_fd, total
-        self.seats: List[Seat] = []
+        self.seats: list[Seat] = []
         # With ahead, one consumer has the memory of the ring. Each other one has a copy: nobody can map it once it is
         # fixed.
         self._is_ring_taken = self._is_asleep = False
-        self._copied: Tuple[Seat, ...] = ()
+        self._copied: tuple[Seat, ...] = ()
         self._acquired = self.published = 0
         # Messages that were acquired after one that is not published yet, and are over.
-        self._waiting_for_earlier: Set[int] = set()
-        self._skipped: Set[int] = set()
+        self._waiting_for_earlier: set[int] = set()
+        self._skipped: set[int] = set()
         # With deliver='one': messages that no consumer has, in order, and the holders of the others.
-        self._ungranted: Deque[int] = collections.deque()
-        self._redelivered: Set[int] = set()
-        self._holders: Dict[int, Seat] = {}
+        self._ungranted: collections.deque[int] = collections.deque()
+        self._redelivered: set[int] = set()
+        self._holders: dict[int, Seat] = {}
         self._failure: Optional[CudaError] = None
         self._stores = Stores(ring, self._on_stored, True, is_ahead, ring.slots)
         # Grants are asked for at any time.
@@ -75,7 +75,7 @@ class Producer(ChannelState):
             if seat.copy:
                 seat.copy.write(index, value)
 
-    def _end_unfilled(self, seats: List[Seat]) -> None:
+    def _end_unfilled(self, seats: list[Seat]) -> None:
         """Ends the waits for what is not filled, in the ring and in its copies."""
         for words in (self.ring, *(seat.copy for seat in seats)):
             if words:
@@ -96,7 +96,7 @@ class Producer(ChannelState):
             raise self.closed_error()
         return memory
 
-    def try_acquire(self, of: Any) -> Optional['ProducerSlot']:
+    def try_acquire(self, of: Any) -> Optional[ProducerSlot]:
         """:param of: the stream that waits for the slot, if given"""
         stream = None if of is None else self.ahead_streams[of if type(of) is int else stream_handle(of)]
         with self.lock:
@@ -153,8 +153,7 @@ class Producer(ChannelState):
             self._grant_pending()
             holder = self._holders.get(message)
             return message in self._skipped or (holder is not None and holder.is_released(message))
-        return self.ring.is_filled(message) and all(
-            seat.start > message or seat.is_released(message) for seat in self.seats)
+        return self.ring.is_filled(message) and all(seat.start > message or seat.is_released(message) for seat in self.seats)
 
     # ---- Publishing ----
 
@@ -274,7 +273,7 @@ class Producer(ChannelState):
 
     # ---- Consumers ----
 
-    def add_seat(self) -> List[int]:
+    def add_seat(self) -> list[int]:
         """Adds a consumer, which gets what is published from now on. Returns its descriptors: it ends with them."""
         with self.lock:
             self.assert_open()
@@ -445,7 +444,7 @@ class ProducerSlot(Owner):
             self._producer.cancel(self.message)
             self._is_over = True
 
-    def __enter__(self) -> 'ProducerSlot':
+    def __enter__(self) -> ProducerSlot:
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List, Optional, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Optional
 
 from . import _descriptors
 from ._background import nothing
@@ -42,7 +42,7 @@ class Timeline(Closable):
         super().__init__(TimelineState(memory, *os.pipe2(os.O_CLOEXEC), 0, nothing))
 
     @classmethod
-    def _opened(cls, state: TimelineState) -> 'Timeline':
+    def _opened(cls, state: TimelineState) -> Timeline:
         timeline = cls.__new__(cls)
         Closable.__init__(timeline, state)
         return timeline
@@ -101,7 +101,7 @@ class Timeline(Closable):
         await await_until(lambda: state.is_reached(value), timeout,
                            lambda: f'value {value} of a timeline that stands at {state.read()}')  # fmt: skip
 
-    def signaler(self) -> 'TimelineSignaler':
+    def signaler(self) -> TimelineSignaler:
         """Returns the right to signal, to send to another process once: what arrives there signals.
 
         Values that are queued here still come first. If this process ends before that, the timeline has ended for all.
@@ -110,7 +110,7 @@ class Timeline(Closable):
         state: TimelineState = self._held()
         return TimelineSignaler(state.hand_over(), state.last)
 
-    def _export(self) -> 'Exported':
+    def _export(self) -> Exported:
         state: TimelineState = self._held()
         return Exported(_descriptors.encode(Fields(KIND_TIMELINE)), (), None, None, owned=[os.dup(fd) for fd in state.fds], root=state)
 
@@ -123,12 +123,12 @@ class TimelineSignaler(Closable):
         super().__init__(signaling)
         self._last = last
 
-    def _export(self) -> 'Exported':
+    def _export(self) -> Exported:
         signaling: Signaling = self._held()
         exported = Exported(_descriptors.encode(Fields(KIND_SIGNALER, last=self._last)), (), None, None, owned=signaling.take())
         self._state = None
 
-        def restore(fds: List[int]) -> bool:
+        def restore(fds: list[int]) -> bool:
             if not signaling.put_back(fds):
                 return False
             self._state = signaling
@@ -144,7 +144,7 @@ class TimelineFields:
     def __init__(self, fields: Fields) -> None:
         self.count, self.last = (3, fields.last) if fields.kind == KIND_SIGNALER else (2, 0)
 
-    def open(self, connection: Connection, fds: List[int], lease: int) -> Timeline:
+    def open(self, connection: Connection, fds: list[int], lease: int) -> Timeline:
         memory, lifeline, *write_ends = take_fds(fds, self.count, 'a timeline')
         release = lambda: connection.imports.release(lease)  # noqa: E731
         state = TimelineState(memory, lifeline, (write_ends or [-1])[0], self.last, release, connection)

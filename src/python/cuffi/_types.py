@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Protocol, SupportsIndex, Union
+from collections.abc import Iterable
+from typing import Any, Callable, Protocol, SupportsIndex, Union
 
 
 class TorchStream(Protocol):

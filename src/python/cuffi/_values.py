@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 from ._protocol import (
     BINARY_TYPES,
@@ -28,7 +28,7 @@ class BigInt(int):
         return int.__repr__(self) if self.bit_length() < 4096 else hex(self)
 
 
-class Map(Dict[Any, Any]):
+class Map(dict[Any, Any]):
     """A dict that Node gets as a Map. Received Maps are of this type."""
 
 
