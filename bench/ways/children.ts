@@ -129,7 +129,9 @@ export class Receiver {
 
   /** A receiver in Python. @param busyPollUs this end polls the connection for so long before it sleeps */
   static async startPython(driver: DriverChoice, busyPollUs = 0): Promise<Receiver> {
-    return new Receiver(await start(driver, { program: 'receiver.py', args: [String(busyPollUs)], busyPollUs }));
+    return new Receiver(
+      await start(driver, { program: 'receiver.py', args: [String(busyPollUs)], busyPollUs }),
+    );
   }
 
   /** Sends a buffer over the connection, after the work of a stream; returns the word. */

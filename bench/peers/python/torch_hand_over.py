@@ -5,11 +5,11 @@ from hand_over import Other, rounds
 
 def answer(requests, answers):
     """What the other process does. A tensor stays mapped as long as one of its storage is kept."""
-    kept = None
+    _kept = None
     while True:
         kind, tensor = requests.get()
         if kind in ("keep", "drop"):
-            kept = tensor
+            _kept = tensor
         word = 0 if tensor is None else int(tensor[0])
         del tensor
         answers.put(word)

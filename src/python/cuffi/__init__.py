@@ -18,6 +18,9 @@ the sender's work on what was sent is done, and `close` until all work of the de
 that stream wait, and `close` gives the memory back behind that stream. A stream is an int, or an object
 with `cuda_stream` (torch), `ptr` (cupy) or `handle` (numba, cuda.core).
 
+Limits. `timeout` is a number of seconds. Without it a call waits for as long as it takes; with it, it raises
+TimeoutError. `device` is an ordinal, by default that of the current context. Sizes and strides are in bytes.
+
 Frames, again and again, go through a `Channel`, whose slots the other end maps once. A `Timeline` orders
 streams and hosts of several processes. `pinned` is host memory that processes share.
 
@@ -27,7 +30,9 @@ Ownership. What is sent is kept alive until the other end has closed it. What is
 
 from __future__ import annotations
 
-from . import _platform  # First: it says what this system lacks, where other imports would fail.
+from . import _platform as _platform  # First: it says what this system lacks, where other imports would fail.
+
+# isort: split
 from ._array import DeviceArray, DeviceBuffer, ImportedPool, empty
 from ._channel import Channel
 from ._connect import Listener, connect, listen, parent, parent_peer
@@ -42,10 +47,15 @@ from ._producer import ProducerSlot
 from ._timeline import Timeline, TimelineSignaler
 from ._values import BigInt, Map
 from ._version import __version__
-from . import _lifecycle  # Last: it ends what the others began.
+
+# isort: split
+from . import _lifecycle as _lifecycle  # Last: it ends what the others began.
 
 # The names of before 0.3, for one version.
-GpuArray, GpuBuffer, GpuPool, Event = DeviceArray, DeviceBuffer, ImportedPool, CudaEvent
+GpuArray = DeviceArray
+GpuBuffer = DeviceBuffer
+GpuPool = ImportedPool
+Event = CudaEvent
 
 __all__ = [
     'BigInt',
@@ -77,6 +87,7 @@ __all__ = [
     'RemoteError',
     'Timeline',
     'TimelineSignaler',
+    '__version__',
     'connect',
     'empty',
     'leases',
@@ -84,5 +95,4 @@ __all__ = [
     'parent',
     'parent_peer',
     'pinned',
-    '__version__',
 ]

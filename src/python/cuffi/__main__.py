@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import List
 
 from ._doctor import findings
 from ._explain import explain
@@ -22,7 +21,7 @@ _USAGE = """usage: python -m cuffi COMMAND
 Exit code: 0 if all is well, 1 if not (doctor: sharing lacks something; explain: nothing is known), 2 for wrong use."""
 
 
-def _version() -> List[str]:
+def _version() -> list[str]:
     return [
         package_name(),
         f'protocol: {versions_text(MIN_VERSION, MAX_VERSION)}',
@@ -30,7 +29,7 @@ def _version() -> List[str]:
     ]
 
 
-def _print(lines: List[str]) -> None:
+def _print(lines: list[str]) -> None:
     print('\n'.join(lines))
 
 
@@ -47,7 +46,7 @@ def _explain(given: str) -> int:
     return 0
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     if arguments == ['version']:
         _print(_version())
         return 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, Coroutine, Deque, List, Optional, Set
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._connection import Connection
 from ._deadlines import check_count, turn_if_due
@@ -14,24 +16,27 @@ from ._opening import begin_open, is_ready
 from ._owner import Context
 from ._protocol import FRAME_FAILURE, FRAME_REQUEST, FRAME_RESPONSE, FRAME_VALUE
 from ._requests import Requests, answered, given_up_error, result_of
+from ._types import StreamLike
 from ._waiter import Waiter, again
 
 if TYPE_CHECKING:
     from ._outbox import Later, Prepared
+    from ._wire import Outgoing
 
 
 class AsyncPeer(Context):
     """The part of a peer that tasks use."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    def __init__(self, connection: Any) -> None:
+        self._connection: Connection = connection
         self._requests = Requests(connection)
 
     @property
     def closed(self) -> bool:
         return self._connection.end is not None
 
-    def _take_value(self, taken: List[Arrived]) -> bool:
+    def _take_value(self, taken: list[Arrived]) -> bool:
         """Takes a value, if there is one. Raises the end."""
         arrived = self._connection.inbox.take_value()
         if arrived is None:
@@ -39,7 +44,7 @@ class AsyncPeer(Context):
         taken.append(arrived)
         return True
 
-    def _take_request(self, taken: List[Arrived]) -> bool:
+    def _take_request(self, taken: list[Arrived]) -> bool:
         """Takes a request, if there is one. Returns True without one at the end."""
         requests = self._connection.inbox.requests
         if requests:
@@ -59,7 +64,7 @@ class AsyncPeer(Context):
         if end is not None and not isinstance(end, ClosedError):
             raise again(end)
 
-    def asend(self, value: Any, *, stream: Any = None) -> Coroutine[Any, Any, None]:
+    def asend(self, value: Any, *, stream: Optional[StreamLike] = None) -> Coroutine[Any, Any, None]:
         """As `send`. Encodes at the call, and sends in the order of the calls, when the work on the value is done.
 
         Canceling takes it back, unless the other end reads it already. Called outside of an event loop, it begins when
@@ -69,7 +74,10 @@ class AsyncPeer(Context):
             waiter = Waiter(is_async=True)
         except RuntimeError:
             return self._asend_when_awaited(value, stream)
-        post = lambda prepared: self._connection.outbox.send(prepared, waiter=waiter)  # noqa: E731
+
+        def post(prepared: Prepared) -> Outgoing:
+            return self._connection.outbox.send(prepared, waiter=waiter)
+
         return self._asent(self._connection.outbox.send_later(value, stream, post, waiter.settle), waiter)
 
     async def _asend_when_awaited(self, value: Any, stream: Any) -> None:
@@ -98,11 +106,11 @@ class AsyncPeer(Context):
         if waiter.future:
             await waiter.future
 
-    async def _next(self, take: Callable[[List[Arrived]], bool], waiters: Deque[Waiter]) -> Any:
+    async def _next(self, take: Callable[[list[Arrived]], bool], waiters: deque[Waiter]) -> Any:
         """What `take` finds, or is given to a waiter: a value, a request, or the end. What comes for a canceled call is put back."""
         await turn_if_due()
         connection, waiter = self._connection, Waiter(is_async=True)
-        taken: List[Arrived] = []
+        taken: list[Arrived] = []
         connection.readiness.begin(FRAME_VALUE if waiters is connection.inbox.value_waiters else FRAME_REQUEST)
         with connection.mutex:
             if take(taken):
@@ -120,7 +128,7 @@ class AsyncPeer(Context):
             raise
         return waiter.result
 
-    async def areceive(self, *, stream: Any = None) -> Any:
+    async def areceive(self, *, stream: Optional[StreamLike] = None) -> Any:
         """As `receive`. What arrived for a canceled call is returned by the next one."""
         found = await self._next(self._take_value, self._connection.inbox.value_waiters)
         if not isinstance(found, Arrived):
@@ -148,7 +156,7 @@ class AsyncPeer(Context):
             yield value
             del value
 
-    async def arequest(self, value: Any, *, stream: Any = None) -> Any:
+    async def arequest(self, value: Any, *, stream: Optional[StreamLike] = None) -> Any:
         """As `request`, sent in the order of `asend`. Canceling the task gives the request up."""
         connection, waiter = self._connection, Waiter(is_async=True)
         later = connection.outbox.send_later(value, stream, lambda prepared: self._requests.ask(prepared, waiter), waiter.settle)
@@ -162,7 +170,7 @@ class AsyncPeer(Context):
             raise
         return result_of(waiter.take(), await self._aopen(waiter.take(), stream))
 
-    async def aserve(self, handler: Callable[[Any], Any], *, stream: Any = None, concurrency: int = 1,
+    async def aserve(self, handler: Callable[[Any], Any], *, stream: Optional[StreamLike] = None, concurrency: int = 1,
                      stop: Optional[asyncio.Event] = None) -> None:  # fmt: skip
         """As `serve`, with a handler that may be a coroutine. It is canceled when its request is given up.
 
@@ -170,8 +178,8 @@ class AsyncPeer(Context):
         :param stop: when it is set, no more requests are taken: those that are begun are answered, and it returns
         """
         check_count(concurrency, 1, 'concurrency')
-        running: Set[asyncio.Task[None]] = set()
-        failed: List[BaseException] = []
+        running: set[asyncio.Task[None]] = set()
+        failed: list[BaseException] = []
 
         def on_done(task: asyncio.Task[None]) -> None:
             running.discard(task)

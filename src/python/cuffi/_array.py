@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-from typing import Any, Dict, Iterator, Optional, TYPE_CHECKING, Tuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Optional
 
 from . import _descriptors
 from ._devices import chosen_device, device_by_uuid, stream_handle
@@ -17,9 +17,11 @@ from ._indexing import select
 from ._memory import OwnMemory, ReceivedMemory
 from ._owner import Context
 from ._signals import signals
+from ._types import DtypeLike, ShapeLike, StreamLike
 from ._waits import add_event, event_behind, is_behind_wait, stream_of
 
 if TYPE_CHECKING:
+    from ._devices import Device
     from ._dlpack import Offers
     from ._dtypes import Dtype
     from ._memory import Memory
@@ -41,14 +43,16 @@ class DeviceArray(Context):
     _instead = ('refer to it, send it with peer.send(), or copy its items: copy_to_host(), or clone() and copy() of torch and cupy. '
                 'dataclasses.asdict() makes deep copies: use dataclasses.replace() or vars()')  # fmt: skip
 
-    def __init__(self, memory: Memory, address: int, shape: Tuple[int, ...], dtype: Dtype,
-                 strides: Tuple[int, ...], read_only: bool, stream: Optional[int] = None,
+    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    def __init__(self, memory: Any, address: int, shape: tuple[int, ...], dtype: Any,
+                 strides: tuple[int, ...], read_only: bool, stream: Optional[int] = None,
                  base: Optional[DeviceArray] = None) -> None:  # fmt: skip
         """:param base: of a view, the array that has the memory; the view has none itself"""
         self._memory: Optional[Memory] = memory if base is None else None
         self._base = base
-        self._device = memory.device
-        self._address, self._shape, self._dtype, self._strides = address, shape, dtype, strides
+        self._device: Device = memory.device
+        self._dtype: Dtype = dtype
+        self._address, self._shape, self._strides = address, shape, strides
         self._read_only, self._stream = read_only, stream
         # What a consumer of the __cuda_array_interface__ keeps by keeping this object.
         self._exposed: Optional[Memory] = None
@@ -57,7 +61,8 @@ class DeviceArray(Context):
             memory.add_array(self)
 
     @property
-    def shape(self) -> Tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:
+        """The length of each axis, in items. Stays known after `close()`, as all that describes the array."""
         return self._shape
 
     @property
@@ -67,10 +72,11 @@ class DeviceArray(Context):
 
     @property
     def itemsize(self) -> int:
+        """The bytes of an item."""
         return self._dtype.itemsize
 
     @property
-    def strides(self) -> Tuple[int, ...]:
+    def strides(self) -> tuple[int, ...]:
         """In bytes."""
         return self._strides
 
@@ -91,6 +97,7 @@ class DeviceArray(Context):
 
     @property
     def read_only(self) -> bool:
+        """Whether kernels may only read the items: the GPU refuses writes, and the context is then lost."""
         return self._read_only
 
     @property
@@ -100,6 +107,7 @@ class DeviceArray(Context):
 
     @property
     def closed(self) -> bool:
+        """Whether `close()` was called. Tensors that were made of the array before keep its memory."""
         base = self._base
         return self._memory is None if base is None else base.closed
 
@@ -121,7 +129,7 @@ class DeviceArray(Context):
         return memory
 
     @property
-    def __cuda_array_interface__(self) -> Dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
 
         Its consumer keeps this object, and nothing tells when it ends. So from the first look on, the memory stays for as
@@ -141,18 +149,18 @@ class DeviceArray(Context):
             'stream': self._stream,
         }
 
-    def __dlpack_device__(self) -> Tuple[int, int]:
+    def __dlpack_device__(self) -> tuple[int, int]:
         """The kind and the ordinal of the device. Memory of the emulated driver is of the CPU."""
         return (CPU_DEVICE, 0) if is_emulated() else (CUDA_DEVICE, self._device.ordinal)
 
-    def __dlpack__(self, *, stream: Optional[int] = None, max_version: Optional[Tuple[int, int]] = None,
-                   dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:  # fmt: skip
+    def __dlpack__(self, *, stream: Optional[int] = None, max_version: Optional[tuple[int, int]] = None,
+                   dl_device: Optional[tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:  # fmt: skip
         """https://data-apis.org/array-api/latest/API_specification/generated/array_api.array.__dlpack__.html
 
         For the CPU, under the emulated driver, it waits for the work of the device.
         """
         own, on_gpu = self.__dlpack_device__(), (CUDA_DEVICE, self._device.ordinal)
-        device = own if dl_device is None else tuple(dl_device)
+        device = own if dl_device is None else (dl_device[0], dl_device[1])
         if device not in (own, on_gpu):
             raise BufferError(f'the array is on device {own}, not {dl_device}')
         if copy:
@@ -239,7 +247,8 @@ class DeviceArray(Context):
         if not is_emulated():
             raise TypeError(
                 'this array is in the memory of a GPU, where NumPy cannot read it: copy it with array.numpy(), or use a library '
-                'of the GPU, such as cupy.asarray(array) or torch.from_dlpack(array)')
+                'of the GPU, such as cupy.asarray(array) or torch.from_dlpack(array)'
+            )
         numpy, memory = import_numpy(), self._held()
         own = numpy_dtype(numpy, self._dtype)
         memory.device.synchronize()
@@ -256,7 +265,7 @@ class DeviceArray(Context):
 
     # ---- Views ----
 
-    def __getitem__(self, index: Any) -> 'DeviceArray':
+    def __getitem__(self, index: Any) -> DeviceArray:
         """Returns the view that an index chooses, as in NumPy: integers, slices with any step, `...`, and None for a new axis.
 
         It shares the memory and keeps it, also if this array is dropped. Closing this array closes it. With an integer for
@@ -270,11 +279,11 @@ class DeviceArray(Context):
         return (DeviceBuffer if is_buffer else DeviceArray)(
             memory, self._address + offset, shape, self._dtype, strides, self._read_only, self._stream, base)  # fmt: skip
 
-    def __iter__(self) -> Iterator['DeviceArray']:
+    def __iter__(self) -> Iterator[DeviceArray]:
         """The views along the first axis."""
         return (self[at] for at in range(len(self)))
 
-    def close(self, *, stream: Any = None) -> None:
+    def close(self, *, stream: Optional[StreamLike] = None) -> None:
         """Gives the memory back, once no tensor made of this array uses it, and closes its views. The second call does nothing.
 
         A view has no memory of its own: closing it gives back nothing. After a library has read the
@@ -301,7 +310,7 @@ class DeviceArray(Context):
             with signals:
                 connection.imports.give_back(may_wait=True)
 
-    def __enter__(self) -> 'DeviceArray':
+    def __enter__(self) -> DeviceArray:
         self._held()
         return self
 
@@ -347,13 +356,14 @@ class ImportedPool:
 
     @property
     def device(self) -> int:
+        """The ordinal of the device. Raises IpcError if this process does not see it."""
         return device_by_uuid(self._uuid).ordinal
 
     def close(self) -> None:
         """Does nothing: the pool is closed with its last array, and with the connection."""
 
 
-def empty(shape: Any, dtype: Any = 'float32', *, device: Optional[int] = None) -> DeviceArray:
+def empty(shape: ShapeLike, dtype: DtypeLike = 'float32', *, device: Optional[int] = None) -> DeviceArray:
     """Returns uninitialized memory that every process and library can share, whatever allocates theirs.
 
     >>> frame = torch.from_dlpack(cuffi.empty((1080, 1920, 3), 'uint8'))
@@ -373,4 +383,4 @@ def array_of(memory: Memory, begin: int, layout: Optional[_descriptors.Layout],
         return DeviceBuffer(memory, begin, (byte_length,), DTYPES['uint8'], (1,), read_only, stream)
     dtype = dtype_of(layout.dtype)
     low, _ = extents(layout.shape, layout.strides, dtype.itemsize)
-    return DeviceArray(memory, begin - low, layout.shape, dtype, layout.strides, read_only, stream)
+    return DeviceArray(memory, begin - low, tuple(layout.shape), dtype, tuple(layout.strides), read_only, stream)

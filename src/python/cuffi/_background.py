@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 import weakref
-from typing import Any, Callable, Deque, Dict, List, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 from ._process import has_failed, locks, process_exit
 
@@ -30,9 +30,9 @@ class _Background:
         self._epoll = select.epoll()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll.register(self._wake_read, select.EPOLLIN)
-        self._watched: Dict[int, Callable[[], None]] = {}
-        self._calls: Deque[Callable[[], None]] = collections.deque()
-        self._polls: List[_Poll] = []
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._polls: list[_Poll] = []
         # How many polls this process must not end before.
         self._keeping = 0
         threading.Thread(target=self._run, name='cuffi background', daemon=True).start()
@@ -138,7 +138,7 @@ def drain_background() -> None:
 
 
 # What ends for other processes when the last process closes it: a child by fork must not keep it.
-lifelines: 'weakref.WeakSet[Any]' = weakref.WeakSet()
+lifelines: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def nothing() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import List, Tuple
 
 from ._errors import IpcError
 from ._protocol import COUNTER_COUNT, TAG_LATIN1, TAG_UTF16
@@ -112,11 +111,11 @@ class Reader:
             raise IpcError('a string ends in the middle of a character')
         return data.decode('utf-16-le', 'surrogatepass')
 
-    def points(self) -> List[Tuple[int, int]]:
+    def points(self) -> list[tuple[int, int]]:
         count = self.length(9)
         if count > COUNTER_COUNT:
             raise limit_exceeded(f'a list of {count} points is too long')
-        points = []
+        points: list[tuple[int, int]] = []
         for _ in range(count):
             index = self.length(0)
             if index >= COUNTER_COUNT:

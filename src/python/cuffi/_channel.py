@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Optional, TYPE_CHECKING
+from typing import Literal, Optional
 
 from . import _descriptors
 from ._channel_end import ChannelEnd, Slots
@@ -15,12 +15,10 @@ from ._dtypes import contiguous
 from ._export import Exported
 from ._files import sealed_memory
 from ._memory import OwnMemory
-from ._producer import Producer
+from ._producer import Producer, ProducerSlot
 from ._protocol import CHANNEL_FLAG_AHEAD, CHANNEL_FLAG_TO_ONE, KIND_CHANNEL, MAX_SLOTS, SLOT_ALIGNMENT
 from ._ring import Ring, check_layout
-
-if TYPE_CHECKING:
-    from ._producer import ProducerSlot
+from ._types import DtypeLike, ShapeLike, StreamLike
 
 
 class Channel(ChannelEnd):
@@ -37,8 +35,8 @@ class Channel(ChannelEnd):
     >>> slot.publish(stream, meta={'frame': 1})
     """
 
-    def __init__(self, slots: int, shape: Any = None, dtype: Any = None, *, byte_length: Optional[int] = None,
-                 deliver: str, ahead: bool = False, read_only: bool = False, busy_poll_us: int = 0,
+    def __init__(self, slots: int, shape: Optional[ShapeLike] = None, dtype: DtypeLike = None, *, byte_length: Optional[int] = None,
+                 deliver: Literal['all', 'one'], ahead: bool = False, read_only: bool = False, busy_poll_us: int = 0,
                  device: Optional[int] = None) -> None:  # fmt: skip
         """
         :param slots: how many messages can be on their way, from 1 to 1024
@@ -87,7 +85,7 @@ class Channel(ChannelEnd):
         """How many messages were published."""
         return self._held().published
 
-    def acquire(self, *, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
+    def acquire(self, *, stream: Optional[StreamLike] = None, timeout: Optional[float] = None) -> ProducerSlot:
         """Waits for a free slot: one that all consumers have released. Slots are published in the order of acquiring.
 
         With `stream`, in a channel with `ahead`, that stream waits instead of the caller. It must be non-blocking.
@@ -96,12 +94,12 @@ class Channel(ChannelEnd):
         state: Producer = self._state or self._held()
         return state.try_acquire(stream) or state.sleepers.wait(lambda: state.try_acquire(stream), timeout, state.slot_in_words)
 
-    async def aacquire(self, *, stream: Any = None, timeout: Optional[float] = None) -> ProducerSlot:
+    async def aacquire(self, *, stream: Optional[StreamLike] = None, timeout: Optional[float] = None) -> ProducerSlot:
         """As `acquire`."""
         state: Producer = self._held()
         return await state.sleepers.await_(lambda: state.try_acquire(stream), timeout, state.slot_in_words)
 
-    def try_acquire(self, *, stream: Any = None) -> Optional[ProducerSlot]:
+    def try_acquire(self, *, stream: Optional[StreamLike] = None) -> Optional[ProducerSlot]:
         """As `acquire`, without waiting: None if there is no free slot, or no more waits may be queued now.
 
         With a stream, also if a consumer has not received the channel yet.
@@ -121,7 +119,7 @@ class Channel(ChannelEnd):
         state: Producer = self._held()
         await state.sleepers.await_(state.is_drained, timeout, 'the consumers of a channel')
 
-    def _export(self) -> 'Exported':
+    def _export(self) -> Exported:
         state: Producer = self._held()
         memory, (dtype, shape), read_only = state.memory, state.slots.layout, state.memory.read_only_fd >= 0
         bits = (CHANNEL_FLAG_TO_ONE if state.deliver == 'one' else 0) | (CHANNEL_FLAG_AHEAD if state.is_ahead else 0)

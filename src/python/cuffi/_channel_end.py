@@ -7,7 +7,7 @@ import ctypes
 import threading
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, List, Optional, TYPE_CHECKING, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from ._array import DeviceArray, DeviceBuffer
 from ._background import background
@@ -36,7 +36,7 @@ class Stores:
         """:param keeps: whether this process does not end before"""
         self._words, self._on_stored, self._keeps, self._is_ahead = words, on_stored, keeps, is_ahead
         # The slot of an older one has been used again.
-        self._pending: Deque[Tuple[int, int, Stream]] = collections.deque(maxlen=2 * slots)
+        self._pending: collections.deque[tuple[int, int, Stream]] = collections.deque(maxlen=2 * slots)
         self._newest: Any = None
         self._lock, self._since, self._is_polled = threading.Lock(), 0.0, False
 
@@ -77,7 +77,7 @@ class Stores:
         pending, reached, is_stored = self._pending, self._words.reached, False
         newest, self._newest = self._newest, pending[-1] if pending else None
         for _ in range(len(pending)):
-            index, count, stream = pending[0]
+            index, count, _ = pending[0]
             if reached(index, count):
                 is_stored = True
                 pending.popleft()
@@ -115,7 +115,7 @@ class Slots:
     def __init__(self, memory: Any, slots: int, stride: int, byte_length: int, layout: SlotLayout, read_only: bool) -> None:
         self._memory, self._slots, self._stride = memory, slots, stride
         self.byte_length, self.layout, self._read_only = byte_length, layout, read_only
-        self._arrays: List[Optional[DeviceArray]] = [None] * slots
+        self._arrays: list[Optional[DeviceArray]] = [None] * slots
 
     def array(self, message: int, layout: Optional[SlotLayout], stream: Optional[Stream]) -> DeviceArray:
         slot = message % self._slots
@@ -156,7 +156,7 @@ class ChannelState:
         return ClosedError(f'this {self.name} is closed')
 
 
-class _Streams(Dict[int, Stream]):
+class _Streams(dict[int, Stream]):
     """The streams of a channel, by their handles."""
 
     def __init__(self, state: ChannelState) -> None:
@@ -197,7 +197,7 @@ class ChannelEnd(Closable):
         return self._held().slots.byte_length
 
     @property
-    def shape(self) -> Tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:
         return self._held().slots.layout[1]
 
     @property

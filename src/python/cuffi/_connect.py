@@ -15,7 +15,9 @@ import sys
 import tempfile
 import time
 import weakref
-from typing import Any, Iterator, Optional, Tuple
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Optional
 
 from ._connection import Connection
 from ._deadlines import seconds_of, turn_if_due
@@ -37,13 +39,14 @@ def parent() -> Peer:
             return _parent
         # Children of this process would inherit the variable, but not the descriptor.
         fd, _, inode = os.environ.pop(PARENT_VARIABLE, '').partition(':')
+        number = -1
         try:
-            number = int(fd)
-            found = os.fstat(number)
-            is_parent = stat.S_ISSOCK(found.st_mode) and found.st_ino == int(inode)
+            found = os.fstat(int(fd))
+            if stat.S_ISSOCK(found.st_mode) and found.st_ino == int(inode):
+                number = int(fd)
         except (ValueError, OverflowError, OSError):
-            is_parent = False
-        if not is_parent:
+            pass  # What the variable says is not a socket of this process.
+        if number < 0:
             raise IpcError('this process was not started by spawnPython(): it has no parent()', 'no-parent')
         sock = socket.socket(fileno=number)
         sock.set_inheritable(False)
@@ -61,7 +64,7 @@ def _end_quietly_with(parent: Peer) -> None:
     """Makes the end of the parent, if nothing here handles it, end this process without a traceback: one line if it failed."""
     before, connection = sys.excepthook, parent._connection
 
-    def hook(kind: Any, error: Any, trace: Any) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
         end = connection.end
         is_the_end = type(error) is type(end) and str(error) == str(end) and not connection.is_closed_here
         if before is not sys.__excepthook__ or not is_the_end or os.environ.get('CUFFI_TRACE') == '1':
@@ -72,7 +75,7 @@ def _end_quietly_with(parent: Peer) -> None:
     sys.excepthook = hook
 
 
-def _address_of(name: str) -> Tuple[str, bool]:
+def _address_of(name: object) -> tuple[str, bool]:
     """The address of a name for the kernel, and whether it is in the directory of this user alone."""
     if not isinstance(name, str) or name in ('', '.', '..') or '\0' in name:
         raise ValueError(f'{name!r} is no name for a socket')
@@ -170,6 +173,7 @@ class Listener(Context):
 
     @property
     def closed(self) -> bool:
+        """Whether it no longer accepts."""
         return self._socket.fileno() < 0
 
     def accept(self, *, timeout: Optional[float] = None) -> Peer:
@@ -217,21 +221,21 @@ class Listener(Context):
             if peer is not None:
                 return peer
             # A descriptor of its own: others may wait as well.
-            ready = loop.create_future()
+            ready: asyncio.Future[None] = loop.create_future()
             try:
                 fd = os.dup(self._socket.fileno())
             except OSError as error:
                 if error.errno == errno.EBADF:
                     continue  # Another thread has closed it.
                 raise IpcError(f'a connection cannot be waited for: {error.strerror}') from None
-            loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+            loop.add_reader(fd, _settle, ready)
             try:
                 await ready
             finally:
                 loop.remove_reader(fd)
                 os.close(fd)
 
-    async def __aenter__(self) -> 'Listener':
+    async def __aenter__(self) -> Listener:
         return self
 
     async def __aexit__(self, *_: Any) -> None:
@@ -264,7 +268,12 @@ class Listener(Context):
                 pass  # Somebody else has removed it.
 
 
-listeners: 'weakref.WeakSet[Listener]' = weakref.WeakSet()
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
 def _remove_dead(path: str) -> bool:

@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Set
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._deadlines import Deadline
 from ._errors import ClosedError, CuffiError, IpcError, PeerGoneError
@@ -45,7 +45,7 @@ _SO_PEERPIDFD = 77
 # As int: the flags of `socket` are slow.
 _TRUNCATED, _FDS_TRUNCATED = int(socket.MSG_TRUNC), int(socket.MSG_CTRUNC)
 
-connections: Set[Connection] = set()
+connections: set[Connection] = set()
 
 
 class Connection:
@@ -481,7 +481,7 @@ class Connection:
             # A GPU may still do what the ended process had queued.
             self.order.abandon_waits()
             time.sleep(0.02)
-        ends: List[Callable[[], None]] = [pool.release for pool in self.imports.close()]
+        ends: list[Callable[[], None]] = [pool.release for pool in self.imports.close()]
         ends += [words.close for words in (self.order.own, self.order.theirs) if words]
         for end in ends:
             try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, AsyncIterator, Callable, Iterator, List, Optional, Sequence, TYPE_CHECKING, Tuple
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
+from ._array import DeviceArray, DeviceBuffer
 from ._background import background, nothing
 from ._bytes import SAFE
 from ._channel_end import END, ChannelEnd, ChannelState, Slots, Stores
@@ -30,12 +32,12 @@ from ._protocol import (
 )
 from ._releases import release_page, releases_of
 from ._ring import Ring, check_layout, seat_length
+from ._types import StreamLike
 from ._waits import MAX_AHEAD, MAX_WORK_AHEAD, REPAIR_S, enqueue_wait, has_room
 from ._wakeups import Sleepers, WakeSockets
 from ._words import SharedWords
 
 if TYPE_CHECKING:
-    from ._array import DeviceArray, DeviceBuffer
     from ._connection import Connection
     from ._descriptors import Fields
     from ._devices import Device
@@ -80,7 +82,7 @@ class _Consumer(ChannelState):
         # The next message; with deliver='one', how many grants were taken.
         self._next = 0 if deliver == 'one' else int(start)
         self._filled_up_to = self._next
-        self._held: set = set()
+        self._held: set[int] = set()
         self._has_ended_waits = False
         self.sleepers = Sleepers(lambda is_asleep: seat.write(SEAT_ASLEEP, is_asleep))
         self._stores = Stores(seat, lambda _: self._wake_producer(), False, is_ahead, ring.slots)
@@ -152,7 +154,7 @@ class _Consumer(ChannelState):
             raise _invalid_ring('has no number of published messages')
         return int(published)
 
-    def _record(self, message: int) -> Tuple[bool, Optional[SlotLayout], Any]:
+    def _record(self, message: int) -> tuple[bool, Optional[SlotLayout], Any]:
         if not self.ring.has_records:
             return False, None, None
         try:
@@ -161,7 +163,7 @@ class _Consumer(ChannelState):
             self.seat.write(SEAT_RELEASED + message % self.ring.slots, message + 1)
             raise
 
-    def _hold(self, message: int, layout: Optional[SlotLayout], meta: Any, redelivered: bool) -> 'ConsumerSlot':
+    def _hold(self, message: int, layout: Optional[SlotLayout], meta: Any, redelivered: bool) -> ConsumerSlot:
         self._held.add(message)
         return ConsumerSlot(self, message, layout, meta, redelivered, None)
 
@@ -273,12 +275,17 @@ class ConsumerSlot(Owner):
 
     __slots__ = ('message', 'meta', 'redelivered', '_consumer', '_layout', '_stream', '_is_released')
 
-    def __init__(self, consumer: _Consumer, message: int, layout: Optional[SlotLayout], meta: Any, redelivered: bool,
-                 stream: Optional[Stream]) -> None:  # fmt: skip
-        self._consumer, self._layout, self._stream, self._is_released = consumer, layout, stream, False
+    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    def __init__(self, consumer: Any, message: int, layout: Any, meta: Any, redelivered: bool, stream: Any) -> None:
+        self._consumer: _Consumer = consumer
+        self._layout: Optional[SlotLayout] = layout
+        self._stream: Optional[Stream] = stream
+        self._is_released = False
         # The number of the message, from 0; what was published with it; whether another consumer had it before,
         # and ended without releasing it.
-        self.message, self.meta, self.redelivered = message, meta, redelivered
+        self.message: int = message
+        self.meta: Any = meta
+        self.redelivered: bool = redelivered
 
     def _views(self) -> Slots:
         if self._is_released:
@@ -310,7 +317,7 @@ class ConsumerSlot(Owner):
         consumer, message = self._consumer, self.message
         return await consumer.sleepers.await_(lambda: consumer.filled(message), timeout, f'message {message} of a channel')
 
-    def release(self, stream: Any = None) -> None:
+    def release(self, stream: Optional[StreamLike] = None) -> None:
         """Gives the slot back when the work that is queued in a stream so far is done. The second call does nothing.
 
         :param stream: by default the legacy default stream
@@ -367,7 +374,7 @@ class ChannelConsumer(ChannelEnd):
                 return
             yield slot
 
-    def ahead(self, stream: Any, *, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
+    def ahead(self, stream: StreamLike, *, timeout: Optional[float] = None) -> Iterator[ConsumerSlot]:
         """Hands out slots in order before they are filled: the stream waits for each of them, not the caller.
 
         At most 64 slots are ahead at a time. It ends when the producer has closed the channel; slots that were
@@ -385,7 +392,7 @@ class ChannelConsumer(ChannelEnd):
                 return
             yield slot
 
-    async def aahead(self, stream: Any, *, timeout: Optional[float] = None) -> AsyncIterator[ConsumerSlot]:
+    async def aahead(self, stream: StreamLike, *, timeout: Optional[float] = None) -> AsyncIterator[ConsumerSlot]:
         """As `ahead`."""
         state: _Consumer = self._held()
         while True:
@@ -394,7 +401,7 @@ class ChannelConsumer(ChannelEnd):
                 return
             yield slot
 
-    def _export(self) -> 'Exported':
+    def _export(self) -> Exported:
         raise NotSupportedError('a consumer cannot pass a channel on: its producer sends it to everyone')
 
 
@@ -404,9 +411,11 @@ class ChannelFields:
     def __init__(self, fields: Fields) -> None:
         self.slots, self.stride, self.byte_length, self.bits = fields.slots, fields.stride, fields.byte_length, fields.flags
         self.memory: Fields = fields.memory
-        self.layout = check_layout(fields.layout.shape, fields.layout.dtype, self.byte_length)
+        layout = fields.layout
+        assert layout is not None, 'the fields were checked when they were decoded'
+        self.layout = check_layout(layout.shape, layout.dtype, self.byte_length)
 
-    def open(self, connection: Connection, fds: List[int], lease: int) -> ChannelConsumer:
+    def open(self, connection: Connection, fds: list[int], lease: int) -> ChannelConsumer:
         if len(fds) <= 4:
             raise IpcError(f'a channel needs more than 4 descriptors, but {len(fds)} came with it', 'no-file-descriptor')
         memory, device, is_ahead = self.memory, device_by_uuid(self.memory.exporter.device), bool(self.bits & CHANNEL_FLAG_AHEAD)

@@ -7,7 +7,8 @@ import math
 import operator
 import threading
 import time
-from typing import Any, Callable, Iterator, Optional, Union
+from collections.abc import Iterator
+from typing import Any, Callable, Optional, Union
 
 from ._bytes import SAFE
 

@@ -6,7 +6,7 @@ import array as _array
 import datetime
 import math
 import struct
-from typing import Any, Dict, List, Optional, Set, TYPE_CHECKING, Tuple
+from typing import TYPE_CHECKING, Any, Optional
 
 from ._bytes import SAFE, limit_exceeded, unpack_int
 from ._errors import IpcError, RemoteError
@@ -49,7 +49,7 @@ _COLLIDING = ('a Map or Set has too many keys or members with the same hash in P
 _COMPARED = (str, int, float, bool, BigInt)
 
 
-def _unusable(why: str) -> Tuple[str, str]:
+def _unusable(why: str) -> tuple[str, str]:
     """Why Python cannot hold a value that may be sent."""
     return why, 'not-supported'
 
@@ -59,10 +59,10 @@ class Decoder:
 
     def __init__(self, reader: Reader) -> None:
         self._from = reader
-        self.places: List[Optional[Put]] = []
+        self.places: list[Optional[Put]] = []
         self._parts = self._binaries = self._collections = 0
         # Why the value cannot be taken, although its end is found: a reason, and the code of its error.
-        self.refusal: Optional[Tuple[str, str]] = None
+        self.refusal: Optional[tuple[str, str]] = None
 
     def read(self, put: Optional[Put], depth: int = 0) -> Any:
         """Returns a value; for a GPU object None, and `put` will be called with it."""
@@ -80,7 +80,7 @@ class Decoder:
             # JavaScript has no integers besides numbers.
             is_int = value.is_integer() and abs(value) <= SAFE and (value != 0 or math.copysign(1, value) > 0)
             return int(value) if is_int else value
-        if tag == TAG_LATIN1 or tag == TAG_UTF16:
+        if tag in (TAG_LATIN1, TAG_UTF16):
             reader.at -= 1
             return reader.string()
         if tag == TAG_BIGINT64:
@@ -116,7 +116,7 @@ class Decoder:
     def _read_container(self, tag: int, depth: int) -> Any:
         reader = self._from
         if tag == TAG_ARRAY:
-            items: List[Any] = []
+            items: list[Any] = []
             for at in range(reader.length()):
                 items.append(None)
                 # An item that is missing.
@@ -139,8 +139,8 @@ class Decoder:
             return self._read_map(depth)
         return self._read_set(depth) if tag == TAG_SET else self._read_error(depth)
 
-    def _read_object(self, depth: int) -> Dict[str, Any]:
-        found: Dict[str, Any] = {}
+    def _read_object(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for _ in range(self._from.length(3)):
             name = self._from.string()
             if len(name) > MAX_NAME_LENGTH // 2 and utf16_length(name) > MAX_NAME_LENGTH:
@@ -154,7 +154,7 @@ class Decoder:
     def _read_map(self, depth: int) -> Map:
         found = Map()
         count = self._from.length(2)
-        nulls: Set[bytes] = set()
+        nulls: set[bytes] = set()
         table = HashTable(False) if count > MAX_UNCOUNTED_KEYS else None
         for _ in range(count):
             places, tag = len(self.places), self._from.data[self._from.at : self._from.at + 1]
@@ -175,10 +175,10 @@ class Decoder:
             found[key] = self.read(_Item(found, key), depth)
         return found
 
-    def _read_set(self, depth: int) -> set:
-        found: set = set()
+    def _read_set(self, depth: int) -> set[Any]:
+        found: set[Any] = set()
         count = self._from.length()
-        nulls: Set[bytes] = set()
+        nulls: set[bytes] = set()
         table = HashTable(True) if count > MAX_UNCOUNTED_KEYS else None
         for _ in range(count):
             places, tag = len(self.places), self._from.data[self._from.at : self._from.at + 1]
@@ -197,7 +197,7 @@ class Decoder:
                 self.refusal = _unusable('a GPU object is within a member of a Set')
         return found
 
-    def _repeated(self, key: Any, found: Any, tags: Set[bytes], why: str) -> Tuple[str, str]:
+    def _repeated(self, key: Any, found: Any, tags: set[bytes], why: str) -> tuple[str, str]:
         """Says why a key is refused: it came before, or Python takes it for another one that did."""
         known = next(each for each in found if each == key)
         # What Node compares by its identity is never the same. None stands for undefined and for null.
@@ -205,8 +205,9 @@ class Decoder:
         return (why, 'ipc-failed') if is_same else _unusable(f'{why}, as Python compares them')
 
     def _hashable(self, key: Any) -> Any:
+        items: Any = key
         if isinstance(key, list):
-            return tuple(self._hashable(item) for item in key)
+            return tuple(self._hashable(item) for item in items)
         if isinstance(key, (dict, set, _array.array)):
             self.refusal = _unusable('a Map has a key, or a Set a member, that Python cannot hash')
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Optional, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Optional
 
 from . import _descriptors
 from ._array import DeviceArray, DeviceBuffer
@@ -25,7 +25,7 @@ def is_on_gpu(value: Any) -> bool:
         if not value.is_cuda:
             raise TypeError('a tensor in host memory cannot be sent: move it to the GPU, or send tensor.numpy().ravel() and its shape')
         return True
-    if hasattr(type(value), '__cuda_array_interface__') or hasattr(value, '__cuda_array_interface__'):
+    if hasattr(value.__class__, '__cuda_array_interface__') or hasattr(value, '__cuda_array_interface__'):
         return True
     find = getattr(value, '__dlpack_device__', None)
     return find is not None and int(find()[0]) == CUDA_DEVICE

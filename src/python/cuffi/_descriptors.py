@@ -9,8 +9,9 @@ import functools
 import math
 import re
 import struct
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ._bytes import Reader
 from ._dtypes import check_shape, checked_extents, received_dtype
@@ -66,7 +67,7 @@ class Fields:
     # The name of virtual memory; of a channel the fields of its slots.
     memory: Any = None
     first_piece: int
-    pieces: Tuple[int, ...]
+    pieces: tuple[int, ...]
     base_byte_length: int
     byte_offset: int
     byte_length: int
@@ -74,7 +75,7 @@ class Fields:
     buffer_id: int
     generation: int
     layout: Optional[Layout] = None
-    ready_event: Optional['Fields'] = None
+    ready_event: Optional[Fields] = None
     last: int
     slots: int
     stride: int
@@ -89,7 +90,7 @@ class Fields:
         return self.access == READ_ONLY
 
     @property
-    def allocation(self) -> Tuple[Any, ...]:
+    def allocation(self) -> tuple[Any, ...]:
         """What names the allocation: the same for all ranges of it."""
         return self.kind, self.exporter, self.handle, self.pool, self.memory, self.buffer_id, self.generation
 
@@ -158,7 +159,7 @@ def _read_count(most: int, reader: Reader, name: str) -> int:
     return count
 
 
-def _read_numbers(count: int, type_name: str, reader: Reader, name: str) -> Tuple[int, ...]:
+def _read_numbers(count: int, type_name: str, reader: Reader, name: str) -> tuple[int, ...]:
     read = _TYPES[type_name].read
     return tuple([read(reader, name) for _ in range(count)])
 
@@ -195,7 +196,7 @@ def _write_layout(out: bytearray, value: Optional[Layout]) -> None:
     out += struct.pack(f'<B{len(name)}sB{2 * ndim}q', len(name), name, ndim, *shape, *strides)
 
 
-def _read_pieces(reader: Reader, name: str) -> Tuple[int, ...]:
+def _read_pieces(reader: Reader, name: str) -> tuple[int, ...]:
     count = _read_count(PACKET_FDS, reader, name)
     if count == 0:
         raise _InvalidField(f'{name}: the list is empty')
@@ -216,7 +217,7 @@ def _write_event(out: bytearray, value: Optional[Fields]) -> None:
         _write_kind(out, value)
 
 
-_TYPES: Dict[str, Union[_Fixed, _Varying]] = {
+_TYPES: dict[str, Union[_Fixed, _Varying]] = {
     **{name: _number(name) for name in NUMBERS},
     'access': _Fixed('B', lambda value, name: ACCESS[_check_below(value, len(ACCESS), name)], ACCESS.index),
     'device': _Fixed(f'{1 + ID_BYTE_LENGTH}s', _check_device),
@@ -237,7 +238,7 @@ _TYPES: Dict[str, Union[_Fixed, _Varying]] = {
 class _Run:
     """Consecutive fields of fixed sizes, which `struct` reads and writes at once."""
 
-    def __init__(self, fields: Sequence[Tuple[str, str, _Fixed]]) -> None:
+    def __init__(self, fields: Sequence[tuple[str, str, _Fixed]]) -> None:
         self._fields = fields
         self._struct = struct.Struct('<' + ''.join(each.form for _, _, each in fields))
         self.byte_length = self._struct.size
@@ -247,7 +248,7 @@ class _Run:
         get = attrgetter(*self._attributes)
         self._get: Callable[[Any], Sequence[Any]] = get if len(fields) > 1 else lambda of: (get(of),)
 
-    def read(self, reader: Reader, into: Dict[str, Any]) -> None:
+    def read(self, reader: Reader, into: dict[str, Any]) -> None:
         if self.byte_length > reader.end - reader.at:
             # It ends in the middle, unless a field before that is invalid.
             for attribute, name, each in self._fields:
@@ -272,7 +273,7 @@ class _One:
     def __init__(self, attribute: str, name: str, of_type: _Varying) -> None:
         self._attribute, self._name, self._type = attribute, name, of_type
 
-    def read(self, reader: Reader, into: Dict[str, Any]) -> None:
+    def read(self, reader: Reader, into: dict[str, Any]) -> None:
         into[self._attribute] = self._type.read(reader, self._name)
 
     def write(self, out: bytearray, of: Any) -> None:
@@ -289,10 +290,10 @@ def _fixed(type_name: str) -> _Fixed:
     return of_type
 
 
-def _parts(fields: Sequence[Tuple[str, str]]) -> List[Union[_Run, _One]]:
+def _parts(fields: Sequence[tuple[str, str]]) -> list[Union[_Run, _One]]:
     """A list of fields with their types, looked up once."""
-    parts: List[Union[_Run, _One]] = []
-    run: List[Tuple[str, str, _Fixed]] = []
+    parts: list[Union[_Run, _One]] = []
+    run: list[tuple[str, str, _Fixed]] = []
     for name, type_name in fields:
         of_type = _TYPES[type_name]
         if isinstance(of_type, _Fixed):
@@ -302,7 +303,7 @@ def _parts(fields: Sequence[Tuple[str, str]]) -> List[Union[_Run, _One]]:
             parts.append(_Run(run))
             run = []
         parts.append(_One(_in_python(name), name, of_type))
-    return parts + [_Run(run)] if run else parts
+    return [*parts, _Run(run)] if run else parts
 
 
 # All of them have fixed sizes.
@@ -312,7 +313,7 @@ assert Exporter._fields == tuple(_in_python(name) for name, _ in EXPORTER_FIELDS
 
 
 # Consecutive descriptors usually come from the same process: the bytes of the last one, and what they mean.
-_last_exporter: Tuple[bytes, Optional[Exporter]] = b'', None
+_last_exporter: tuple[bytes, Optional[Exporter]] = b'', None
 
 
 def _read_exporter(reader: Reader) -> Exporter:
@@ -322,7 +323,7 @@ def _read_exporter(reader: Reader) -> Exporter:
     if data == known and exporter:
         reader.at += len(data)
         return exporter
-    fields: Dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     _EXPORTER.read(reader, fields)
     exporter = Exporter(**fields)
     _last_exporter = data, exporter
@@ -331,7 +332,7 @@ def _read_exporter(reader: Reader) -> Exporter:
 
 def _read_kind(kind: int, reader: Reader) -> Fields:
     has_exporter, parts = _PARTS[kind]
-    fields: Dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if has_exporter:
         fields['exporter'] = _read_exporter(reader)
     for part in parts:

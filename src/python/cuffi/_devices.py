@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import threading
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 from ._driver import (
     LEGACY_STREAM,
@@ -50,7 +50,7 @@ class Device:
             self._context = read_number('cuDevicePrimaryCtxRetain', self._number)
         return self._context
 
-    def __enter__(self) -> 'Device':
+    def __enter__(self) -> Device:
         """Makes its context the current one of this thread."""
         status = cuda_driver().cuCtxPushCurrent_v2(self._context or self.context)
         if status:
@@ -78,10 +78,10 @@ class Device:
         return AllocationProp(1, POSIX_FD, 1, self._number, None, (ctypes.c_ubyte * 8)())
 
 
-_devices: List['Device'] = []
+_devices: list[Device] = []
 
 
-def all_devices() -> List[Device]:
+def all_devices() -> list[Device]:
     if not _devices:
         with locks.state:
             if not _devices:
@@ -109,9 +109,10 @@ def format_uuid(uuid: bytes) -> str:
 def current_device() -> Device:
     """The device of the current context, or the first one."""
     devices, current, number = all_devices(), c_u64(), c_int()
-    if cuda_driver().cuCtxGetCurrent(ctypes.byref(current)) == 0 and current.value:
-        if cuda_driver().cuCtxGetDevice(ctypes.byref(number)) == 0:
-            return next((device for device in devices if device._number == number.value), devices[0])
+    cuda = cuda_driver()
+    is_current = cuda.cuCtxGetCurrent(ctypes.byref(current)) == 0 and current.value != 0
+    if is_current and cuda.cuCtxGetDevice(ctypes.byref(number)) == 0:
+        return next((device for device in devices if device._number == number.value), devices[0])
     if not devices:
         raise NotSupportedError('this process sees no GPU')
     return devices[0]
@@ -125,7 +126,7 @@ def chosen_device(device: Any) -> Device:
         ordinal = operator.index(device)
     except TypeError:
         ordinal = -1
-    if ordinal < 0 and not isinstance(device, int) or isinstance(device, bool):
+    if (ordinal < 0 and not isinstance(device, int)) or isinstance(device, bool):
         raise TypeError(f"device must be an int, the device's ordinal, not {device!r}")
     devices = all_devices()
     if not devices:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Dict, List, Sequence, TYPE_CHECKING, Tuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ._driver import c_int
 from ._dtypes import BY_DLPACK, raw_dtype
@@ -62,13 +63,13 @@ _pointer_of_dying_capsule = _python_function('PyCapsule_GetPointer', ctypes.c_vo
 # Does nothing, but raises an error that is pending, as all functions of `pythonapi` do.
 _raise_pending = _python_function('Py_IsInitialized', c_int)
 # What tensors of other libraries keep: by the address of the structure that they were given.
-given_to_libraries: Dict[int, Tuple[Any, ...]] = {}
+given_to_libraries: dict[int, tuple[Any, ...]] = {}
 
 
 # Tensors may end after the names of this module: both functions refer to none. They may also end while an error is pending,
 # as temporary ones of an expression that fails. No function of Python can give that back to C: ctypes prints what is raised here.
 @_Deleter
-def _delete_given(address: int, given: Dict[int, Tuple[Any, ...]] = given_to_libraries, raise_pending: Any = _raise_pending) -> None:
+def _delete_given(address: int, given: dict[int, tuple[Any, ...]] = given_to_libraries, raise_pending: Any = _raise_pending) -> None:
     try:
         raise_pending()
     finally:
@@ -76,7 +77,7 @@ def _delete_given(address: int, given: Dict[int, Tuple[Any, ...]] = given_to_lib
 
 
 @_CapsuleDestructor
-def _destroy_capsule(capsule: int, given: Dict[int, Tuple[Any, ...]] = given_to_libraries, is_valid: Any = _capsule_is_valid,
+def _destroy_capsule(capsule: int, given: dict[int, tuple[Any, ...]] = given_to_libraries, is_valid: Any = _capsule_is_valid,
                      get: Any = _pointer_of_dying_capsule, raise_pending: Any = _raise_pending) -> None:  # fmt: skip
     """Frees what nobody has taken. A consumer renames the capsule."""
     try:
@@ -92,7 +93,7 @@ for _callback in (_delete_given, _destroy_capsule):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
 
 
-def _reference_counts(capsules: Sequence[Any]) -> List[int]:
+def _reference_counts(capsules: Sequence[Any]) -> list[int]:
     return [sys.getrefcount(capsule) for capsule in capsules]
 
 
@@ -109,7 +110,7 @@ class Offers:
     __slots__ = ('_capsules',)
 
     def __init__(self) -> None:
-        self._capsules: List[Any] = []
+        self._capsules: list[Any] = []
 
     def add(self, capsule: Any) -> None:
         kept = self._capsules
@@ -121,9 +122,9 @@ class Offers:
         self._capsules = []
 
 
-def _strides_in_items(array: 'DeviceArray') -> List[int]:
+def _strides_in_items(array: DeviceArray) -> list[int]:
     itemsize, is_empty = array.itemsize, array.size == 0
-    strides = []
+    strides: list[int] = []
     for length, stride in zip(array.shape, array.strides):
         is_used = length > 1 and not is_empty
         if is_used and stride % itemsize:
@@ -131,7 +132,8 @@ def _strides_in_items(array: 'DeviceArray') -> List[int]:
         if is_used and stride < 0:
             raise BufferError(
                 f'the array has negative strides, {list(array.strides)}, and libraries end the process when they get such by DLPack: '
-                'use __cuda_array_interface__, as cupy.asarray(array) does, or copy the array')
+                'use __cuda_array_interface__, as cupy.asarray(array) does, or copy the array'
+            )
         # Any stride will do for one index: libraries check it all the same.
         strides.append(1 if not is_used and (stride % itemsize or stride < 0) else stride // itemsize)
     return strides
@@ -142,7 +144,7 @@ def no_deleter() -> Any:
     return ctypes.cast(libc.getpid, _Deleter)
 
 
-def make_capsule(array: 'DeviceArray', is_versioned: bool, device: Tuple[int, int]) -> Any:
+def make_capsule(array: DeviceArray, is_versioned: bool, device: tuple[int, int]) -> Any:
     """:param device: where the consumer is told that it is: DLPack's kind and the ordinal"""
     ndim, dtype = len(array.shape), array._dtype
     lanes = 1 if dtype.typestr[1:2] != 'V' else dtype.itemsize
@@ -151,7 +153,8 @@ def make_capsule(array: 'DeviceArray', is_versioned: bool, device: Tuple[int, in
     if array.read_only and not is_versioned:
         raise BufferError(
             'the array is read-only, and DLPack before 1.0 cannot say so: update the library, so that it asks with '
-            'max_version=(1, 0), or copy the array')
+            'max_version=(1, 0), or copy the array'
+        )
     memory = array._held()
     shape = (ctypes.c_int64 * max(ndim, 1))(*array.shape)
     strides = (ctypes.c_int64 * max(ndim, 1))(*_strides_in_items(array))
@@ -178,7 +181,7 @@ def make_capsule(array: 'DeviceArray', is_versioned: bool, device: Tuple[int, in
     return capsule
 
 
-def read_capsule(capsule: Any) -> Tuple[_DLTensor, bool]:
+def read_capsule(capsule: Any) -> tuple[_DLTensor, bool]:
     """The tensor of a capsule, which stays the capsule's, and whether it is read-only."""
     if _capsule_is_valid(id(capsule), b'dltensor_versioned'):
         versioned = _DLManagedVersioned.from_address(_capsule_pointer(capsule, b'dltensor_versioned'))

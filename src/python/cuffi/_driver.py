@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Optional
 
 from ._errors import CuffiError, DriverNotFoundError, NotSupportedError
 from ._process import locks
@@ -13,11 +13,13 @@ from ._process import locks
 class CudaError(CuffiError):
     """A call of the driver failed. `status` is its number, `code` its name, `hint` what can be done, if that is known."""
 
-    def __init__(self, call: str, status: int, doing: str = '', *, driver: Optional['_Driver'] = None) -> None:
+    def __init__(self, call: str, status: int, doing: str = '', *, driver: Optional[_Driver] = None) -> None:
         """:param driver: which was asked, if it could not be initialized"""
-        self.status, self.call = status, call
-        self.code, description = describe_status(status, driver or _driver)
-        self.hint = _HINTS.get(status)
+        code, description = describe_status(status, driver or _driver)
+        self.status = status
+        self.call = call
+        self.code = code
+        self.hint: Optional[str] = _HINTS.get(status)
         while_doing = f' while {doing}' if doing else ''
         after = f'\n{self.hint}' if self.hint else ''
         super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status}){after}')
@@ -32,17 +34,17 @@ class CudaError(CuffiError):
 _HINTS = {
     34: 'This libcuda is the stub of the CUDA toolkit: remove its folder from the library path.',
     46: 'Another process has the device for itself (compute mode exclusive), or it is being reset: nvidia-smi shows who '
-        'uses it, and nvidia-smi -c DEFAULT lets several use it.',
+    'uses it, and nvidia-smi -c DEFAULT lets several use it.',
     100: 'No GPU is visible: check nvidia-smi, CUDA_VISIBLE_DEVICES, permission for /dev/nvidia*, and that the container '
-         'has access to GPUs.',
+    'has access to GPUs.',
     304: 'The driver could not open or map a device file. Likely causes: no permission for /dev/nvidia*, a container without '
-         'the devices (--gpus all) or without /dev/nvidia-uvm (nvidia-modprobe -u), a sandbox, or a limit such as ulimit -v.',
+    'the devices (--gpus all) or without /dev/nvidia-uvm (nvidia-modprobe -u), a sandbox, or a limit such as ulimit -v.',
     802: 'The system is not ready: the fabric manager or a GPU reset may be pending.',
     803: 'The kernel driver and libcuda differ in version: reload the driver, or reboot.',
     804: 'This libcuda is of the forward compatibility package (cuda-compat), which this GPU does not support: remove its '
-         'folder from LD_LIBRARY_PATH, or update the driver of the host.',
+    'folder from LD_LIBRARY_PATH, or update the driver of the host.',
     999: 'Likely causes: the module nvidia-uvm is not loaded or stopped after the machine slept (nvidia-modprobe -u, or '
-         'reload it), or the GPU has failed. Check dmesg for NVRM: Xid messages.',
+    'reload it), or the GPU has failed. Check dmesg for NVRM: Xid messages.',
 }
 STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719))
 # As ffi/driver.ts: the loader's own, then those of WSL, containers and distributions.
@@ -80,7 +82,7 @@ class AccessDesc(ctypes.Structure):
 
 
 # https://docs.nvidia.com/cuda/cuda-driver-api/
-_FUNCTIONS: Dict[str, Tuple[Any, ...]] = {
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
     'cuInit': (c_u32,),
     'cuGetErrorName': (c_int, _out),
     'cuGetErrorString': (c_int, _out),
@@ -198,7 +200,7 @@ def _open_library() -> Any:
         return _emulated.Library()
     if chosen != 'cuda' and '/' not in chosen:
         raise DriverNotFoundError(f'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda, not {chosen!r}')
-    tried = []
+    tried: list[str] = []
     for path in _LIBRARIES if chosen == 'cuda' else (chosen,):
         try:
             return ctypes.CDLL(path)
@@ -206,13 +208,16 @@ def _open_library() -> Any:
             # The loader's words begin with the path, most times.
             tried.append(f'  {path}: {str(error).replace(f"{path}: ", "", 1)}')
     if chosen != 'cuda':
-        raise DriverNotFoundError('\n'.join((
-            'the chosen library is not a CUDA driver:', *tried, 'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda.')))
+        raise DriverNotFoundError(
+            '\n'.join(
+                ('the chosen library is not a CUDA driver:', *tried, 'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda.')
+            )
+        )
     raise DriverNotFoundError('\n'.join(('no CUDA driver (libcuda.so.1) was found. Tried:', *tried, _NO_DRIVER)))
 
 
-def describe_status(status: int, driver: Optional[_Driver]) -> Tuple[str, str]:
-    texts = []
+def describe_status(status: int, driver: Optional[_Driver]) -> tuple[str, str]:
+    texts: list[str] = []
     for name in ('cuGetErrorName', 'cuGetErrorString'):
         text = ctypes.c_char_p()
         try:

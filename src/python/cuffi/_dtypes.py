@@ -6,7 +6,8 @@ import math
 import operator
 import re
 import sys
-from typing import Any, Dict, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Optional
 
 from ._bytes import SAFE
 from ._protocol import MAX_AXES
@@ -19,15 +20,26 @@ class Dtype:
         self.name, self.typestr, self.code, self.itemsize = name, typestr, code, itemsize
 
 
-DTYPES: Dict[str, Dtype] = {
+DTYPES: dict[str, Dtype] = {
     name: Dtype(name, typestr, code, itemsize)
     for name, typestr, code, itemsize in (
         ('bool', '|b1', 6, 1),
-        ('int8', '|i1', 0, 1), ('int16', '<i2', 0, 2), ('int32', '<i4', 0, 4), ('int64', '<i8', 0, 8),
-        ('uint8', '|u1', 1, 1), ('uint16', '<u2', 1, 2), ('uint32', '<u4', 1, 4), ('uint64', '<u8', 1, 8),
-        ('float16', '<f2', 2, 2), ('bfloat16', '', 4, 2), ('float32', '<f4', 2, 4), ('float64', '<f8', 2, 8),
-        ('float8_e4m3fn', '', 10, 1), ('float8_e5m2', '', 12, 1),
-        ('complex64', '<c8', 5, 8), ('complex128', '<c16', 5, 16),
+        ('int8', '|i1', 0, 1),
+        ('int16', '<i2', 0, 2),
+        ('int32', '<i4', 0, 4),
+        ('int64', '<i8', 0, 8),
+        ('uint8', '|u1', 1, 1),
+        ('uint16', '<u2', 1, 2),
+        ('uint32', '<u4', 1, 4),
+        ('uint64', '<u8', 1, 8),
+        ('float16', '<f2', 2, 2),
+        ('bfloat16', '', 4, 2),
+        ('float32', '<f4', 2, 4),
+        ('float64', '<f8', 2, 8),
+        ('float8_e4m3fn', '', 10, 1),
+        ('float8_e5m2', '', 12, 1),
+        ('complex64', '<c8', 5, 8),
+        ('complex128', '<c16', 5, 16),
     )
 }
 # By typestr without its byte order, such as f4.
@@ -99,8 +111,9 @@ def raw_dtype(itemsize: int) -> Dtype:
     return Dtype(f'V{itemsize}', f'|V{itemsize}', 1, itemsize)
 
 
-def contiguous(shape: Sequence[int], itemsize: int) -> Tuple[int, ...]:
-    strides, step = [], itemsize
+def contiguous(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = itemsize
     for length in reversed(shape):
         strides.append(step)
         step *= length
@@ -117,7 +130,7 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
     return True
 
 
-def extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:
+def extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
     """The first byte of the items, and the one behind the last, from item [0, 0, ...]."""
     low, high = 0, itemsize
     for length, stride in zip(shape, strides):
@@ -131,14 +144,14 @@ def extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tupl
     return low, high
 
 
-def integers_of(values: Any) -> Tuple[int, ...]:
+def integers_of(values: Any) -> tuple[int, ...]:
     """Integers of any library as those of Python. Raises TypeError."""
     if any(isinstance(value, bool) for value in values):
         raise TypeError('bool is not an integer')
     return tuple(map(operator.index, values))
 
 
-def check_shape(shape: Any) -> Tuple[int, ...]:
+def check_shape(shape: Any) -> tuple[int, ...]:
     try:
         lengths = integers_of((shape,) if hasattr(shape, '__index__') and not getattr(shape, 'shape', ()) else shape)
     except TypeError:
@@ -154,7 +167,7 @@ def _bad_shape(shape: Any) -> ValueError:
     return ValueError(f'shape must have at most {MAX_AXES} lengths of at least 0, not {shape!r}')
 
 
-def checked_extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Tuple[int, int]:
+def checked_extents(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
     """Returns the extents of a layout of another process. Raises ValueError for bytes beyond the safe integers."""
     items = math.prod(length for length in check_shape(shape) if length)
     _check_safe(items * itemsize, f'an array of shape {list(shape)}')

@@ -1,12 +1,15 @@
 """Writes values."""
 
+# pyright: standard
+# Values may be anything, and what is in them, too.
+
 from __future__ import annotations
 
 import datetime
 import math
 import struct
 import traceback
-from typing import Any, List, Tuple
+from typing import Any
 
 from ._array import DeviceArray
 from ._bytes import SAFE, pack_double, pack_int, write_length
@@ -52,7 +55,7 @@ class Encoder:
 
     def __init__(self) -> None:
         self.out = bytearray()
-        self.objects: List[Any] = []
+        self.objects: list[Any] = []
         self._parts = self._binaries = self._collections = 0
 
     def write(self, value: Any, depth: int = 0) -> None:
@@ -173,7 +176,7 @@ class Encoder:
                 self.write(key, depth)
             self.write(item, depth)
 
-    def _items(self, items: Tuple[Any, ...], depth: int) -> None:
+    def _items(self, items: tuple[Any, ...], depth: int) -> None:
         write_length(self.out, len(items))
         for item in items:
             self.write(item, depth)
@@ -190,7 +193,11 @@ class Encoder:
         else:
             name, message, errors = type(error).__name__, str(error), []
             stack = ''.join(traceback.format_exception(type(error), error, error.__traceback__))
-        kind = ERROR_TYPES.index(name) if name in ERROR_TYPES else ERROR_TYPES.index('RangeError' if isinstance(error, ValueError) else 'Error')
+        kind = (
+            ERROR_TYPES.index(name)
+            if name in ERROR_TYPES
+            else ERROR_TYPES.index('RangeError' if isinstance(error, ValueError) else 'Error')
+        )
         code = getattr(error, 'code', None)
         texts = [name, message, stack, code]
         cause = error.__cause__
@@ -233,8 +240,9 @@ class Encoder:
             raise _not_sent(value, f'its items have the format {view.format!r}, which JavaScript has not: convert them, or send its bytes')
         if view.ndim > 1:
             raise ValueError(
-                f'an array of shape {list(view.shape)} would arrive without its shape: send array.ravel() and array.shape, '
-                'or copy it to the GPU: cuffi.empty(array.shape, array.dtype).copy_from_host(array)')
+                f'an array of shape {list(view.shape or ())} would arrive without its shape: send array.ravel() and array.shape, '
+                'or copy it to the GPU: cuffi.empty(array.shape, array.dtype).copy_from_host(array)'
+            )
         self._binaries += 1
         if view.nbytes > MAX_VALUE_BYTE_LENGTH or self._binaries > MAX_VALUE_BINARIES:
             raise ValueError('the value is too large: it may have 16 MiB')

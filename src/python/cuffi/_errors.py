@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence, Tuple, Type
+from collections.abc import Sequence
+from typing import Any, Optional
 
 
 class CuffiError(Exception):
@@ -12,12 +13,12 @@ class CuffiError(Exception):
 
     code = 'invalid-state'
 
-    def __reduce__(self) -> Tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Not by the arguments of `__init__`, which are not kept: a copy, and what multiprocessing sends, has the text and the fields.
         return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
-def _rebuild(kind: 'Type[CuffiError]', args: Tuple[Any, ...], fields: Dict[str, Any]) -> CuffiError:
+def _rebuild(kind: type[CuffiError], args: tuple[Any, ...], fields: dict[str, Any]) -> CuffiError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(fields)
     return error
@@ -77,7 +78,11 @@ class RemoteError(CuffiError):
     def __init__(self, message: str, name: str = 'Error', code: str = 'remote-error', stack: Optional[str] = None,
                  errors: Sequence[Any] = ()) -> None:  # fmt: skip
         super().__init__(message)
-        self.message, self.name, self.code, self.stack, self.errors = message, name, code, stack, list(errors)
+        self.message = message
+        self.name = name
+        self.code = code
+        self.stack = stack
+        self.errors: list[Any] = list(errors)
 
     def __str__(self) -> str:
         return f'{self.name}: {self.message}'

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Optional, TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 from ._deadlines import wait_until
 from ._devices import chosen_device, stream_handle
 from ._driver import LEGACY_STREAM, call, read_number
 from ._owner import Context
 from ._process import locks
+from ._types import StreamLike
 from ._waits import EventHandle, add_event, is_behind_wait
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # The events that this process has made.
-_made_here: 'weakref.WeakSet[CudaEvent]' = weakref.WeakSet()
+_made_here: weakref.WeakSet[CudaEvent] = weakref.WeakSet()
 
 
 def is_event_open(handle: EventHandle) -> bool:
@@ -43,13 +44,14 @@ class CudaEvent(Context):
     _instead = 'refer to it, or send it with peer.send()'
 
     @classmethod
-    def _of(cls, handle: EventHandle) -> 'CudaEvent':
+    def _of(cls, handle: EventHandle) -> CudaEvent:
         event = cls.__new__(cls)
         event._own = handle
         return event
 
     @property
     def closed(self) -> bool:
+        """Whether `close()` was called here. The other end may still have it."""
         return self._own is None
 
     def _held(self) -> EventHandle:
@@ -72,14 +74,14 @@ class CudaEvent(Context):
         """Whether the work is done that was queued before the last record."""
         return self._held().has_run()
 
-    def record(self, stream: Any = LEGACY_STREAM) -> None:
+    def record(self, stream: StreamLike = LEGACY_STREAM) -> None:
         """Records the work that is queued in a stream, by default the legacy default stream."""
         event, handle = self._held(), stream_handle(stream)
         with event.device:
             call('cuEventRecord', event.value, handle)
         event.is_behind_wait = is_behind_wait(event.device, handle)
 
-    def wait(self, stream: Any = LEGACY_STREAM) -> None:
+    def wait(self, stream: StreamLike = LEGACY_STREAM) -> None:
         """Makes later work of a stream wait for the last record."""
         event, handle = self._held(), stream_handle(stream)
         with event.device:

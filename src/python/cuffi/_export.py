@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, List, Optional, TYPE_CHECKING, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _descriptors
 from ._described import Described, layout_of
@@ -29,20 +29,20 @@ class Exported:
 
     __slots__ = ('fields', 'fds', 'keep', 'device', 'begin', 'stream', 'owned', 'root', 'restore')
 
-    def __init__(self, fields: bytes, fds: Tuple[int, ...], keep: Any, device: Optional[Device], begin: int = 0,
-                 owned: Optional[List[int]] = None, root: Any = None) -> None:  # fmt: skip
+    def __init__(self, fields: bytes, fds: tuple[int, ...], keep: Any, device: Optional[Device], begin: int = 0,
+                 owned: Optional[list[int]] = None, root: Any = None) -> None:  # fmt: skip
         """
         :param begin: the address of the first byte of the range; 0 for an event
         """
         self.fields, self.fds, self.keep, self.device, self.begin = fields, fds, keep, device, begin
         # Descriptors for one process only, before the others. They are closed when they were sent.
-        self.owned: List[int] = owned or []
+        self.owned: list[int] = owned or []
         # What `leases.returned` waits for.
         self.root = root
         # Later work of this stream runs behind the other end's.
         self.stream: Optional[int] = None
         # Takes `owned` back if it is not sent, and returns whether it has. Otherwise they are closed.
-        self.restore: Optional[Callable[[List[int]], bool]] = None
+        self.restore: Optional[Callable[[list[int]], bool]] = None
 
     def undo(self) -> None:
         """It is not sent."""
@@ -54,7 +54,7 @@ class Exported:
         self.undo()
 
 
-def export(value: Any, peer: 'Connection') -> Exported:
+def export(value: Any, peer: Connection) -> Exported:
     if isinstance(value, CudaEvent):
         return _export_event(value, peer)
     if isinstance(value, Closable):
@@ -99,7 +99,7 @@ def _export_legacy(described: Described, base: int, size: int, begin: int, lengt
             raise IpcError(
                 f'{what} has no handle for other processes: copy it into cuffi.empty(shape, dtype), which every '
                 'library takes; or unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF, or use the default '
-                "memory pool of cupy, or jax with XLA_PYTHON_CLIENT_ALLOCATOR=platform",
+                'memory pool of cupy, or jax with XLA_PYTHON_CLIENT_ALLOCATOR=platform',
                 'not-supported',
             )
         # Tells apart the allocations that had the same address one after the other.
@@ -111,20 +111,20 @@ def _export_legacy(described: Described, base: int, size: int, begin: int, lengt
     return Exported(fields, (), described.owner, device, begin, root=(KIND_LEGACY, base))
 
 
-def _send_back(memory: ReceivedMemory, begin: int, length: int, described: Described, peer: 'Connection') -> Exported:
+def _send_back(memory: ReceivedMemory, begin: int, length: int, described: Described, peer: Connection) -> Exported:
     """Sends memory back to its owner, as part of what it has sent."""
     fields = memory.fields
     if memory.connection.pid != peer.pid or fields.exporter.pid != peer.pid:
         raise NotSupportedError(
             'this memory is of another process, and the companion for Python does not pass it on: copy it into '
-            'cuffi.empty(shape, dtype), or let its owner send it')
+            'cuffi.empty(shape, dtype), or let its owner send it'
+        )
     access = _descriptors.READ_ONLY if described.read_only else fields.access
-    data = fields.encode_part(
-        byte_offset=begin - memory.mapping.base, byte_length=length, access=access, layout=layout_of(described))
+    data = fields.encode_part(byte_offset=begin - memory.mapping.base, byte_length=length, access=access, layout=layout_of(described))
     return Exported(data, (), (described.owner, memory), memory.device, root=memory)
 
 
-def _export_event(event: CudaEvent, peer: 'Connection') -> Exported:
+def _export_event(event: CudaEvent, peer: Connection) -> Exported:
     own = event._held()
     if own.received is not None:
         fields = own.received[2]

@@ -6,7 +6,8 @@ import os
 import select
 import socket
 import stat
-from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ._driver import CudaError
 from ._errors import IpcError
@@ -26,19 +27,19 @@ class Exports:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.leases: Dict[int, Exported] = {}
+        self.leases: dict[int, Exported] = {}
         self.next = 0
         # What the end of third processes keeps, by the descriptor of the link to each.
-        self.forwarded: Dict[int, Tuple[socket.socket, Exported]] = {}
+        self.forwarded: dict[int, tuple[socket.socket, Exported]] = {}
         # Points that nothing overtakes: the host waits until they are reached, and then ends these leases.
         self.held: Points = []
-        self._after_hold: List[int] = []
+        self._after_hold: list[int] = []
 
     def add(self, exported: Exported) -> None:
         self.leases[self.next] = exported
         self.next += 1
 
-    def kept(self) -> List[Exported]:
+    def kept(self) -> list[Exported]:
         """All that is kept for other processes, from any thread."""
         return list(self.leases.values()) + [exported for _, exported in list(self.forwarded.values())]
 
@@ -77,7 +78,7 @@ class Exports:
             for lease in leases:
                 self.leases.pop(lease, None)
 
-    def forward(self, asked: Sequence[Tuple[int, int, int]], fds: List[int], poll: select.poll) -> None:
+    def forward(self, asked: Sequence[tuple[int, int, int]], fds: list[int], poll: select.poll) -> None:
         """Keeps objects for third processes: until those close their ends of the links."""
         if len(self.forwarded) + len(asked) > _MAX_LINKS:
             raise IpcError('received links for other objects than were passed on')

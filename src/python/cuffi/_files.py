@@ -11,7 +11,7 @@ import socket
 import stat
 import struct
 import threading
-from typing import Any, List, Optional, Tuple
+from typing import Any, Optional
 
 from ._errors import IpcError
 from ._process import locks
@@ -27,13 +27,13 @@ RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 FD_SPACE = socket.CMSG_SPACE(4 * PACKET_FDS)
 
 
-def file_type(fd: int) -> Tuple[int, int]:
+def file_type(fd: int) -> tuple[int, int]:
     """The type bits of a descriptor's mode, 0 for the kernel's own, and the major number of a device."""
     kind, major, _ = _file_facts(fd)
     return kind, major
 
 
-def _file_facts(fd: int) -> Tuple[int, int, Tuple[int, int]]:
+def _file_facts(fd: int) -> tuple[int, int, tuple[int, int]]:
     """As `file_type`, and the number of the file system, which the kernel assigns.
 
     `fstat` would ask the file system, which may be another process's (FUSE) and never reply.
@@ -74,9 +74,9 @@ def close_fds(fds: Any) -> None:
         fds.clear()
 
 
-def received_fds(controls: List[Tuple[int, int, bytes]]) -> List[int]:
+def received_fds(controls: list[tuple[int, int, bytes]]) -> list[int]:
     """The descriptors that came with a message."""
-    fds: List[int] = []
+    fds: list[int] = []
     for level, kind, part in controls:
         found = struct.unpack(f'{len(part) // 4}i', part[: len(part) // 4 * 4])
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -95,7 +95,7 @@ def _is_in_memory(fd: int) -> bool:
 
 
 # May be filled while objects are collected, when no thread can be started.
-_closing: 'queue.SimpleQueue[int]' = queue.SimpleQueue()
+_closing: queue.SimpleQueue[int] = queue.SimpleQueue()
 _closing_thread: Optional[threading.Thread] = None
 
 
@@ -171,7 +171,7 @@ def is_pipe_end(fd: int, access: int) -> bool:
 
 
 # All pipes without names are on one file system of the kernel.
-_pipe_file_system: Optional[Tuple[int, int]] = None
+_pipe_file_system: Optional[tuple[int, int]] = None
 
 
 def whole_pages(byte_length: int) -> int:
@@ -185,7 +185,7 @@ def has_ended(fd: int) -> bool:
     return bool(ended.poll(0))
 
 
-def take_fds(fds: List[int], count: int, what: str) -> List[int]:
+def take_fds(fds: list[int], count: int, what: str) -> list[int]:
     """Takes the descriptors that came with an object."""
     if len(fds) != count:
         raise IpcError(f'{what} needs {count} descriptors, but {len(fds)} came with it', 'no-file-descriptor')
@@ -194,5 +194,6 @@ def take_fds(fds: List[int], count: int, what: str) -> List[int]:
     return taken
 
 
-def credentials(sock: socket.socket) -> Tuple[int, int, int]:
-    return struct.unpack('=iII', sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))  # type: ignore[return-value]
+def credentials(sock: socket.socket) -> tuple[int, int, int]:
+    pid, uid, gid = struct.unpack('=iII', sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid, gid

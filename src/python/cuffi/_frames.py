@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+from typing import Optional
 
 from . import _install
 from ._bytes import limit_exceeded
@@ -30,7 +30,7 @@ from ._wire import (
 )
 
 # Its kind, request, bytes and descriptors, and whether this process had no room for some of them.
-Message = Tuple[int, int, bytes, List[int], bool]
+Message = tuple[int, int, bytes, list[int], bool]
 _HEADER_SIZE = HEADER.size
 _read_header = HEADER.unpack_from
 
@@ -49,12 +49,12 @@ class FrameReader:
         self.has_met = False
         self._received = 0
         # The message that is not complete yet.
-        self._parts: List[bytes] = []
-        self._header: Tuple[int, ...] = ()
-        self._fds: List[int] = []
+        self._parts: list[bytes] = []
+        self._header: tuple[int, ...] = ()
+        self._fds: list[int] = []
         self._is_cut = False
 
-    def add(self, data: bytes, fds: List[int], is_cut: bool) -> Optional[Message]:
+    def add(self, data: bytes, fds: list[int], is_cut: bool) -> Optional[Message]:
         """Returns the message that a frame completes. Takes the descriptors out of the list when they have another owner."""
         size = len(data) - _HEADER_SIZE
         if size <= 0 or len(data) > PACKET_BYTE_LENGTH:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 from ._bytes import SAFE, pack_double
 from ._protocol import MAX_COLLISIONS, MAX_COLLISIONS_PER_KEY, MAX_NAME_LENGTH, MAX_STEPS_PER_KEY, MAX_VALUE_PARTS
@@ -17,11 +17,11 @@ class HashTable:
     def __init__(self, is_set: bool) -> None:
         self._is_set = is_set
         # The hash in each slot, and the hashes in order: a set forgets the order when it grows.
-        self._slots: List[Optional[int]] = [None] * 8
-        self._hashes: List[int] = []
+        self._slots: list[Optional[int]] = [None] * 8
+        self._hashes: list[int] = []
         self._count = self._steps = 0
         # Hashes of strings have a seed. Keys are counted from the first other one on.
-        self._strings: Optional[List[str]] = []
+        self._strings: Optional[list[str]] = []
 
     def add(self, key: Any) -> bool:
         """Adds the next key. Returns False if the keys so far take too many steps."""
@@ -66,7 +66,7 @@ class HashTable:
         slots[at] = hashed
         self._steps += steps
 
-    def _grow(self, least: int, hashes: List[int]) -> None:
+    def _grow(self, least: int, hashes: list[int]) -> None:
         self._slots = [None] * (1 << (least - 1).bit_length())
         for hashed in hashes:
             self._place(hashed)
@@ -78,7 +78,7 @@ _TOO_MANY_STEPS = MAX_COLLISIONS + MAX_STEPS_PER_KEY * MAX_VALUE_PARTS
 
 def check_collisions_in_node(keys: Any) -> None:
     """Refuses the keys that Node's Maps and Sets take too long for. As `HashCollisions` of Node."""
-    hashes: List[int] = []
+    hashes: list[int] = []
     buckets, collisions = [0, 0], 0
     for count, key in enumerate(keys):
         if count == 2 * len(buckets):
@@ -106,8 +106,7 @@ def _hash_in_node(key: Any) -> Optional[int]:
         return length if length > MAX_NAME_LENGTH else None
     if isinstance(key, bool) or not isinstance(key, (int, float)):
         return None
-    is_bigint = isinstance(key, int) and (isinstance(key, BigInt) or abs(key) > SAFE)
-    if is_bigint:
+    if isinstance(key, int) and (isinstance(key, BigInt) or abs(key) > SAFE):
         bits = abs(key) & 0xFFFFFFFFFFFFFFFF
     elif -(2**31) <= key < 2**31 and key == math.floor(key):
         low = int(key) & 0xFFFFFFFF

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
-from typing import Any, Dict, Sequence, TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ._driver import call
 from ._dtypes import Dtype, extents, is_contiguous
@@ -71,10 +73,10 @@ def _gather(address: int, shape: Sequence[int], strides: Sequence[int], itemsize
 def import_numpy() -> Any:
     """Raises ImportError."""
     try:
-        import numpy
+        # By name: checkers of types need not have it.
+        return importlib.import_module('numpy')
     except ImportError:
         raise ImportError('NumPy is not installed: install it, or use the bytes of array.copy_to_host()') from None
-    return numpy
 
 
 def numpy_dtype(numpy: Any, dtype: Dtype) -> Any:
@@ -82,7 +84,7 @@ def numpy_dtype(numpy: Any, dtype: Dtype) -> Any:
     if dtype.typestr:
         return numpy.dtype(dtype.typestr)
     try:
-        import ml_dtypes
+        ml_dtypes: Any = importlib.import_module('ml_dtypes')
     except ImportError:
         raise ImportError(
             f'NumPy has no {dtype.name}: install ml_dtypes, or look at the bits: '
@@ -98,5 +100,5 @@ class HostItems:
         self._memory = memory
         # Dtypes without a typestr begin as their bits.
         typestr = dtype.typestr or f'<u{dtype.itemsize}'
-        self.__array_interface__: Dict[str, Any] = {
+        self.__array_interface__: dict[str, Any] = {
             'shape': tuple(shape), 'typestr': typestr, 'data': (address, read_only), 'strides': tuple(strides), 'version': 3}  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 import collections
 import fcntl
 import os
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional
 
 from ._bytes import SAFE, limit_exceeded
 from ._driver import LEGACY_STREAM
@@ -37,20 +38,20 @@ class Imports:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.leases: Dict[int, Optional[weakref.ref[ReceivedMemory]]] = {}
+        self.leases: dict[int, Optional[weakref.ref[ReceivedMemory]]] = {}
         self._next = 0
         # Of what a third process has made: links to it, which end when it is given back.
-        self.links: Dict[int, int] = {}
-        self.revoked: Set[int] = set()
-        self._pools: Dict[bytes, OpenPool] = {}
+        self.links: dict[int, int] = {}
+        self.revoked: set[int] = set()
+        self._pools: dict[bytes, OpenPool] = {}
         # Descriptors of pools that were not opened yet: each comes once.
-        self._pool_fds: Dict[bytes, int] = {}
+        self._pool_fds: dict[bytes, int] = {}
         # What nothing refers to any more, in the order in which that was found.
-        self.given_back: Deque[Tuple[int, Optional[Mapping], Optional[int]]] = collections.deque()
+        self.given_back: collections.deque[tuple[int, Optional[Mapping], Optional[int]]] = collections.deque()
         # What is given back behind streams that still use it.
-        self.behind_streams: List[Tuple[Points, int, Mapping]] = []
+        self.behind_streams: list[tuple[Points, int, Mapping]] = []
         # What the other end is still to be told.
-        self.releases: List[Release] = []
+        self.releases: list[Release] = []
 
     @property
     def is_in_use(self) -> bool:
@@ -58,12 +59,12 @@ class Imports:
 
     # ---- Receiving ----
 
-    def read_table(self, reader: Reader, count: int) -> List[Tuple[bytes, int, bool, int]]:
+    def read_table(self, reader: Reader, count: int) -> list[tuple[bytes, int, bool, int]]:
         """Reads the objects of a value: the fields, how many descriptors, whether there is a link, and the lease of each."""
         begin, first = reader.at, reader.number()
         if first < self._next or first + count > SAFE:
             raise IpcError(f'lease {first} was sent after lease {self._next - 1}, or a second time')
-        entries: List[Tuple[bytes, int, bool, int]] = []
+        entries: list[tuple[bytes, int, bool, int]] = []
         for lease in range(first, first + count):
             fd_count, has_link, length = reader.length(0), reader.flag(), reader.length()
             if length > MAX_OBJECT_BYTE_LENGTH:
@@ -91,7 +92,7 @@ class Imports:
 
     # ---- Mapping ----
 
-    def keep_pool(self, name: bytes, fds: List[int]) -> None:
+    def keep_pool(self, name: bytes, fds: list[int]) -> None:
         """Keeps the descriptor of a pool, which later memory of it needs also if this is never opened."""
         if name not in self._pools and name not in self._pool_fds:
             if len(self._pools) + len(self._pool_fds) >= _MAX_POOLS:
@@ -108,18 +109,20 @@ class Imports:
     def map(self, fields: Fields, device: Device, fds: Sequence[int]) -> Optional[Mapping]:
         """Maps memory, unless it is mapped already. Returns None for a pool without memory."""
         if fields.kind == KIND_LEGACY:
-            key: Tuple[Any, ...] = (KIND_LEGACY, device.ordinal, fields.handle)
+            key: tuple[Any, ...] = (KIND_LEGACY, device.ordinal, fields.handle)
             return map_once(key, fields.buffer_id, lambda: map_legacy(self._checked(fields), device))
         if fields.kind == KIND_VIRTUAL:
             return self._map_virtual(fields, device, fds)
         with locks.mappings:
-            pool = self._pools.get(fields.pool)
+            name = fields.pool
+            assert name is not None, 'all memory that is neither legacy nor virtual is of a pool'
+            pool = self._pools.get(name)
             if pool is None:
-                exporter, fd = self._checked(fields).exporter, self._pool_fds.pop(fields.pool, -1)
+                exporter, fd = self._checked(fields).exporter, self._pool_fds.pop(name, -1)
                 try:
                     if fd < 0 or not is_driver_fd(fd):
                         raise IpcError('memory of a pool came without the descriptor of the pool', 'no-file-descriptor')
-                    pool = self._pools[fields.pool] = OpenPool(device, fd, exporter)
+                    pool = self._pools[name] = OpenPool(device, fd, exporter)
                 finally:
                     close_fds([fd] if fd >= 0 else [])
             if fields.handle is None:
@@ -238,7 +241,7 @@ class Imports:
             pass  # The context is lost, and the mapping with it.
         self.release(lease)
 
-    def close(self) -> List[OpenPool]:
+    def close(self) -> list[OpenPool]:
         """Ends what needs no other process. Returns the pools, to be released."""
         with locks.mappings:
             pools, self._pools = list(self._pools.values()), {}

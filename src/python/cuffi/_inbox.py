@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _descriptors
 from ._bytes import Reader, limit_exceeded
@@ -50,7 +50,21 @@ _POOL = bytes((KIND_POOL,))
 class Arrived:
     """A value that has arrived. Its GPU objects are opened when somebody takes it."""
 
-    __slots__ = ('connection', 'cost', 'events', 'fd_count', 'is_cut', 'kind', 'objects', 'places', 'points', 'refusal', 'request', 'size', 'value')
+    __slots__ = (
+        'connection',
+        'cost',
+        'events',
+        'fd_count',
+        'is_cut',
+        'kind',
+        'objects',
+        'places',
+        'points',
+        'refusal',
+        'request',
+        'size',
+        'value',
+    )
 
     def __init__(self, connection: Connection, kind: int, request: int, size: int) -> None:
         self.connection, self.kind, self.request, self.size, self.fd_count = connection, kind, request, size, 0
@@ -58,12 +72,12 @@ class Arrived:
         self.cost = 0
         self.value: Any = None
         # None: the value is the object. A function would keep this object, and this object it.
-        self.places: List[Optional[Put]] = []
-        self.objects: List[Tuple[bytes, List[int], int]] = []
+        self.places: list[Optional[Put]] = []
+        self.objects: list[tuple[bytes, list[int], int]] = []
         # What the host waits for: points and events of the sender.
         self.points: Points = []
-        self.events: List[CudaEvent] = []
-        self.refusal: Optional[Tuple[str, str]] = None
+        self.events: list[CudaEvent] = []
+        self.refusal: Optional[tuple[str, str]] = None
         # Whether no descriptor was left for those of its objects.
         self.is_cut = False
 
@@ -85,26 +99,22 @@ class Inbox:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.values: Deque[Arrived] = collections.deque()
-        self.value_waiters: Deque[Waiter] = collections.deque()
-        self.requests: Deque[Arrived] = collections.deque()
-        self.request_waiters: Deque[Waiter] = collections.deque()
+        self.values: collections.deque[Arrived] = collections.deque()
+        self.value_waiters: collections.deque[Waiter] = collections.deque()
+        self.requests: collections.deque[Arrived] = collections.deque()
+        self.request_waiters: collections.deque[Waiter] = collections.deque()
         self._queued_bytes = self._queued_fds = self._request_bytes = 0
         # Requests of the other end: those that it has given up, and those that are not answered.
-        self.canceled: Set[int] = set()
-        self.unanswered: Set[int] = set()
+        self.canceled: set[int] = set()
+        self.unanswered: set[int] = set()
         # For each request whose handler is a task: what cancels that.
-        self.cancels: Dict[int, Callable[[], None]] = {}
+        self.cancels: dict[int, Callable[[], None]] = {}
         # Who waits for the answers to requests of this end.
-        self.asked: Dict[int, Waiter] = {}
+        self.asked: dict[int, Waiter] = {}
 
     @property
     def is_full(self) -> bool:
-        return (
-            len(self.values) >= MAX_QUEUED_VALUES
-            or self._queued_bytes >= MAX_QUEUED_BYTE_LENGTH
-            or self._queued_fds >= MAX_QUEUED_FDS
-        )
+        return len(self.values) >= MAX_QUEUED_VALUES or self._queued_bytes >= MAX_QUEUED_BYTE_LENGTH or self._queued_fds >= MAX_QUEUED_FDS
 
     @property
     def is_awaited_by_tasks(self) -> bool:
@@ -126,7 +136,7 @@ class Inbox:
             close_fds(fds)
             raise
 
-    def decode(self, kind: int, request: int, body: bytes, fds: List[int], is_cut: bool) -> Arrived:
+    def decode(self, kind: int, request: int, body: bytes, fds: list[int], is_cut: bool) -> Arrived:
         """Reads a message that is not of control. Takes the descriptors out of the list when they have another owner."""
         reader = Reader(body)
         arrived = Arrived(self._connection, kind, request, len(body))
@@ -159,7 +169,7 @@ class Inbox:
                 imports.keep_pool(_descriptors.pool_of(data), own)
         return arrived
 
-    def _apply_control(self, reader: Reader, fds: List[int], is_alone: bool) -> Points:
+    def _apply_control(self, reader: Reader, fds: list[int], is_alone: bool) -> Points:
         """Applies a control block, up to the end of the message. Returns the points of the value."""
         control, connection = Control(reader, len(fds) if is_alone else None), self._connection
         if control.has_page:
@@ -228,9 +238,11 @@ class Inbox:
         self._check_number(request)
         outbox = self._connection.outbox
         # Its answers count as pending until they are sent, for an end that asks and does not read.
-        if len(outbox.queue) >= MAX_PENDING_REQUESTS:
-            if sum(message.kind == FRAME_FAILURE for message in outbox.queue) >= MAX_PENDING_REQUESTS:
-                raise IpcError(f'{MAX_PENDING_REQUESTS} answers wait to be sent, and nobody there reads them', 'limit-exceeded')
+        pending = len(outbox.queue)
+        if pending >= MAX_PENDING_REQUESTS:
+            pending = sum(message.kind == FRAME_FAILURE for message in outbox.queue)
+        if pending >= MAX_PENDING_REQUESTS:
+            raise IpcError(f'{MAX_PENDING_REQUESTS} answers wait to be sent, and nobody there reads them', 'limit-exceeded')
         error = IpcError('the companion for Python confirms no descriptors', 'not-supported')
         outbox.post(FRAME_FAILURE, encoded(error), request=request)
 

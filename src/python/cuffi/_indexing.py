@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from ._protocol import MAX_AXES
 
 
-def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Tuple[int, Tuple[int, ...], Tuple[int, ...]]:
+def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     """Returns what an index chooses: the bytes to its first item, its shape, and its strides in bytes.
 
     Raises IndexError for an index beyond its axis and for too many of them, TypeError for what is no index of a view,
     ValueError for a step of 0.
     """
     offset, is_empty = 0, 0 in shape
-    lengths: List[int] = []
-    steps: List[int] = []
+    lengths: list[int] = []
+    steps: list[int] = []
     axis = 0
     for selector in _one_for_each_axis(shape, index):
         if selector is None:
@@ -43,9 +44,10 @@ def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> Tuple[in
     return offset, tuple(lengths), tuple(steps)
 
 
-def _one_for_each_axis(shape: Sequence[int], index: Any) -> List[Any]:
+def _one_for_each_axis(shape: Sequence[int], index: Any) -> list[Any]:
     """The integers and slices of an index, one for each axis of the array, with None for new axes."""
-    given = [_selector(each) for each in (index if isinstance(index, tuple) else (index,))]
+    every: Any = index
+    given = [_selector(each) for each in (every if isinstance(index, tuple) else (every,))]
     ellipses = given.count(Ellipsis)
     if ellipses > 1:
         raise IndexError('an index may have only one ...')
@@ -60,7 +62,7 @@ def _one_for_each_axis(shape: Sequence[int], index: Any) -> List[Any]:
 
 
 def _selector(given: Any) -> Any:
-    if given is None or given is Ellipsis or isinstance(given, slice):
+    if given is None or given is Ellipsis or type(given) is slice:
         return given
     try:
         # To NumPy, a bool is a mask.
@@ -70,4 +72,5 @@ def _selector(given: Any) -> Any:
         pass
     raise TypeError(
         f'an index of a view has integers, slices, ... and None, not {type(given).__name__}: '
-        'masks and lists of indices copy, as cupy.asarray(array)[...] does')
+        'masks and lists of indices copy, as cupy.asarray(array)[...] does'
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from typing import Optional, Tuple
+from typing import Optional
 
 # What an end says that it is: see `_package`, and packageName() in Node.
 _PACKAGE = re.compile(r'cuffi (\d+\.\d+\.\d+(?:-[\w.]+)?) (for Python )?in (.+)', re.ASCII)
@@ -36,7 +36,7 @@ def remedy(own: str, theirs: Optional[bytes], is_newer: bool) -> str:
     return f'Install the same version of cuffi on both sides. Run {"here" if changes_here else "there"}: {command}'
 
 
-def _parse(text: str) -> Tuple[str, bool, str]:
+def _parse(text: str) -> tuple[str, bool, str]:
     """The version, whether it is for Python, and the path. Of an end that says nothing, Node is assumed."""
     found = _PACKAGE.match(text)
     return (found.group(1), bool(found.group(2)), found.group(3)) if found else ('', False, '')

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Optional
 
 from ._array import DeviceArray
 from ._connection import Connection, connections
@@ -35,7 +36,8 @@ class LeaseStats(NamedTuple):
 class OrphanedStats(NamedTuple):
     """What is closed here but kept alive for other processes. Each object counts once."""
 
-    count: int
+    # As in Node. It hides the method of tuples.
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
     byte_length: int
 
 
@@ -45,7 +47,7 @@ class LeasesStats(NamedTuple):
     # The size of everything that other processes hold. Each object counts once.
     byte_length: int
     orphaned: OrphanedStats
-    leases: Tuple[LeaseStats, ...]
+    leases: tuple[LeaseStats, ...]
 
 
 class leases:
@@ -105,7 +107,7 @@ def _root_of(thing: Any) -> Any:
     return own_memory.get(base) or received_at(base, begin, high - low) or (KIND_LEGACY, base)
 
 
-def _exported() -> Iterator[Tuple[Connection, Exported, bool]]:
+def _exported() -> Iterator[tuple[Connection, Exported, bool]]:
     """Everything that is lent, and whether the receiver has forwarded it."""
     for connection in list(connections):
         for exported in list(connection.exports.leases.values()):
@@ -134,9 +136,7 @@ class _Lease:
             0 if is_forwarded else connection.pid, _KIND_NAMES[kind], _byte_length(kind, exported), not _is_open_here(root))  # fmt: skip
 
 
-_KIND_NAMES = [
-    'memory' if kind in MEMORY_KINDS else 'timeline' if kind == KIND_SIGNALER else name for kind, (name, *_) in enumerate(KINDS)
-]
+_KIND_NAMES = ['memory' if kind in MEMORY_KINDS else 'timeline' if kind == KIND_SIGNALER else name for kind, (name, *_) in enumerate(KINDS)]
 
 
 def _all_leases() -> Iterator[_Lease]:
@@ -167,17 +167,17 @@ def _is_open_here(root: Any) -> bool:
     return not getattr(root, 'is_closed', False)
 
 
-def _orphaned(leased: List[_Lease]) -> List[_Lease]:
+def _orphaned(leased: list[_Lease]) -> list[_Lease]:
     return [each for each in leased if each.stats.orphaned]
 
 
-def _distinct(leased: List[_Lease]) -> List[_Lease]:
+def _distinct(leased: list[_Lease]) -> list[_Lease]:
     """One lease of each object."""
-    by_object: Dict[Any, _Lease] = {each.key: each for each in leased}
+    by_object: dict[Any, _Lease] = {each.key: each for each in leased}
     return list(by_object.values())
 
 
-def _distinct_bytes(leased: List[_Lease]) -> int:
+def _distinct_bytes(leased: list[_Lease]) -> int:
     return sum(each.stats.byte_length for each in _distinct(leased))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from typing import Any, Callable, Iterator, List, Sequence, TYPE_CHECKING, Tuple
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any, Callable
 
 from . import _descriptors
 from ._driver import (
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
     from ._devices import Device
 
 
-def map_once(key: Tuple[Any, ...], version: int, make: Callable[[], Mapping], fds: Sequence[int] = ()) -> Mapping:
+def map_once(key: tuple[Any, ...], version: int, make: Callable[[], Mapping], fds: Sequence[int] = ()) -> Mapping:
     """Adds a user to a mapping, or makes it, with duplicates of its descriptors."""
     with locks.mappings:
         mapping = mappings.get(key)
         if mapping is None:
-            kept: List[int] = []
+            kept: list[int] = []
             try:
                 kept.extend(map(os.dup, fds))
                 mapping = make()
@@ -57,7 +58,7 @@ def map_once(key: Tuple[Any, ...], version: int, make: Callable[[], Mapping], fd
 
 
 @contextlib.contextmanager
-def opening(exporter: _descriptors.Exporter) -> Iterator[None]:
+def opening(exporter: _descriptors.Exporter) -> Generator[None, None, None]:
     """Says whose memory could not be opened."""
     try:
         yield
@@ -151,6 +152,7 @@ class OpenPool:
 
 
 def map_pool(fields: Fields, pool: OpenPool) -> Mapping:
+    assert fields.handle is not None, 'the pool itself is mapped nowhere'
     with pool.device, opening(fields.exporter):
         base = read_number('cuMemPoolImportPointer', pool.handle, ctypes.create_string_buffer(fields.handle, 64))
         try:
@@ -169,7 +171,7 @@ def map_pool(fields: Fields, pool: OpenPool) -> Mapping:
     return Mapping(pool.device, base, size, unmap)
 
 
-def virtual_key(fields: Fields, device: Device, fds: Sequence[int], read_only: bool) -> Tuple[Any, ...]:
+def virtual_key(fields: Fields, device: Device, fds: Sequence[int], read_only: bool) -> tuple[Any, ...]:
     """The name of a mapping. What the sender calls the memory proves nothing: the files are compared."""
     for at in range(1 << 20):
         key = (KIND_VIRTUAL, device.ordinal, fields.memory, fields.first_piece, fields.pieces, read_only, at)

@@ -7,7 +7,7 @@ import fcntl
 import os
 import secrets
 import weakref
-from typing import Any, Callable, Dict, List, Optional, TYPE_CHECKING, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from . import _descriptors
 from ._devices import device_at
@@ -32,9 +32,9 @@ class Mapping:
     def __init__(self, device: Device, base: int, byte_length: int, unmap: Callable[[], None], is_read_only: bool = False) -> None:
         self.device, self.base, self.byte_length, self._unmap, self.is_read_only = device, base, byte_length, unmap, is_read_only
         self.users = self.version = 0
-        self.key: Tuple[Any, ...] = ()
+        self.key: tuple[Any, ...] = ()
         # Of virtual memory: kept, so that the same memory is found when it comes again.
-        self.fds: List[int] = []
+        self.fds: list[int] = []
 
     def release(self) -> None:
         """Ends one use. The last one unmaps it, which the driver may block. The work that used it must be done."""
@@ -56,8 +56,8 @@ class Mapping:
 
 
 # Memory of other processes that is mapped here, by what it is called there and by its address here.
-mappings: Dict[Tuple[Any, ...], Mapping] = {}
-mapped_at: Dict[int, Mapping] = {}
+mappings: dict[tuple[Any, ...], Mapping] = {}
+mapped_at: dict[int, Mapping] = {}
 
 
 class OwnMemory:
@@ -69,7 +69,7 @@ class OwnMemory:
         self.address = self.byte_length = 0
         self.fd = self.read_only_fd = -1
         # The arrays that were made of it, while they are open.
-        self._arrays: 'weakref.WeakSet[DeviceArray]' = weakref.WeakSet()
+        self._arrays: weakref.WeakSet[DeviceArray] = weakref.WeakSet()
         if byte_length >= 2**63:
             # The driver would take another size, modulo 2^64.
             raise ValueError(f'{byte_length} bytes are too large for any memory')
@@ -124,7 +124,7 @@ class OwnMemory:
         with locks.state:
             return len(self._arrays) > 0
 
-    def fields(self, offset: int, length: int, read_only: bool, layout: Optional[_descriptors.Layout]) -> Dict[str, Any]:
+    def fields(self, offset: int, length: int, read_only: bool, layout: Optional[_descriptors.Layout]) -> dict[str, Any]:
         """The fields of a range of it, for other processes."""
         return {
             'kind': KIND_VIRTUAL,
@@ -172,8 +172,8 @@ class OwnMemory:
 
 
 # What tensors of other libraries are found by, when they are sent. Weak: only users keep memory alive.
-own_memory: 'weakref.WeakValueDictionary[int, OwnMemory]' = weakref.WeakValueDictionary()
-_received_memory: 'Dict[int, weakref.ref[ReceivedMemory]]' = {}
+own_memory: weakref.WeakValueDictionary[int, OwnMemory] = weakref.WeakValueDictionary()
+_received_memory: dict[int, weakref.ref[ReceivedMemory]] = {}
 
 
 def _export_physical(handle: int, doing: str) -> int:
@@ -189,7 +189,7 @@ def reserve(byte_length: int) -> int:
 class ReceivedMemory:
     """A range of memory of another process: one lease. It is given back when nothing refers to it."""
 
-    def __init__(self, connection: 'Connection', lease: int, fields: Fields, mapping: Mapping) -> None:
+    def __init__(self, connection: Connection, lease: int, fields: Fields, mapping: Mapping) -> None:
         self.connection, self.lease, self.fields, self.mapping = connection, lease, fields, mapping
         self.device = mapping.device
         self.address = mapping.base + fields.byte_offset
@@ -220,7 +220,7 @@ def check_within(begin: int, length: int, base: int, size: int) -> None:
         raise ValueError(f'the array takes bytes {begin - base} to {begin - base + length} of an allocation that has {size}')
 
 
-def address_range(address: int) -> Tuple[int, int]:
+def address_range(address: int) -> tuple[int, int]:
     base, size = c_u64(), c_size()
     with device_at(address):
         status = cuda_driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _descriptors
 from ._array import ImportedPool, array_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ._inbox import Arrived
 
 # How what no device owns is opened.
-HOST_KINDS: Dict[int, Callable[[Fields], Any]] = {
+HOST_KINDS: dict[int, Callable[[Fields], Any]] = {
     KIND_TIMELINE: TimelineFields,
     KIND_SIGNALER: TimelineFields,
     KIND_PINNED: PinnedFields,
@@ -83,7 +83,7 @@ def begin_open(arrived: Arrived, stream: Any) -> None:
     if not arrived.objects:
         return
     handle = None if stream is None else stream_handle(stream)
-    opened: List[Any] = []
+    opened: list[Any] = []
     try:
         for data, fds, lease in arrived.objects:
             opened.append(_open_object(arrived, data, fds, lease, handle))
@@ -108,7 +108,7 @@ def begin_open(arrived: Arrived, stream: Any) -> None:
     arrived.places = []
 
 
-def _open_object(arrived: Arrived, data: bytes, fds: List[int], lease: int, stream: Optional[int]) -> Any:
+def _open_object(arrived: Arrived, data: bytes, fds: list[int], lease: int, stream: Optional[int]) -> Any:
     connection = arrived.connection
     imports = connection.imports
     if lease in imports.revoked:
@@ -169,7 +169,8 @@ def _open_own(connection: Connection, fields: Fields, lease: int) -> Any:
     raise IpcError(f'{connection.name} sent a descriptor of memory of this very process that it does not hold', 'same-process')
 
 
-def _open_event(fields: Fields, device: Device, received: Optional[Tuple[Connection, int, bytes]] = None) -> CudaEvent:
+def _open_event(fields: Fields, device: Device, received: Optional[tuple[Connection, int, bytes]] = None) -> CudaEvent:
+    assert fields.handle is not None, 'an event has one'
     handle = Handle64((ctypes.c_ubyte * 64)(*fields.handle))
     with device, opening(fields.exporter):
         return CudaEvent._of(EventHandle(device, read_number('cuIpcOpenEventHandle', handle), received))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Optional
 
 from ._devices import all_devices
 from ._driver import LEGACY_STREAM, cuda_driver
@@ -25,11 +25,11 @@ class Order:
         # Its memory, until it was sent; then -1.
         self._own_fd = -1
         # For each device and stream the number of its counter, and the last count.
-        self._counters: Dict[Tuple[int, int], List[int]] = {}
+        self._counters: dict[tuple[int, int], list[int]] = {}
         self.theirs: Optional[SharedWords] = None
         self._is_theirs_fixed = True
         # For each counter of the other end the highest count that a stream waits for.
-        self.awaited: Dict[int, int] = {}
+        self.awaited: dict[int, int] = {}
 
     def take_page(self) -> int:
         """The descriptor of this end's counters, which is sent before the first points; -1 if there is none to send."""

@@ -9,7 +9,8 @@ import socket
 import struct
 import termios
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from ._bytes import pack_double, write_length
 from ._deadlines import Deadline
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from ._devices import Device
 
 # A value in bytes, its GPU objects, and points behind the work on them.
-Prepared = Tuple[bytearray, List[Exported], Points]
+Prepared = tuple[bytearray, list[Exported], Points]
 
 # What a whole frame takes of the room of a socket, with what the system adds, and how much room is wanted.
 _FRAME_IN_SOCKET, _WANTED_IN_SOCKET = PACKET_BYTE_LENGTH + 8192, 1 << 20
@@ -55,7 +56,7 @@ class Later:
     def __init__(self, post: Callable[[Prepared], Any], on_error: Callable[[Exception], None]) -> None:
         # None again when it was sent, or given up.
         self.prepared: Optional[Prepared] = None
-        self.devices: List[Device] = []
+        self.devices: list[Device] = []
         self.post, self.on_error = post, on_error
         self.posted: Any = None
 
@@ -69,11 +70,11 @@ class Outbox:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WANTED_IN_SOCKET)
         self._socket_size = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self._sent = 0
-        self.queue: Deque[Outgoing] = collections.deque()
+        self.queue: collections.deque[Outgoing] = collections.deque()
         # What is sent when work is done.
-        self._later: Deque[Later] = collections.deque()
+        self._later: collections.deque[Later] = collections.deque()
         # Those whose messages the other end has not taken.
-        self._unsent: List[Waiter] = []
+        self._unsent: list[Waiter] = []
 
     # ---- Values ----
 
@@ -84,7 +85,7 @@ class Outbox:
             wait_for_device(device, deadline or Deadline(None))
         return prepared
 
-    def encode(self, value: Any, stream: Any) -> Tuple[Prepared, Sequence[Device]]:
+    def encode(self, value: Any, stream: Any) -> tuple[Prepared, Sequence[Device]]:
         """As `prepare`, without waiting. Returns the devices whose work must be done before it is sent, too."""
         encoder = Encoder()
         encoder.write(value)
@@ -145,8 +146,8 @@ class Outbox:
         """Sends a value, or queues it. `waiter` is settled when it was sent."""
         body, exported, points = prepared
         connection = self._connection
-        fds: List[int] = []
-        owned: List[int] = []
+        fds: list[int] = []
+        owned: list[int] = []
         with signals, connection.mutex:
             if connection.end is not None:
                 raise again(connection.end)
@@ -240,7 +241,7 @@ class Outbox:
 
     # ---- Control ----
 
-    def _take_releases(self, body: bytearray, points: Sequence[Tuple[int, int]] = ()) -> List[Release]:
+    def _take_releases(self, body: bytearray, points: Sequence[tuple[int, int]] = ()) -> list[Release]:
         """Writes points, and what is released, which it returns."""
         imports = self._connection.imports
         releases, imports.releases = imports.releases[:MAX_LIST], imports.releases[MAX_LIST:]

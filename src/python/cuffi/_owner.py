@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from ._background import background, call_later
 from ._errors import ClosedError
+
+_Context = TypeVar('_Context', bound='Context')
+_Closable = TypeVar('_Closable', bound='Closable')
 
 
 class Owner:
@@ -24,13 +27,22 @@ class Context(Owner):
 
     _why_closed = 'close() was called'
 
-    def __enter__(self) -> Any:
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes it. The second call does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self: _Context) -> _Context:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if not self.closed:  # type: ignore[attr-defined]
+        if not self.closed:
             self._why_closed = 'its with block ended'
-        self.close()  # type: ignore[attr-defined]
+        self.close()
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(f'this {type(self).__name__} is closed: {self._why_closed}')
@@ -49,6 +61,7 @@ class Closable(Context):
 
     @property
     def closed(self) -> bool:
+        """Whether `close()` was called, or a `with` block has ended."""
         return self._state is None
 
     def _held(self) -> Any:
@@ -57,13 +70,17 @@ class Closable(Context):
             raise self._closed_error()
         return state
 
+    def _export(self) -> Any:
+        """Returns the `Exported` of it, if it can be sent."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Closes it. Does not wait. The second call does nothing."""
         state, self._state = self._state, None
         if state is not None:
             state.close()
 
-    def __enter__(self) -> Any:
+    def __enter__(self: _Closable) -> _Closable:
         self._held()
         return self
 

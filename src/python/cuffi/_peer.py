@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._aio import AsyncPeer
 from ._deadlines import Deadline, check_busy_poll
@@ -15,6 +16,7 @@ from ._process import process_exit
 from ._protocol import FRAME_FAILURE, FRAME_REQUEST, FRAME_RESPONSE, FRAME_VALUE
 from ._requests import answered, given_up_error, result_of
 from ._signals import signals
+from ._types import StreamLike
 from ._waiter import Waiter
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class Peer(AsyncPeer):
 
     # ---- Values ----
 
-    def send(self, value: Any, *, stream: Any = None, timeout: Optional[float] = None) -> None:
+    def send(self, value: Any, *, stream: Optional[StreamLike] = None, timeout: Optional[float] = None) -> None:
         """Sends a value. Waits for the work on its GPU objects, unless `stream` is given.
 
         Raises TypeError and ValueError for what cannot be sent, IpcError for memory without a handle; with the
@@ -108,7 +110,7 @@ class Peer(AsyncPeer):
                         raise
         waiter.take()
 
-    def receive(self, *, stream: Any = None, timeout: Optional[float] = None) -> Any:
+    def receive(self, *, stream: Optional[StreamLike] = None, timeout: Optional[float] = None) -> Any:
         """Returns the next value, when the sender's work on it is done, or makes `stream` wait for that.
 
         What was not returned in time is returned by the next call.
@@ -116,7 +118,7 @@ class Peer(AsyncPeer):
         if stream is not None:
             stream_handle(stream)
         deadline = Deadline(timeout)
-        taken: List[Arrived] = []
+        taken: list[Arrived] = []
         with signals:
             self._connection.wait(lambda: self._take_value(taken), deadline, 'a value', FRAME_VALUE)
             arrived = taken.pop()
@@ -148,7 +150,7 @@ class Peer(AsyncPeer):
 
     # ---- Requests ----
 
-    def request(self, value: Any, *, stream: Any = None, timeout: Optional[float] = None) -> Any:
+    def request(self, value: Any, *, stream: Optional[StreamLike] = None, timeout: Optional[float] = None) -> Any:
         """Returns what the other end's handler answers. Raises RemoteError for what it throws.
 
         Raises IpcError with the code `not-served` if the other end waits for values and has never served.
@@ -165,7 +167,7 @@ class Peer(AsyncPeer):
                 raise
             return result_of(waiter.take(), open_arrived(waiter.take(), stream, deadline))
 
-    def serve(self, handler: Callable[[Any], Any], *, stream: Any = None) -> None:
+    def serve(self, handler: Callable[[Any], Any], *, stream: Optional[StreamLike] = None) -> None:
         """Answers requests with `handler(value)`, in this thread, until the connection ends.
 
         What it raises is raised at the other end. `peer.given_up` tells it whether anybody still waits for the answer.
@@ -174,7 +176,7 @@ class Peer(AsyncPeer):
         if inspect.iscoroutinefunction(handler):
             raise TypeError('serve takes a function, not a coroutine function: use aserve')
         connection, forever = self._connection, Deadline(None)
-        taken: List[Arrived] = []
+        taken: list[Arrived] = []
         while True:
             with signals:
                 connection.wait(lambda: self._take_request(taken), forever, 'a request', FRAME_REQUEST)
@@ -197,9 +199,9 @@ class Peer(AsyncPeer):
         self._raise_unless_closed()
 
     @contextlib.contextmanager
-    def _answering(self, number: int, stream: Any) -> Iterator[List[Any]]:
+    def _answering(self, number: int, stream: Any) -> Generator[list[Any], None, None]:
         """Replies with what is put into the list, or with what is raised."""
-        answer: List[Any] = []
+        answer: list[Any] = []
         try:
             yield answer
         except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Callable, Dict, List, Optional, TYPE_CHECKING, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _descriptors
 from ._array import DeviceArray
@@ -21,6 +21,7 @@ from ._files import close_fds, is_sealed, sealed_memory, take_fds, whole_pages
 from ._owner import Closable
 from ._protocol import KIND_PINNED
 from ._releases import release_soon
+from ._types import DeviceArrayLike, StreamLike
 from ._waits import has_room_in, too_much_work
 from ._words import SharedWords, close_page
 
@@ -72,6 +73,7 @@ class PinnedBuffer(Closable):
 
     @property
     def nbytes(self) -> int:
+        """The size in bytes. Raises ClosedError."""
         return self._held().byte_length
 
     @property
@@ -93,12 +95,12 @@ class PinnedBuffer(Closable):
         return self.nbytes
 
     @property
-    def __array_interface__(self) -> Dict[str, Any]:
+    def __array_interface__(self) -> dict[str, Any]:
         """https://numpy.org/doc/stable/reference/arrays.interface.html"""
         state = self._held()
         return {'shape': (state.byte_length,), 'typestr': '|u1', 'data': state.view, 'version': 3}
 
-    def copy_to(self, array: Any, stream: Any = None) -> None:
+    def copy_to(self, array: DeviceArrayLike, stream: Optional[StreamLike] = None) -> None:
         """Copies the first bytes to all items of a contiguous array. With `stream` it returns at once.
 
         Without `stream` it waits until the copy is done. Raises ValueError for an array that does not fit.
@@ -106,12 +108,12 @@ class PinnedBuffer(Closable):
         address, byte_length = self._target(array, True)
         self._copy(address, self.ptr, byte_length, stream)
 
-    def copy_from(self, array: Any, stream: Any = None) -> None:
+    def copy_from(self, array: DeviceArrayLike, stream: Optional[StreamLike] = None) -> None:
         """Copies all items of a contiguous array to the first bytes. As `copy_to`."""
         address, byte_length = self._target(array, False)
         self._copy(self.ptr, address, byte_length, stream)
 
-    def _target(self, array: Any, is_written: bool) -> Tuple[int, int]:
+    def _target(self, array: Any, is_written: bool) -> tuple[int, int]:
         if not isinstance(array, DeviceArray) and not is_on_gpu(array):
             raise TypeError(f'array must be in the memory of a GPU, not {type(array).__name__}')
         described = Described(array)
@@ -137,7 +139,7 @@ class PinnedBuffer(Closable):
                 call('cuCtxSynchronize')
             del device
 
-    def _export(self) -> 'Exported':
+    def _export(self) -> Exported:
         state: _PinnedState = self._held()
         fields = Fields(KIND_PINNED, byte_length=state.byte_length)
         return Exported(_descriptors.encode(fields), (), None, state.device, owned=[os.dup(state.fd)], root=state)
@@ -178,7 +180,7 @@ class PinnedFields:
     def __init__(self, fields: Fields) -> None:
         self.byte_length = fields.byte_length
 
-    def open(self, connection: Connection, fds: List[int], lease: int) -> PinnedBuffer:
+    def open(self, connection: Connection, fds: list[int], lease: int) -> PinnedBuffer:
         device = current_device()
         (fd,) = take_fds(fds, 1, 'page-locked memory')
         size = whole_pages(self.byte_length)

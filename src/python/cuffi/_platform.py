@@ -4,8 +4,7 @@ import sys
 
 if not sys.platform.startswith('linux'):
     raise ImportError(
-        f'cuffi needs Linux, and this is {sys.platform}: GPU memory is shared by means that only Linux has. '
-        'On Windows, use WSL 2'
+        f'cuffi needs Linux, and this is {sys.platform}: GPU memory is shared by means that only Linux has. On Windows, use WSL 2'
     )
-if sys.version_info < (3, 9):
+if sys.version_info < (3, 9):  # noqa: UP036 - this is what refuses them.
     raise ImportError(f'cuffi needs Python 3.9 or later, and this is {sys.version.split()[0]}')

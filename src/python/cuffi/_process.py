@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import threading
-from typing import Dict, Optional, TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 from . import _descriptors
 
@@ -38,7 +38,7 @@ class _Process:
         # A pointer's number would tell other processes about this one.
         self.secret = secrets.randbits(48)
         self.identity = (self.machine, self.pid, self.start_time, self.namespace)
-        self._exporters: Dict[Device, _descriptors.Exporter] = {}
+        self._exporters: dict[Device, _descriptors.Exporter] = {}
 
     def exporter(self, device: Device) -> _descriptors.Exporter:
         found = self._exporters.get(device)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import os
-from typing import Any, Deque, Dict, List, Optional, TYPE_CHECKING, Tuple
+from typing import TYPE_CHECKING, Any, Optional
 
+from ._array import DeviceArray, DeviceBuffer
 from ._background import background
 from ._channel_end import ChannelState, Stores
 from ._devices import stream_handle
@@ -25,11 +26,11 @@ from ._protocol import (
 from ._releases import release_page
 from ._ring import Ring, check_layout, encode_meta
 from ._seat import Seat
+from ._types import DtypeLike, ShapeLike, StreamLike
 from ._waits import MAX_WORK_AHEAD, enqueue_wait, has_room
 from ._wakeups import Sleepers
 
 if TYPE_CHECKING:
-    from ._array import DeviceArray, DeviceBuffer
     from ._channel_end import Slots
     from ._driver import CudaError
     from ._memory import OwnMemory
@@ -42,19 +43,19 @@ class Producer(ChannelState):
         super().__init__(ring, memory.device, slots, deliver, is_ahead, 'Channel')
         self._memory: Optional[OwnMemory] = memory
         self.ring_fd, self.total = ring_fd, total
-        self.seats: List[Seat] = []
+        self.seats: list[Seat] = []
         # With ahead, one consumer has the memory of the ring. Each other one has a copy: nobody can map it once it is
         # fixed.
         self._is_ring_taken = self._is_asleep = False
-        self._copied: Tuple[Seat, ...] = ()
+        self._copied: tuple[Seat, ...] = ()
         self._acquired = self.published = 0
         # Messages that were acquired after one that is not published yet, and are over.
-        self._waiting_for_earlier: set = set()
-        self._skipped: set = set()
+        self._waiting_for_earlier: set[int] = set()
+        self._skipped: set[int] = set()
         # With deliver='one': messages that no consumer has, in order, and the holders of the others.
-        self._ungranted: Deque[int] = collections.deque()
-        self._redelivered: set = set()
-        self._holders: Dict[int, Seat] = {}
+        self._ungranted: collections.deque[int] = collections.deque()
+        self._redelivered: set[int] = set()
+        self._holders: dict[int, Seat] = {}
         self._failure: Optional[CudaError] = None
         self._stores = Stores(ring, self._on_stored, True, is_ahead, ring.slots)
         # Grants are asked for at any time.
@@ -74,7 +75,7 @@ class Producer(ChannelState):
             if seat.copy:
                 seat.copy.write(index, value)
 
-    def _end_unfilled(self, seats: List[Seat]) -> None:
+    def _end_unfilled(self, seats: list[Seat]) -> None:
         """Ends the waits for what is not filled, in the ring and in its copies."""
         for words in (self.ring, *(seat.copy for seat in seats)):
             if words:
@@ -95,7 +96,7 @@ class Producer(ChannelState):
             raise self.closed_error()
         return memory
 
-    def try_acquire(self, of: Any) -> Optional['ProducerSlot']:
+    def try_acquire(self, of: Any) -> Optional[ProducerSlot]:
         """:param of: the stream that waits for the slot, if given"""
         stream = None if of is None else self.ahead_streams[of if type(of) is int else stream_handle(of)]
         with self.lock:
@@ -135,9 +136,8 @@ class Producer(ChannelState):
             if seat.start <= message:
                 is_released_by_others, words = True, seat.words
                 # Most have reached that.
-                if not words.reached(SEAT_RELEASED + slot, count):
-                    if not enqueue_wait(words, SEAT_RELEASED + slot, count, stream):
-                        return False
+                if not words.reached(SEAT_RELEASED + slot, count) and not enqueue_wait(words, SEAT_RELEASED + slot, count, stream):
+                    return False
         # A consumer that has released it has waited until it was filled.
         if is_released_by_others or self.ring.is_filled(message):
             return True
@@ -153,8 +153,7 @@ class Producer(ChannelState):
             self._grant_pending()
             holder = self._holders.get(message)
             return message in self._skipped or (holder is not None and holder.is_released(message))
-        return self.ring.is_filled(message) and all(
-            seat.start > message or seat.is_released(message) for seat in self.seats)
+        return self.ring.is_filled(message) and all(seat.start > message or seat.is_released(message) for seat in self.seats)
 
     # ---- Publishing ----
 
@@ -274,7 +273,7 @@ class Producer(ChannelState):
 
     # ---- Consumers ----
 
-    def add_seat(self) -> List[int]:
+    def add_seat(self) -> list[int]:
         """Adds a consumer, which gets what is published from now on. Returns its descriptors: it ends with them."""
         with self.lock:
             self.assert_open()
@@ -388,10 +387,13 @@ class ProducerSlot(Owner):
 
     __slots__ = ('message', '_producer', '_stream', '_is_over')
 
-    def __init__(self, producer: Producer, message: int, stream: Optional[Stream]) -> None:
+    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    def __init__(self, producer: Any, message: int, stream: Any) -> None:
         # The number of the message, from 0.
-        self.message = message
-        self._producer, self._stream, self._is_over = producer, stream, False
+        self.message: int = message
+        self._producer: Producer = producer
+        self._stream: Optional[Stream] = stream
+        self._is_over = False
 
     def _assert_usable(self) -> None:
         if self._is_over:
@@ -414,7 +416,8 @@ class ProducerSlot(Owner):
         """All bytes of the slot. Raises CuffiError after it was published."""
         return self._views().buffer(self.message, self._stream)
 
-    def publish(self, stream: Any = None, *, meta: Any = None, shape: Any = None, dtype: Any = None) -> None:
+    def publish(self, stream: Optional[StreamLike] = None, *, meta: Any = None, shape: Optional[ShapeLike] = None,
+                dtype: DtypeLike = None) -> None:  # fmt: skip
         """Publishes the message: consumers get it when the work that is queued in a stream so far is done.
 
         Returns at once. Raises TypeError, ValueError for an invalid `meta` or a layout that does not fit, CuffiError
@@ -441,7 +444,7 @@ class ProducerSlot(Owner):
             self._producer.cancel(self.message)
             self._is_over = True
 
-    def __enter__(self) -> 'ProducerSlot':
+    def __enter__(self) -> ProducerSlot:
         return self
 
     def __exit__(self, *_: Any) -> None:

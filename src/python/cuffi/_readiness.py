@@ -6,7 +6,7 @@ What comes for an end that waits for the other of both would wait for ever. It i
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, List, Optional
+from typing import TYPE_CHECKING, Optional
 
 from ._errors import IpcError
 from ._protocol import (
@@ -38,7 +38,7 @@ class Readiness:
         # How many threads wait for what.
         self.waiting_for = {0: 0, FRAME_VALUE: 0, FRAME_REQUEST: 0}
         # Sends whose values may never be received.
-        self.unconfirmed: List[Waiter] = []
+        self.unconfirmed: list[Waiter] = []
         # Until when what is stuck may still be waited for.
         self.stuck_until: Optional[float] = None
 

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Optional, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._background import background
 from ._errors import CuffiError
@@ -28,7 +28,7 @@ class _Releases:
     def __init__(self, device: Device) -> None:
         self._device = device
         # Its methods take no lock of Python: objects may be collected in the middle of any work.
-        self._queue: 'queue.SimpleQueue[Callable[[], Any]]' = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._pid = 0
 
     def start(self) -> None:
@@ -51,7 +51,7 @@ class _Releases:
         while not done.wait(0.005) and not open_waits(self._device):
             pass
 
-    def _run(self, added: 'queue.SimpleQueue[Callable[[], Any]]') -> None:
+    def _run(self, added: queue.SimpleQueue[Callable[[], Any]]) -> None:
         while True:
             batch = [added.get()]
             while not added.empty():
@@ -76,7 +76,7 @@ class _Releases:
 
 
 # By the device.
-_releases: Dict[Device, _Releases] = {}
+_releases: dict[Device, _Releases] = {}
 
 
 def releases_of(device: Device) -> _Releases:
@@ -113,7 +113,7 @@ def wait_for_device(device: Device, deadline: Deadline) -> None:
         device.synchronize()
         return
     # The driver knows no limit, and lets no signal end its waits. What was given up goes on: one thread for all.
-    errors: List[Exception] = []
+    errors: list[Exception] = []
 
     def synchronize() -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 from ._dtypes import Dtype, check_shape, dtype_of, received_dtype
 from ._errors import IpcError
@@ -27,7 +27,7 @@ from ._protocol import (
 )
 from ._words import INFINITE, SharedWords
 
-SlotLayout = Tuple[Dtype, Tuple[int, ...]]
+SlotLayout = tuple[Dtype, tuple[int, ...]]
 
 
 class Ring(SharedWords):
@@ -77,7 +77,7 @@ class Ring(SharedWords):
             struct.pack_into('<I', self._map, at + RECORD_AT_NDIM, len(shape))
             struct.pack_into(f'<16s{len(shape)}q', self._map, at + RECORD_AT_DTYPE, dtype.name.encode(), *shape)
 
-    def read_record(self, message: int, byte_length: int) -> Tuple[bool, Optional[SlotLayout], Any]:
+    def read_record(self, message: int, byte_length: int) -> tuple[bool, Optional[SlotLayout], Any]:
         """Whether there is no message, its own layout if any, and its `meta`. Raises IpcError for nonsense."""
         at = self.record_at(message)
         # Once, as another process may change it meanwhile.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import Callable, List, Optional, TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable, Optional
 
 from ._bytes import SAFE
 from ._channel_end import Stores
@@ -24,8 +24,8 @@ class Seat:
 
     def __init__(self, slots: int, start: int, on_wake: Callable[[], None]) -> None:
         self.start, self.granted, self._slots = start, 0, slots
-        self.fds: List[int] = []
-        ends: List[int] = []
+        self.fds: list[int] = []
+        ends: list[int] = []
         try:
             self.fds.append(sealed_memory(seat_length(slots), 'cuffi-seat'))
             self.words = SharedWords(self.fds[0], seat_length(slots))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-# As `signal`, which makes enums of the handlers at each call: that would take longer than to send a message.
-import _signal  # type: ignore[import-not-found]
 import threading
 from threading import get_ident
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+if TYPE_CHECKING:
+    import signal as _signal  # Its functions have the same types.
+else:
+    # As `signal`, which makes enums of the handlers at each call: that would take longer than to send a message.
+    import _signal
 
 _get, _set = _signal.getsignal, _signal.signal
 # Those that programs handle in Python.
@@ -24,9 +28,9 @@ class _Signals:
         self._main = threading.main_thread().ident
         self._depth = 0
         # The handlers of the program: all that were found last, and those that are functions.
-        self._found: Tuple[Any, ...] = ()
-        self._handlers: Dict[int, Any] = {}
-        self._came: List[Tuple[Any, int, Any]] = []
+        self._found: tuple[Any, ...] = ()
+        self._handlers: dict[int, Any] = {}
+        self._came: list[tuple[Any, int, Any]] = []
         self._wake: Optional[Callable[[], None]] = None
         self._put_off = self._on_signal
 
@@ -64,7 +68,7 @@ class _Signals:
         self._depth, self._came, self._wake = 0, [], None
         self._restore(list(self._handlers))
 
-    def _restore(self, numbers: List[int]) -> None:
+    def _restore(self, numbers: list[int]) -> None:
         if numbers:
             try:
                 # A handler that has run may have set another one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List, Optional, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Optional
 
 from . import _descriptors
 from ._background import nothing
@@ -15,6 +15,7 @@ from ._files import sealed_memory, take_fds
 from ._owner import Closable
 from ._protocol import KIND_SIGNALER, KIND_TIMELINE, PAGE_BYTE_LENGTH, TIMELINE_VALUE
 from ._timeline_state import TimelineState
+from ._types import StreamLike
 from ._waits import current_stream, enqueue_wait, too_many_waits
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Timeline(Closable):
         super().__init__(TimelineState(memory, *os.pipe2(os.O_CLOEXEC), 0, nothing))
 
     @classmethod
-    def _opened(cls, state: TimelineState) -> 'Timeline':
+    def _opened(cls, state: TimelineState) -> Timeline:
         timeline = cls.__new__(cls)
         Closable.__init__(timeline, state)
         return timeline
@@ -49,7 +50,9 @@ class Timeline(Closable):
     @property
     def is_signaler(self) -> bool:
         """Whether this process signals."""
-        return self._state is not None and self._state.write_end >= 0
+        # Once: another thread may close it meanwhile.
+        state: Optional[TimelineState] = self._state
+        return state is not None and state.write_end >= 0
 
     @property
     def value(self) -> int:
@@ -62,7 +65,7 @@ class Timeline(Closable):
             raise state.gone()
         return int(value)
 
-    def signal(self, value: int, stream: Any = None) -> None:
+    def signal(self, value: int, stream: Optional[StreamLike] = None) -> None:
         """Signals a value when the work that is queued in a stream so far is done. Returns at once.
 
         Raises ValueError unless it is above the last one, CuffiError if this process does not signal, PeerGoneError if
@@ -73,7 +76,7 @@ class Timeline(Closable):
         value = check_count(value, 1, 'value')
         self._held().signal(value, current_stream(stream))
 
-    def wait(self, value: int, stream: Any = None) -> None:
+    def wait(self, value: int, stream: Optional[StreamLike] = None) -> None:
         """Makes later work of a stream wait until a value is reached, which need not be signaled yet.
 
         Raises PeerGoneError if it can no longer come, CuffiError if too many streams wait already. While a
@@ -98,7 +101,7 @@ class Timeline(Closable):
         await await_until(lambda: state.is_reached(value), timeout,
                            lambda: f'value {value} of a timeline that stands at {state.read()}')  # fmt: skip
 
-    def signaler(self) -> 'TimelineSignaler':
+    def signaler(self) -> TimelineSignaler:
         """Returns the right to signal, to send to another process once: what arrives there signals.
 
         Values that are queued here still come first. If this process ends before that, the timeline has ended for all.
@@ -107,23 +110,25 @@ class Timeline(Closable):
         state: TimelineState = self._held()
         return TimelineSignaler(state.hand_over(), state.last)
 
-    def _export(self) -> 'Exported':
-        return Exported(_descriptors.encode(Fields(KIND_TIMELINE)), (), None, None, owned=[os.dup(fd) for fd in self._held().fds], root=self._held())
+    def _export(self) -> Exported:
+        state: TimelineState = self._held()
+        return Exported(_descriptors.encode(Fields(KIND_TIMELINE)), (), None, None, owned=[os.dup(fd) for fd in state.fds], root=state)
 
 
 class TimelineSignaler(Closable):
     """The right to signal a timeline, on its way to another process. If it is closed instead, the timeline ends."""
 
-    def __init__(self, signaling: Signaling, last: int) -> None:
+    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    def __init__(self, signaling: Any, last: int) -> None:
         super().__init__(signaling)
         self._last = last
 
-    def _export(self) -> 'Exported':
+    def _export(self) -> Exported:
         signaling: Signaling = self._held()
         exported = Exported(_descriptors.encode(Fields(KIND_SIGNALER, last=self._last)), (), None, None, owned=signaling.take())
         self._state = None
 
-        def restore(fds: List[int]) -> bool:
+        def restore(fds: list[int]) -> bool:
             if not signaling.put_back(fds):
                 return False
             self._state = signaling
@@ -139,7 +144,7 @@ class TimelineFields:
     def __init__(self, fields: Fields) -> None:
         self.count, self.last = (3, fields.last) if fields.kind == KIND_SIGNALER else (2, 0)
 
-    def open(self, connection: Connection, fds: List[int], lease: int) -> Timeline:
+    def open(self, connection: Connection, fds: list[int], lease: int) -> Timeline:
         memory, lifeline, *write_ends = take_fds(fds, self.count, 'a timeline')
         release = lambda: connection.imports.release(lease)  # noqa: E731
         state = TimelineState(memory, lifeline, (write_ends or [-1])[0], self.last, release, connection)

@@ -7,7 +7,7 @@ import os
 import select
 import threading
 import time
-from typing import Callable, List, Optional, TYPE_CHECKING, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Optional, Union
 
 from ._background import background, lifelines
 from ._bytes import SAFE
@@ -49,7 +49,7 @@ class TimelineState:
         self.fds, self.write_end, self.last, self.on_released = (memory, lifeline), write_end, last, on_released
         self.last_stream: Optional[Stream] = None
         # The value that another process has promised and did not reach, and the pid of that process, or 0.
-        self.lost: Optional[Tuple[int, int]] = None
+        self.lost: Optional[tuple[int, int]] = None
         self.is_ended = self.is_closed = self.is_released = False
         # Its object, and every duty: to store a value, or to watch a process until its last value is reached.
         self.uses = 1
@@ -83,7 +83,9 @@ class TimelineState:
         except OSError as error:
             raise IpcError(
                 f'received the signaler of a timeline before value {last} was reached, from a process whose end cannot be '
-                f'observed here: call timeline.reached({last}) there before it is sent: {error.strerror}', 'not-supported') from None
+                f'observed here: call timeline.reached({last}) there before it is sent: {error.strerror}',
+                'not-supported',
+            ) from None
         ended = select.poll()
         if pidfd >= 0:
             ended.register(pidfd, select.POLLIN)
@@ -188,7 +190,9 @@ class TimelineState:
             pid = self.lost[0] if self.lost else 0
             return PeerGoneError(
                 f'{f"process {pid}" if pid else "a process"} that had handed over the signaler of this timeline has ended '
-                f'{after}, before the values that it had signaled were reached{unreached}', pid)
+                f'{after}, before the values that it had signaled were reached{unreached}',
+                pid,
+            )
         pid = self.words.writer(TIMELINE_PID)
         who = f'process {pid}' if pid else 'the process that signals this timeline'
         return PeerGoneError(f'{who} has ended or closed the timeline {after}{unreached}', pid)
@@ -210,7 +214,7 @@ class TimelineState:
                 enqueue_store(self.words, TIMELINE_VALUE, value, stream)
             self.last, self.last_stream = value, stream
 
-    def hand_over(self) -> 'Signaling':
+    def hand_over(self) -> Signaling:
         with self.lock:
             if self.is_lost:
                 raise self.gone()
@@ -279,7 +283,7 @@ class TimelineState:
             # Another process may state a last value that is never reached: for it this one does not stay.
             background().poll(end, keeps=self.last_stream is not None)
 
-    def end_unsent(self, fds: List[int]) -> None:
+    def end_unsent(self, fds: list[int]) -> None:
         """Ends the timeline for all, after the last value, as its signaler was closed instead of sent."""
         memory, lifeline, write_end = fds
         close_fds((memory, lifeline))
@@ -308,17 +312,17 @@ class TimelineState:
 class Signaling:
     """The right to signal a timeline, until it is sent or closed."""
 
-    def __init__(self, state: TimelineState, fds: List[int]) -> None:
+    def __init__(self, state: TimelineState, fds: list[int]) -> None:
         self.state, self.fds = state, fds
         lifelines.add(self)
 
-    def take(self) -> List[int]:
+    def take(self) -> list[int]:
         """The descriptors, to be sent."""
         fds, self.fds = self.fds, []
         self.state.release()
         return fds
 
-    def put_back(self, fds: List[int]) -> bool:
+    def put_back(self, fds: list[int]) -> bool:
         """Undoes `take`. Returns False if the timeline was released meanwhile, as everything of it was closed."""
         with self.state.lock:
             if not self.state.uses:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 from ._protocol import (
     BINARY_TYPES,
@@ -28,7 +28,7 @@ class BigInt(int):
         return int.__repr__(self) if self.bit_length() < 4096 else hex(self)
 
 
-class Map(Dict[Any, Any]):
+class Map(dict[Any, Any]):
     """A dict that Node gets as a Map. Received Maps are of this type."""
 
 
@@ -47,7 +47,7 @@ BINARY_OF['e', 2] = BINARY_OF['H', 2]
 BINARY_OF.update({
     (form, size): number
     for family in ('ilq', 'ILQ')
-    for (known, size), number in list(BINARY_OF.items()) if known in family
+    for (known, size), number in list(BINARY_OF.items()) if known and known in family
     for form in family
 })  # fmt: skip
 AGGREGATE_ERROR = ERROR_TYPES.index('AggregateError')

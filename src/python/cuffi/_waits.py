@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 import weakref
-from typing import Any, Deque, Dict, List, Optional, Set, TYPE_CHECKING, Tuple
+from typing import TYPE_CHECKING, Any, Optional
 
 from ._background import background
 from ._devices import current_device, stream_handle
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class EventHandle:
     """An event of the driver. It is destroyed with its last user: as memory, what is sent outlives `close()`."""
 
-    def __init__(self, device: Device, value: int, received: Optional[Tuple['Connection', int, bytes]] = None) -> None:
+    def __init__(self, device: Device, value: int, received: Optional[tuple[Connection, int, bytes]] = None) -> None:
         self.device, self.value = device, value
         # The connection, the lease and the fields of an event of another process.
         self.received = received
@@ -78,12 +78,12 @@ class Stream:
     def __init__(self, device: Device, handle: int) -> None:
         self.device, self.handle, self.argument, self.driver = device, handle, c_u64(handle), cuda_driver()
         # Words and the counts that they must reach, in order. Reached ones are removed.
-        self.waits: Deque[Tuple[SharedWords, int, int]] = collections.deque()
+        self.waits: collections.deque[tuple[SharedWords, int, int]] = collections.deque()
         # For each word of them the highest count.
-        self._awaited: Dict[Tuple[SharedWords, int], int] = {}
+        self._awaited: dict[tuple[SharedWords, int], int] = {}
         self._is_blocking: Optional[bool] = None
         # Events that stand behind a wait, for which it waits.
-        self._events: List[EventHandle] = []
+        self._events: list[EventHandle] = []
         # How many waits and other operations may not have run yet, and how many of them came after the mark.
         self._queued, self._since_mark = [0, 0], [0, 0]
         self._mark: Optional[EventHandle] = None
@@ -201,7 +201,7 @@ class Stream:
             self._is_blocking = status == 0 and not flags.value & 1
         return self._is_blocking
 
-    def add_event(self, event: 'EventHandle') -> None:
+    def add_event(self, event: EventHandle) -> None:
         """Notes that it waits for an event that stands behind a wait."""
         self._waits_for_event()
         self._events.append(event)
@@ -228,7 +228,7 @@ class Stream:
             self.refresh()
 
 
-def event_behind(stream: Stream) -> 'EventHandle':
+def event_behind(stream: Stream) -> EventHandle:
     """An event that is done when all has run that is queued in a stream so far. Raises CudaError."""
     with stream.device:
         event = EventHandle(stream.device, read_number('cuEventCreate', 2))
@@ -236,11 +236,11 @@ def event_behind(stream: Stream) -> 'EventHandle':
     return event
 
 
-_streams: 'weakref.WeakValueDictionary[Tuple[int, int], Stream]' = weakref.WeakValueDictionary()
+_streams: weakref.WeakValueDictionary[tuple[int, int], Stream] = weakref.WeakValueDictionary()
 # Those that have waits, and some that had.
-_waiting: Set[Stream] = set()
+_waiting: set[Stream] = set()
 # Those that had something queued behind a wait, the oldest first.
-_counted: Dict[Stream, None] = {}
+_counted: dict[Stream, None] = {}
 _waits_lock = threading.Lock()
 # How often a stream has begun to wait, or the legacy default stream has got work behind a wait.
 _changes = 0
@@ -290,13 +290,13 @@ def is_awaited_by_streams(words: SharedWords) -> bool:
         return any(wait[0] is words for stream in _waiting if stream.is_waiting() for wait in stream.waits)
 
 
-def open_waits(device: Device) -> List[Tuple[SharedWords, int, int]]:
+def open_waits(device: Device) -> list[tuple[SharedWords, int, int]]:
     """The last wait of each stream of a device that waits."""
     with _waits_lock:
         return [stream.waits[-1] for stream in _waiting if stream.device is device and stream.is_waiting()]
 
 
-def add_event(device: Device, handle: int, event: 'EventHandle') -> None:
+def add_event(device: Device, handle: int, event: EventHandle) -> None:
     """Notes that a stream waits for an event that stands behind a wait."""
     with _waits_lock:
         stream_of(device, handle).add_event(event)
@@ -431,11 +431,13 @@ def store_by_host(words: SharedWords, index: int, count: int, stream: Stream, af
 def too_much_work() -> CuffiError:
     return CuffiError(
         f'{_MAX_WORK_OF_STREAM} operations are queued in this stream behind a wait for another process: the driver would '
-        'block this process at the next ones. Synchronize the stream or call timeline.reached() before queueing more')
+        'block this process at the next ones. Synchronize the stream or call timeline.reached() before queueing more'
+    )
 
 
 def too_many_waits(value: int) -> CuffiError:
     return CuffiError(
         'too many streams of this process wait already, or too much is queued behind waits: with one more, nothing '
         f'else of the process would run. Use fewer streams, call timeline.reached({value}) before queueing more, or '
-        'raise CUDA_DEVICE_MAX_CONNECTIONS (at most 32)')
+        'raise CUDA_DEVICE_MAX_CONNECTIONS (at most 32)'
+    )

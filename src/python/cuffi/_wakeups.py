@@ -10,7 +10,8 @@ import stat
 import termios
 import threading
 import time
-from typing import Any, Callable, Generator, List, Optional, Set, Tuple
+from collections.abc import Generator
+from typing import Any, Callable, Optional
 
 from ._background import background, lifelines
 from ._deadlines import Deadline, turn_if_due
@@ -45,11 +46,11 @@ class WakeSockets:
             self._send_end.close()
 
     @classmethod
-    def accept(cls, receive_end: int, send_end: int, on_wake: Callable[[], None]) -> 'WakeSockets':
+    def accept(cls, receive_end: int, send_end: int, on_wake: Callable[[], None]) -> WakeSockets:
         """Takes copies of the ends that another process has sent; the caller keeps them."""
         if not _is_receive_end(receive_end) or not _is_send_end(send_end):
             raise IpcError('received a channel without its sockets')
-        fds: List[int] = []
+        fds: list[int] = []
         try:
             for fd in (receive_end, send_end):
                 fds.append(os.dup(fd))
@@ -66,8 +67,7 @@ class WakeSockets:
             if self._is_closed or self.has_ended:
                 return
             try:
-                data, controls, flags, _ = self._receive_end.recvmsg(
-                    4096, FD_SPACE, RECEIVE_FLAGS)  # fmt: skip
+                data, controls, _, _ = self._receive_end.recvmsg(4096, FD_SPACE, RECEIVE_FLAGS)
                 # No wake-up of cuffi has descriptors.
                 close_fds(received_fds(controls))
                 self.has_ended = not data
@@ -98,7 +98,7 @@ class WakeSockets:
                 close_fds([self._receive_end.detach()])
 
 
-def one_way_sockets() -> Tuple[int, int]:
+def one_way_sockets() -> tuple[int, int]:
     """A socket that only receives and a socket that only sends to it.
 
     They serve as a pipe between processes that do not trust each other. The flags of a pipe's open file belong to
@@ -146,7 +146,7 @@ class Sleepers:
         self.busy_poll_us = 0
         self._set_asleep = set_asleep
         self._lock = threading.Lock()
-        self._asleep: Set[Callable[[], Any]] = set()
+        self._asleep: set[Callable[[], Any]] = set()
 
     def _polls(self, poll: Callable[[], Any], timeout: Optional[float], what: Any, wake: Callable[[], Any]) -> Generator[float, None, Any]:
         """Polls until there is something, and returns that. Yields for how long to sleep, unless `wake` is called."""

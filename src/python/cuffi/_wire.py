@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import List, Optional, Sequence, TYPE_CHECKING, Tuple, Union
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Optional, Union
 
 from ._bytes import limit_exceeded, pack_double, write_length
 from ._errors import IpcError
@@ -52,14 +53,23 @@ HEADER, MAGIC = struct.Struct('<2sBBIIII'), FRAME_MAGIC.encode()
 # The value null: what a message without content has.
 NULL = bytes((TAG_NULL,))
 # Frames behind the hello.
-FRAME_KINDS = frozenset((
-    FRAME_VALUE, FRAME_CONTROL, FRAME_VERIFICATION, FRAME_REQUEST, FRAME_RESPONSE, FRAME_FAILURE, FRAME_CANCELLATION, FRAME_UNSERVED,
-))
+FRAME_KINDS = frozenset(
+    (
+        FRAME_VALUE,
+        FRAME_CONTROL,
+        FRAME_VERIFICATION,
+        FRAME_REQUEST,
+        FRAME_RESPONSE,
+        FRAME_FAILURE,
+        FRAME_CANCELLATION,
+        FRAME_UNSERVED,
+    )
+)
 # Control fields that do not come with a value, and what an end may say that it has begun.
 _ALONE = (CONTROL_TIMELINE_PAGE, CONTROL_CLOSING, CONTROL_FORWARD_REQUESTS, CONTROL_DONE, CONTROL_BEGUN)
 _BEGUN = (BEGUN_RECEIVING, BEGUN_SERVING, BEGUN_RECEIVING | BEGUN_SERVING, BEGUN_SERVING | BEGUN_IGNORING_VALUES)
 # A lease, whether that is its end, and points behind the work that may still use it.
-Release = Tuple[int, bool, Points]
+Release = tuple[int, bool, Points]
 MAX_PART = PACKET_BYTE_LENGTH - HEADER.size
 MAX_MESSAGE = MAX_VALUE_BYTE_LENGTH + MAX_TABLE_BYTE_LENGTH + MAX_CONTROL_BYTE_LENGTH
 MAX_LIST = 1024
@@ -74,10 +84,10 @@ class Control:
         """:param fd_count: how many descriptors came with it, if it came alone; None behind a value"""
         self.has_page = self.is_closing = self.is_done = False
         self.points: Points = []
-        self.released: List[Release] = []
-        self.revoked: List[int] = []
-        self.forwards: List[Tuple[int, int, int]] = []
-        self.closed_pools: List[bytes] = []
+        self.released: list[Release] = []
+        self.revoked: list[int] = []
+        self.forwards: list[tuple[int, int, int]] = []
+        self.closed_pools: list[bytes] = []
         self.begun = last = 0
         begin, is_alone = reader.at, fd_count is not None
         while reader.at < reader.end:
@@ -134,15 +144,15 @@ class Outgoing:
         self.kind, self.request, self.body, self.at, self.fds, self.owned, self.waiter = kind, request, body, 0, fds, owned, waiter
         # What comes with it: the leases of its objects, whose each of `owned` is, and releases of others.
         self.leases: Sequence[int] = ()
-        self.shares: List[Tuple[Exported, List[int]]] = []
-        self.releases: List[Release] = []
+        self.shares: list[tuple[Exported, list[int]]] = []
+        self.releases: list[Release] = []
 
 
 # Versions before it begin with a value.
 OLDEST_WITH_HELLO = 4
 
 
-def choose_version(a: Tuple[int, int], b: Tuple[int, int]) -> Optional[int]:
+def choose_version(a: tuple[int, int], b: tuple[int, int]) -> Optional[int]:
     """The highest version that both ranges have."""
     highest = min(a[1], b[1])
     return highest if highest >= max(a[0], b[0]) else None
@@ -162,7 +172,7 @@ def printable(text: bytes) -> str:
     return ''.join(each if each.isprintable() else ' ' for each in shown)
 
 
-def write_control(out: bytearray, points: Sequence[Tuple[int, int]], releases: Sequence[Release]) -> None:
+def write_control(out: bytearray, points: Sequence[tuple[int, int]], releases: Sequence[Release]) -> None:
     """Writes the control block of a value: points behind the work on it, and what is released."""
     if points:
         out.append(CONTROL_POINTS)
@@ -176,7 +186,7 @@ def write_control(out: bytearray, points: Sequence[Tuple[int, int]], releases: S
             _write_points(out, behind)
 
 
-def _write_points(out: bytearray, points: Sequence[Tuple[int, int]]) -> None:
+def _write_points(out: bytearray, points: Sequence[tuple[int, int]]) -> None:
     write_length(out, len(points))
     for index, count in points:
         write_length(out, index)

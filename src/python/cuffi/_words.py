@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
-from typing import Any, Deque, Dict, List, TYPE_CHECKING, Tuple, Union
+from collections import deque
+from typing import TYPE_CHECKING, Any, Union
 
 from ._bytes import SAFE
 from ._devices import Device, all_devices
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ._waits import EventHandle
 
 INFINITE = float('inf')
-Points = List[Tuple[int, int]]
+Points = list[tuple[int, int]]
 
 
 class _NoWords:
@@ -42,17 +43,17 @@ class SharedWords:
         self._map, self._byte_length, self.word_count = mmap.mmap(fd, byte_length), byte_length, byte_length // 8
         self.host = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.words: Any = memoryview(self._map).cast('Q')
-        self._addresses: Dict[int, int] = {}
+        self._addresses: dict[int, int] = {}
         self.arguments = _Arguments(self)
         # For each word what the host still has to store in it, in order.
-        self.host_stores: Dict[int, Deque[Tuple[int, EventHandle, int]]] = {}
+        self.host_stores: dict[int, deque[tuple[int, EventHandle, int]]] = {}
         # Whether waits for the words were ended: what is not reached never will be.
         self.is_over = False
         # Whether nobody can replace the memory. Otherwise only hosts may wait for its words.
         self.is_fixed = False
 
     @classmethod
-    def accept(cls, fd: int, byte_length: int, what: str) -> 'SharedWords':
+    def accept(cls, fd: int, byte_length: int, what: str) -> SharedWords:
         """Maps memory of another process. Raises IpcError unless nobody can take it away from under this one."""
         if not is_sealed(fd, byte_length):
             raise IpcError(f'received a {what} whose memory is not sealed memory of its size')
@@ -71,7 +72,7 @@ class SharedWords:
     def reached(self, index: int, count: int) -> bool:
         value = self.words[index]
         # As `read`: what is no value has not reached anything.
-        return count <= value and (value <= SAFE or value == END_OF_WAITS) or self.is_over
+        return (count <= value and (value <= SAFE or value == END_OF_WAITS)) or self.is_over
 
     def is_reached(self, points: Points) -> bool:
         return all(self.reached(index, count) for index, count in points)
@@ -133,13 +134,13 @@ class SharedWords:
             pass  # Another thread reads it; it goes with the last reference.
 
 
-class _Arguments(Dict[Device, List[ctypes.c_uint64]]):
+class _Arguments(dict[Device, list[ctypes.c_uint64]]):
     """For each device the addresses of words, as the driver takes them: to convert them takes longer than a call."""
 
     def __init__(self, words: SharedWords) -> None:
         self._words = weakref.proxy(words)
 
-    def __missing__(self, device: Device) -> List[ctypes.c_uint64]:
+    def __missing__(self, device: Device) -> list[ctypes.c_uint64]:
         with device:
             base = self._words.address(device, 0)
         self[device] = [c_u64(base + at) for at in range(0, self._words.word_count * 8, 8)]
