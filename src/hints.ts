@@ -10,7 +10,8 @@ export const recentWork: { kernel: string | undefined } = { kernel: undefined };
 const NEEDS_GPU =
   'This device or driver does not support it. The emulated driver never does: it needs a GPU.';
 
-const BY_CALL: Readonly<Record<string, string>> = {
+/** By the call and the status. */
+export const BY_CALL: Readonly<Record<string, string>> = {
   'cuInit:304':
     'The driver could not open or map a device file. Likely causes: no permission for /dev/nvidia*, ' +
     'a container without the devices (--gpus all) or without /dev/nvidia-uvm (nvidia-modprobe -u), ' +
@@ -59,7 +60,8 @@ const BY_CALL: Readonly<Record<string, string>> = {
     'Only memory of cuMemAlloc has a legacy IPC handle: not pool, managed, pinned or virtual memory, nor freed memory.',
 };
 
-const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
+/** By the status alone. */
+export const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
   [2, 'Close buffers that are no longer needed, or ask for less.'],
   [3, 'The driver was not initialized: create objects with cuffi, which initializes it.'],
   [34, 'This libcuda is the stub of the CUDA toolkit: remove its folder from the library path.'],

@@ -1,11 +1,12 @@
 /**
  * Writes what follows from protocol.json: src/ipc/protocol.ts, the companion's _protocol.py, the tables
- * of docs/protocol.md, and the test vectors. `npm run protocol` runs it; a test fails if a file differs
- * from what it would write.
+ * of docs/protocol.md, and the test vectors; and what the companion knows of errors, which follows from
+ * the texts of Node. `npm run protocol` runs it; a test fails if a file differs from what it would write.
  */
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { errorTexts } from './error-texts.ts';
 import { type Facts, fieldsOf, readFacts, snake } from './facts.ts';
 import { vectors } from './vectors.ts';
 
@@ -18,6 +19,10 @@ export function generate(facts: Facts = readFacts()): ReadonlyMap<string, string
     ['src/ipc/protocol.ts', typescript(facts)],
     ['src/python/cuffi/_protocol.py', python(facts)],
     [page, withTables(readFileSync(join(root, page), 'utf8'), facts)],
+    [
+      'src/python/cuffi/_error_texts.py',
+      errorTexts(readFileSync(join(root, 'docs/errors.md'), 'utf8')),
+    ],
     ...vectors(facts),
   ]);
 }

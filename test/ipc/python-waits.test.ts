@@ -22,7 +22,7 @@ describe('streams of Python that wait', { skip: noPython, timeout: 120_000 }, ()
       env: { ...process.env, PYTHONPATH: `${companionPath()}:${fixtures}` },
     });
     assert.equal(status, 0, stderr.slice(-8000));
-    assert.match(stderr, /^Ran 13 tests in/m);
+    assert.match(stderr, /^Ran 15 tests in/m);
   });
 
   test('with too much work: what is sent behind that arrives when it is done', async () => {

@@ -380,7 +380,11 @@ describe('the companion for Python', options, () => {
     for (let at = 0; at < iterations(100, 5000); at += 1) await round();
     await nothingIsLent(worker);
     await comesBackTo(before);
-    assert.deepEqual(await worker.ask('counts'), there);
+    // The companion closes some descriptors in the background.
+    let after = await worker.ask('counts');
+    for (let at = 0; at < 1000 && !isDeepStrictEqual(after, there); at += 1)
+      after = await worker.ask('counts');
+    assert.deepEqual(after, there);
   });
 });
 

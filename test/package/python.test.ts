@@ -171,10 +171,11 @@ describe('the companion for Python, installed by pip', { skip: unavailable }, ()
             readFileSync(join(companion(), 'cuffi', name)),
           );
         assert.ok(blocksOf('docs/python.md').length > 0);
-        const programs = programsOf('docs/python.md', 'own').slice(0, 3);
+        const programs = programsOf('docs/python.md', 'own').slice(0, 4);
         assert.deepEqual(
           programs.map(({ blocks }) => blocks.map((block) => block.file).sort()),
           [
+            ['first.py'],
             ['main.ts', 'model.py'],
             ['camera.py', 'viewer.ts'],
             ['sensor.py', 'watch.ts'],

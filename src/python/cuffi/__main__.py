@@ -1,47 +1,64 @@
-"""`python -m cuffi`: which cuffi this is, and whether it finds a GPU."""
+"""`python -m cuffi`: which cuffi this is, whether it finds a GPU, and what an error means."""
 
 from __future__ import annotations
 
-import os
 import sys
 
-import cuffi
-
-from . import _devices, _protocol, _wire
+from ._doctor import findings
+from ._explain import explain
+from ._protocol import MAX_VERSION, MIN_VERSION
+from ._wire import package_name, versions_text
 
 _USAGE = """usage: python -m cuffi COMMAND
 
-  version   the version, where the package is, and which versions of the protocol it speaks
-  doctor    also the driver and its devices, or why there are none"""
+  version        the version, where the package is, and which versions of the protocol it speaks
+  doctor         also the driver and its devices, or why there are none, and what this process has that
+                 sharing needs. `npx cuffi doctor` also tries each kind of sharing
+  explain TEXT   what an error means: a status of the driver (2, CUDA_ERROR_OUT_OF_MEMORY), a code of cuffi
+                 (exporter-gone), or a message that names some; - reads it from stdin. `npx cuffi explain`
+                 explains descriptors
+
+Exit code: 0 if all is well, 1 if not (doctor: sharing lacks something; explain: nothing is known), 2 for wrong use."""
 
 
 def _version() -> list[str]:
     return [
-        _wire.package_name(),
-        f'protocol: {_wire.versions_text(_protocol.MIN_VERSION, _protocol.MAX_VERSION)}',
+        package_name(),
+        f'protocol: {versions_text(MIN_VERSION, MAX_VERSION)}',
         f'Python {sys.version.split()[0]} in {sys.executable}',
     ]
 
 
-def _doctor() -> bool:
-    """Prints what was found. Returns whether there is a device."""
-    chosen = os.environ.get('CUFFI_DRIVER') or 'cuda'
-    try:
-        devices = [f'device {device.ordinal}: {device.name}, {_devices.format_uuid(device.uuid)}' for device in _devices.all_devices()]
-    except (cuffi.CuffiError, ValueError) as error:
-        print(f'driver: {chosen}\n{getattr(error, "code", "invalid setting")}: {error}')
-        return False
-    print('\n'.join(['driver: emulated, no GPU is used' if chosen == 'emulated' else f'driver: {chosen}', *devices]))
-    return True
+def _print(lines: list[str]) -> None:
+    print('\n'.join(lines))
+
+
+def _explain(given: str) -> int:
+    text = sys.stdin.read() if given == '-' else given
+    if text.lstrip().startswith('{'):
+        print('a descriptor is explained by: npx cuffi explain DESCRIPTOR', file=sys.stderr)
+        return 2
+    lines = explain(text)
+    if not lines:
+        print(f'{text.strip()[:200]!r} names no status of the driver and no code of cuffi: docs/troubleshooting.md has messages', file=sys.stderr)
+        return 1
+    _print(lines)
+    return 0
 
 
 def main(arguments: list[str]) -> int:
-    if arguments not in (['version'], ['doctor']):
-        is_asked = arguments in (['help'], ['--help'], ['-h'])
-        print(_USAGE, file=sys.stdout if is_asked else sys.stderr)
-        return 0 if is_asked else 2
-    print('\n'.join(_version()))
-    return 0 if arguments == ['version'] or _doctor() else 1
+    if arguments == ['version']:
+        _print(_version())
+        return 0
+    if arguments == ['doctor']:
+        found = findings()
+        _print([*_version(), *(line for each in found for line in each.lines())])
+        return 0 if all(each.is_ok for each in found) else 1
+    if len(arguments) == 2 and arguments[0] == 'explain':
+        return _explain(arguments[1])
+    is_asked = arguments in (['help'], ['--help'], ['-h'])
+    print(_USAGE, file=sys.stdout if is_asked else sys.stderr)
+    return 0 if is_asked else 2
 
 
 if __name__ == '__main__':

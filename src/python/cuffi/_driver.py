@@ -15,7 +15,7 @@ class CudaError(CuffiError):
 
     def __init__(self, call: str, status: int, doing: str = '', *, driver: Optional[_Driver] = None) -> None:
         """:param driver: which was asked, if it could not be initialized"""
-        code, description = _describe_status(status, driver or _driver)
+        code, description = describe_status(status, driver or _driver)
         self.status = status
         self.call = call
         self.code = code
@@ -216,7 +216,7 @@ def _open_library() -> Any:
     raise DriverNotFoundError('\n'.join(('no CUDA driver (libcuda.so.1) was found. Tried:', *tried, _NO_DRIVER)))
 
 
-def _describe_status(status: int, driver: Optional[_Driver]) -> tuple[str, str]:
+def describe_status(status: int, driver: Optional[_Driver]) -> tuple[str, str]:
     texts: list[str] = []
     for name in ('cuGetErrorName', 'cuGetErrorString'):
         text = ctypes.c_char_p()

@@ -75,7 +75,7 @@ class FrameReader:
             raise IpcError(f'a frame of kind {kind} has the request number {request}')
         if length > MAX_MESSAGE:
             raise limit_exceeded(f'a message of {length} bytes is too large')
-        if (offset or size != length) and (size != min(MAX_PART, length - offset) or kind == FRAME_CONTROL):
+        if size != length and (size != min(MAX_PART, length - offset) or kind == FRAME_CONTROL):
             raise IpcError(f'a frame has {size} bytes of a message of {length}: too few or too many')
         part = data[_HEADER_SIZE:]
         if offset:

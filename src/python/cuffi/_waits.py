@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import os
 import threading
 import weakref
@@ -72,7 +73,7 @@ class Stream:
     """A stream, and what it has queued behind waits. It counts too much rather than too little."""
 
     __slots__ = ('device', 'handle', 'argument', 'driver', 'waits', '_awaited', '_is_blocking', '_events', '_queued', '_since_mark',
-                 '_mark', '_unchecked', '__weakref__')  # fmt: skip
+                 '_mark', '_unchecked', '_was_behind', '_free_since', '__weakref__')  # fmt: skip
 
     def __init__(self, device: Device, handle: int) -> None:
         self.device, self.handle, self.argument, self.driver = device, handle, c_u64(handle), cuda_driver()
@@ -87,6 +88,9 @@ class Stream:
         self._queued, self._since_mark = [0, 0], [0, 0]
         self._mark: Optional[EventHandle] = None
         self._unchecked = 0
+        # Whether it was behind a wait when that was asked last: asking takes longer than most calls of the driver. If it
+        # was, what is queued counts until it is asked again. If not, that holds until some stream waits.
+        self._was_behind, self._free_since = False, -1
 
     def is_waiting(self) -> bool:
         waits = self.waits
@@ -118,6 +122,7 @@ class Stream:
         self._queued[0] += 1
         self._since_mark[0] += 1
         self._keep()
+        _note_change()
 
     def _keep(self) -> None:
         """Keeps the counts, until those of many others are newer. Nobody tells when a stream is destroyed."""
@@ -139,19 +144,34 @@ class Stream:
 
     def has_room(self, most: int = _MAX_WORK_OF_STREAM, adds: bool = True) -> bool:
         """Whether one more operation fits behind a wait; it is counted then, unless `adds` is False."""
-        if not self.is_behind_wait():
-            self._queued[1] = self._since_mark[1] = self._unchecked = 0
+        if self._free_since == _changes:
             return True
-        if sum(self._queued) >= most or self._unchecked >= _WORK_PER_EVENT:
-            self.check()
-            if sum(self._queued) >= most:
-                return False
+        queued = self._queued
+        is_full = queued[0] + queued[1] >= most
+        if is_full or not self._was_behind or self._unchecked >= _WORK_PER_EVENT:
+            self._was_behind = self.is_behind_wait()
+            if not self._was_behind:
+                self._free_since = _changes
+                self._forget_work()
+                return True
+            if is_full or self._unchecked >= _WORK_PER_EVENT:
+                self.check()
+                queued = self._queued
+                if queued[0] + queued[1] >= most:
+                    return False
         if adds:
-            self._queued[1] += 1
+            queued[1] += 1
             self._since_mark[1] += 1
             self._unchecked += 1
             self._keep()
+            if self.handle == LEGACY_STREAM:
+                # Blocking streams stand behind what it has queued.
+                _note_change()
         return True
+
+    def _forget_work(self) -> None:
+        """Nothing of it stands behind a wait."""
+        self._queued[1] = self._since_mark[1] = self._unchecked = 0
 
     def is_behind_wait(self) -> bool:
         """Whether what is queued now may stand behind a wait for another process."""
@@ -186,6 +206,7 @@ class Stream:
         self._waits_for_event()
         self._events.append(event)
         self._keep()
+        _note_change()
 
     def _waits_for_event(self) -> bool:
         self._events = [event for event in self._events if not event.has_run()]
@@ -198,6 +219,8 @@ class Stream:
 
     def check(self) -> None:
         """Finds out how much has run, now or at the next call. The stream must exist."""
+        if not self.is_behind_wait():
+            self._forget_work()
         self.refresh()
         self._unchecked = 0
         if self._mark is None and any(self._queued):
@@ -219,6 +242,14 @@ _waiting: set[Stream] = set()
 # Those that had something queued behind a wait, the oldest first.
 _counted: dict[Stream, None] = {}
 _waits_lock = threading.Lock()
+# How often a stream has begun to wait, or the legacy default stream has got work behind a wait.
+_changes = 0
+
+
+def _note_change() -> None:
+    global _changes
+    _changes += 1
+
 
 
 def stream_of(device: Device, handle: int) -> Stream:
@@ -235,6 +266,7 @@ def current_stream(stream: Any) -> Stream:
     return stream_of(current_device(), stream_handle(stream))
 
 
+@functools.lru_cache(maxsize=None)
 def _max_waiting_streams() -> int:
     """Two fewer than a device has queues: if all queues held waits, nothing else of the process would run."""
     try:
@@ -305,7 +337,8 @@ def _fit_waits(stream: Stream, count: int) -> bool:
         stream.check()
         if not stream.fits_waits(count):
             return False
-    if not stream.is_waiting() and sum(other.is_waiting() for other in _waiting) >= _max_waiting_streams():
+    most = _max_waiting_streams()
+    if len(_waiting) >= most and not stream.is_waiting() and sum(other.is_waiting() for other in _waiting) >= most:
         return False
     if len(_waiting) <= (stream in _waiting):
         return True
@@ -323,7 +356,7 @@ def enqueue_wait(words: SharedWords, index: int, count: int, stream: Stream) -> 
     """Makes later work of a stream wait for a word. Returns False if no more waits may be queued now."""
     address = words.arguments[stream.device][index]
     with _waits_lock:
-        if stream.is_waiting() and stream.awaits(words, index, count):
+        if stream.waits and stream.awaits(words, index, count) and stream.is_waiting():
             return True
         if not _fit_waits(stream, 1):
             return False

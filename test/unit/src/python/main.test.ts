@@ -37,9 +37,79 @@ describe('python -m cuffi', { skip: noPython }, () => {
     const { stdout, status } = cuffi(['doctor'], { CUFFI_EMULATED_DEVICES: '2' });
     assert.match(
       stdout,
-      /\ndriver: emulated, no GPU is used\ndevice 0: cuffi emulated device, GPU-[-\w]+\ndevice 1: .*\n$/,
+      /\ndriver: emulated, no GPU is used\ndevice 0: cuffi emulated device, GPU-[-\w]+\ndevice 1: .*\ncontainer: /,
     );
     assert.equal(status, 0);
+  });
+
+  test('doctor says what this process has that sharing needs, and fails if something lacks', () => {
+    const env = { CUDA_VISIBLE_DEVICES: '0', PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:False' };
+    const sound = cuffi(['doctor'], env);
+    assert.match(sound.stdout, /\nown pid: \d+, namespaces: pid \d+, ipc \d+, mnt \d+\n/);
+    assert.match(sound.stdout, /\n\/dev\/shm: \d+ MiB free of \d+ MiB\n/);
+    assert.match(sound.stdout, /\ndescriptors: \d+ open, at most /);
+    assert.match(sound.stdout, /\nCUDA_VISIBLE_DEVICES: '0'\n/);
+    assert.match(sound.stdout, /\nPYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:False'\n$/);
+    assert.equal(sound.status, 0);
+    const { stdout, status } = cuffi(['doctor'], {
+      ...env,
+      PYTORCH_CUDA_ALLOC_CONF: 'max_split_size_mb:64, expandable_segments: True',
+    });
+    assert.match(stdout, / True'\n {2}→ Such tensors have no handle: .*cuffi\.empty\(\)\.\n$/);
+    assert.equal(status, 1);
+    const limited = spawnSync('sh', ['-c', 'ulimit -n 100; exec python3 -m cuffi doctor'], {
+      env: { ...process.env, PYTHONPATH: folder, CUFFI_DRIVER: 'emulated' },
+      encoding: 'utf8',
+    });
+    assert.match(limited.stdout, /\ndescriptors: \d+ open, at most 100\n {2}→ .*ulimit -n/);
+    assert.equal(limited.status, 1);
+  });
+
+  test('explain says what a status, a code and a message mean', () => {
+    const opened = 'cuIpcOpenMemHandle_v2: Likely causes: the handle was made by this very process';
+    const cases: readonly (readonly [text: string, ...lines: RegExp[]])[] = [
+      ['2', /^CUDA_ERROR_OUT_OF_MEMORY \(2\): out of memory$/, /^ {2}Close buffers/],
+      [
+        'CUDA_ERROR_ILLEGAL_ADDRESS',
+        /^CUDA_ERROR_ILLEGAL_ADDRESS \(700\)/,
+        /^ {2}The context is lost/,
+      ],
+      ['exporter-gone', /^exporter-gone: IpcError: the process that shared the object has ended$/],
+      ['closed', /^closed: ClosedError: an object was used after close\(\)/],
+      [
+        'cuIpcOpenMemHandle_v2 failed: invalid device context (CUDA_ERROR_INVALID_CONTEXT, 201)',
+        /^CUDA_ERROR_INVALID_CONTEXT \(201\)/,
+        new RegExp(`^ {2}${opened}`),
+      ],
+      ['IpcError same-pid: it was closed', /^same-pid: IpcError: the exporter has the same pid/],
+    ];
+    for (const [text, ...lines] of cases) {
+      const { stdout, stderr, status } = cuffi(['explain', text]);
+      const said = stdout.trimEnd().split('\n');
+      assert.deepEqual([said.length, stderr, status], [lines.length, '', 0], stdout);
+      for (const [at, line] of lines.entries()) assert.match(String(said[at]), line);
+    }
+    // Of any call, as none is named; and without a driver.
+    const { stdout } = cuffi(['explain', '201'], { CUFFI_DRIVER: '/nowhere/libcuda.so' });
+    assert.match(
+      stdout,
+      /^CUDA_ERROR_INVALID_CONTEXT \(201\)\n {2}cuIpcOpenMemHandle_v2: .*\n {2}cuIpcOpenEventHandle: /,
+    );
+    const read = spawnSync('python3', ['-m', 'cuffi', 'explain', '-'], {
+      env: { ...process.env, PYTHONPATH: folder },
+      input: 'cuffi.PeerGoneError: peer-gone\n',
+      encoding: 'utf8',
+    });
+    assert.match(read.stdout, /^peer-gone: PeerGoneError: the process at the other end/);
+    for (const [text, expected, code] of [
+      ['it was closed', /names no status of the driver and no code of cuffi/, 1],
+      ['98765', /names no status/, 1],
+      ['{"kind":"legacy"}', /npx cuffi explain DESCRIPTOR/, 2],
+    ] as const) {
+      const { stderr, status } = cuffi(['explain', text]);
+      assert.match(stderr, expected);
+      assert.equal(status, code);
+    }
   });
 
   test('doctor says why there is no device, and fails', () => {
@@ -60,7 +130,7 @@ describe('python -m cuffi', { skip: noPython }, () => {
   });
 
   test('prints its usage for anything else', () => {
-    for (const args of [[], ['devices'], ['version', 'now']]) {
+    for (const args of [[], ['devices'], ['version', 'now'], ['explain']]) {
       const { stderr, status } = cuffi(args);
       assert.match(stderr, /^usage: python -m cuffi COMMAND/);
       assert.equal(status, 2);
