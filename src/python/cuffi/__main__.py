@@ -40,7 +40,10 @@ def _explain(given: str) -> int:
         return 2
     lines = explain(text)
     if not lines:
-        print(f'{text.strip()[:200]!r} names no status of the driver and no code of cuffi: docs/troubleshooting.md has messages', file=sys.stderr)
+        print(
+            f'{text.strip()[:200]!r} names no status of the driver and no code of cuffi: docs/troubleshooting.md has messages',
+            file=sys.stderr,
+        )
         return 1
     _print(lines)
     return 0

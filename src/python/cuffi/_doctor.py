@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import resource
-from typing import Iterator, List, NamedTuple, Optional
+from collections.abc import Iterator
+from typing import NamedTuple, Optional
 
 from ._devices import all_devices, format_uuid
 from ._errors import CuffiError
@@ -20,11 +21,11 @@ class Finding(NamedTuple):
     is_ok: bool = True
     remedy: str = ''
 
-    def lines(self) -> List[str]:
+    def lines(self) -> list[str]:
         return [f'{self.name}: {self.fact}', *([f'  → {self.remedy}'] if self.remedy else [])]
 
 
-def findings() -> List[Finding]:
+def findings() -> list[Finding]:
     return [*_driver(), *_container(), *_limits(), *_libraries(), *_environment()]
 
 
@@ -75,7 +76,9 @@ def _limits() -> Iterator[Finding]:
     count = len(os.listdir('/proc/self/fd'))
     has_room = most == resource.RLIM_INFINITY or most - count >= 256
     limit = 'any number' if most == resource.RLIM_INFINITY else str(most)
-    yield Finding('descriptors', f'{count} open, at most {limit}', has_room, '' if has_room else 'Objects that arrive need some: ulimit -n 65536.')
+    yield Finding(
+        'descriptors', f'{count} open, at most {limit}', has_room, '' if has_room else 'Objects that arrive need some: ulimit -n 65536.'
+    )
 
 
 def _libraries() -> Iterator[Finding]:
@@ -100,4 +103,6 @@ def _environment() -> Iterator[Finding]:
         setting = os.environ.get(name, '')
         if setting:
             is_ok = 'expandable_segments:true' not in setting.replace(' ', '').lower()
-            yield Finding(name, repr(setting), is_ok, '' if is_ok else 'Such tensors have no handle: unset it, or send memory of cuffi.empty().')
+            yield Finding(
+                name, repr(setting), is_ok, '' if is_ok else 'Such tensors have no handle: unset it, or send memory of cuffi.empty().'
+            )

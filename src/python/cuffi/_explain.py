@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import List
 
 from ._driver import STICKY, cuda_driver, describe_status
 from ._error_texts import CODES, HINTS, HINTS_OF_CALLS, STATUSES
@@ -12,7 +11,7 @@ from ._errors import CuffiError
 _NUMBERS = {name: status for status, name in STATUSES.items()}
 
 
-def explain(text: str) -> List[str]:
+def explain(text: str) -> list[str]:
     """Returns lines about each status and each code that a text names: a number, a name, a code, or a message. Empty if none is known.
 
     Codes of one word, such as `closed`, count only if they are the whole text.
@@ -23,18 +22,20 @@ def explain(text: str) -> List[str]:
     if text in CODES:
         return _about_code(text)
     call = next(iter(re.findall(r'\bcu[A-Z]\w*', text)), '')
-    lines = [line for name in dict.fromkeys(re.findall(r'\bCUDA_\w+', text)) if name in _NUMBERS for line in _about_status(_NUMBERS[name], call)]
+    lines = [
+        line for name in dict.fromkeys(re.findall(r'\bCUDA_\w+', text)) if name in _NUMBERS for line in _about_status(_NUMBERS[name], call)
+    ]
     for code in dict.fromkeys(re.findall('[a-z]+(?:-[a-z]+)+', text)):
         if code in CODES:
             lines += _about_code(code)
     return lines
 
 
-def _about_code(code: str) -> List[str]:
+def _about_code(code: str) -> list[str]:
     return [f'{code}: {CODES[code]}']
 
 
-def _about_status(status: int, call: str) -> List[str]:
+def _about_status(status: int, call: str) -> list[str]:
     name = STATUSES.get(status)
     if name is None:
         return []

@@ -251,7 +251,6 @@ def _note_change() -> None:
     _changes += 1
 
 
-
 def stream_of(device: Device, handle: int) -> Stream:
     key = (device.ordinal, handle)
     with locks.state:
@@ -266,7 +265,7 @@ def current_stream(stream: Any) -> Stream:
     return stream_of(current_device(), stream_handle(stream))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _max_waiting_streams() -> int:
     """Two fewer than a device has queues: if all queues held waits, nothing else of the process would run."""
     try:
