@@ -863,12 +863,18 @@ describe('what Python has sent', options, () => {
     },
   );
 
-  /** What `cuffi.leases.stats()` returns. */
+  const begun = Date.now();
+
+  /** What `cuffi.leases.stats()` returns, but for since when each is lent: since a moment of these tests. */
   async function stats(python: Python): Promise<unknown> {
-    const { byte_length, orphaned, leases } = await python.ask<Record<string, unknown[]>>(
+    const { byte_length, orphaned, leases } = await python.ask<Record<string, unknown[][]>>(
       'evaluate',
       { source: 'cuffi.leases.stats()._asdict()' },
     );
+    for (const lease of leases as unknown[][]) {
+      const [since] = lease.splice(3, 1) as [Date];
+      assert.ok(since.getTime() >= begun && since.getTime() <= Date.now(), String(since));
+    }
     return { byteLength: byte_length, orphaned, leases };
   }
 

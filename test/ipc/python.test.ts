@@ -444,24 +444,6 @@ describe('errors of the companion', options, () => {
     assert.equal((await worker.ask<{ lent: number }>('counts')).lent, 0);
   });
 
-  test('memory of a third process is not passed on', options, async () => {
-    await using one = new PythonWorker();
-    await using two = new PythonWorker();
-    using array = await toDevice(new Uint8Array(10));
-    await one.ask('keep', { name: 'a', thing: array });
-    const name = `@cuffi-test-${process.pid}-third`;
-    const listening = two.ask('evaluate', {
-      source: `cuffi.listen('${name}').accept(timeout=10).receive(timeout=1)`,
-    });
-    await delay(100);
-    const source = `cuffi.connect('${name}', timeout=10).send(kept['a'])`;
-    assert.match(
-      String(await one.ask('evaluate', { source })),
-      /^NotSupportedError not-supported: this memory is of another process/,
-    );
-    await listening.catch(() => {});
-  });
-
   test('what Node revokes is closed in Python', options, async () => {
     await using worker = new PythonWorker();
     using array = await toDevice(new Uint8Array(10));

@@ -70,7 +70,7 @@ class Connection:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.poll.register(self._wake_read, _POLLIN)
         self._pidfd = self._watch_process()
-        self._started = start_time_of(self.pid) if self.pid else 0
+        self.started = start_time_of(self.pid) if self.pid else 0
         # Who reads.
         self.is_read = self._is_read_by_own_thread = self._is_kicked = False
         self._waiting, self._last_wait = 0, 0.0
@@ -120,14 +120,14 @@ class Connection:
                 return os.dup(self._pidfd)
         if self.is_gone:
             return -1
-        if not self._started or not hasattr(os, 'pidfd_open'):
+        if not self.started or not hasattr(os, 'pidfd_open'):
             raise OSError(errno.ENOSYS, 'the end of the process cannot be observed')
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return -1
         # The number may have come to be that of another process.
-        if start_time_of(self.pid) == self._started:
+        if start_time_of(self.pid) == self.started:
             return pidfd
         os.close(pidfd)
         return -1
@@ -423,7 +423,6 @@ class Connection:
         self.outbox.end()
         self._socket.close()
         self._frames.close()
-        self.imports.close_links()
         self.cond.notify_all()
         # Whoever polls does so without the socket.
         self.kick()

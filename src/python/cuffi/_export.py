@@ -14,10 +14,11 @@ from ._dtypes import extents
 from ._errors import IpcError, NotSupportedError
 from ._event import CudaEvent
 from ._files import close_fds
+from ._forward import Forward
 from ._memory import BorrowedMemory, OwnMemory, ReceivedMemory, address_range, check_within, own_memory, received_at
 from ._owner import Closable
 from ._process import this_process
-from ._protocol import KIND_EVENT, KIND_LEGACY
+from ._protocol import KIND_EVENT, KIND_LEGACY, KIND_POOL
 
 if TYPE_CHECKING:
     from ._connection import Connection
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class Exported:
     """What is sent for one object, and what must be kept until the other end has released it."""
 
-    __slots__ = ('fields', 'fds', 'keep', 'device', 'begin', 'stream', 'owned', 'root', 'restore')
+    __slots__ = ('fields', 'fds', 'keep', 'device', 'begin', 'stream', 'owned', 'root', 'restore', 'forward', 'since')
 
     def __init__(self, fields: bytes, fds: tuple[int, ...], keep: Any, device: Optional[Device], begin: int = 0,
                  owned: Optional[list[int]] = None, root: Any = None) -> None:  # fmt: skip
@@ -43,6 +44,10 @@ class Exported:
         self.stream: Optional[int] = None
         # Takes `owned` back if it is not sent, and returns whether it has. Otherwise they are closed.
         self.restore: Optional[Callable[[list[int]], bool]] = None
+        # If it is passed on for its owner.
+        self.forward: Optional[Forward] = None
+        # When it was sent, in seconds since 1970.
+        self.since = 0.0
 
     def undo(self) -> None:
         """It is not sent."""
@@ -74,7 +79,7 @@ def export(value: Any, peer: Connection) -> Exported:
         fields = memory.fields(begin - memory.address, length, described.read_only, layout_of(described))
         return Exported(_descriptors.encode_known(**fields), (memory.fd,), (described.owner, memory), memory.device, begin, root=memory)
     if isinstance(memory, ReceivedMemory):
-        return _send_back(memory, begin, length, described, peer)
+        return _export_received(memory, begin, length, described, peer)
     if size:
         check_within(begin, length, base, size)
     return _export_legacy(described, base, size, begin, length)
@@ -111,26 +116,32 @@ def _export_legacy(described: Described, base: int, size: int, begin: int, lengt
     return Exported(fields, (), described.owner, device, begin, root=(KIND_LEGACY, base))
 
 
-def _send_back(memory: ReceivedMemory, begin: int, length: int, described: Described, peer: Connection) -> Exported:
-    """Sends memory back to its owner, as part of what it has sent."""
+def _export_received(memory: ReceivedMemory, begin: int, length: int, described: Described, peer: Connection) -> Exported:
+    """Sends memory of another process: back to it, or to a third one, as part of what it has sent."""
     fields = memory.fields
-    if memory.connection.pid != peer.pid or fields.exporter.pid != peer.pid:
-        raise NotSupportedError(
-            'this memory is of another process, and the companion for Python does not pass it on: copy it into '
-            'cuffi.empty(shape, dtype), or let its owner send it'
-        )
+    forward, fds = None, ()
+    if memory.connection is not peer and memory.connection.pid != peer.pid:
+        if fields.kind == KIND_POOL:
+            raise NotSupportedError(
+                'memory of a pool of another process cannot be passed on by Python: copy it into cuffi.empty(shape, dtype), '
+                'or let its owner send it'
+            )
+        forward, fds = Forward(memory.connection, memory.lease, peer), tuple(memory.mapping.fds)
     access = _descriptors.READ_ONLY if described.read_only else fields.access
     data = fields.encode_part(byte_offset=begin - memory.mapping.base, byte_length=length, access=access, layout=layout_of(described))
-    return Exported(data, (), (described.owner, memory), memory.device, root=memory)
+    exported = Exported(data, fds, (described.owner, memory), memory.device, root=memory)
+    exported.forward = forward
+    return exported
 
 
 def _export_event(event: CudaEvent, peer: Connection) -> Exported:
     own = event._held()
     if own.received is not None:
-        fields = own.received[2]
-        if _descriptors.decode_known(fields).exporter.pid != peer.pid:
-            raise NotSupportedError('this event is of another process: the companion for Python does not pass it on')
-        return Exported(fields, (), own, own.device, root=own)
+        connection, lease, fields = own.received
+        exported = Exported(fields, (), own, own.device, root=own)
+        if connection is not peer and connection.pid != peer.pid:
+            exported.forward = Forward(connection, lease, peer)
+        return exported
     handle = Handle64()
     with own.device:
         call('cuIpcGetEventHandle', ctypes.byref(handle), own.value)

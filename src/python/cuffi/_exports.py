@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import stat
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class Exports:
         self._after_hold: list[int] = []
 
     def add(self, exported: Exported) -> None:
+        exported.since = time.time()
         self.leases[self.next] = exported
         self.next += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import fcntl
 import os
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -21,12 +22,11 @@ from ._wire import MAX_LIST
 from ._words import Points
 
 if TYPE_CHECKING:
-    import weakref
-
     from ._bytes import Reader
     from ._connection import Connection
     from ._descriptors import Fields
     from ._devices import Device
+    from ._forward import Forward
     from ._memory import Mapping, ReceivedMemory
     from ._wire import Release
 
@@ -50,6 +50,8 @@ class Imports:
         self.given_back: collections.deque[tuple[int, Optional[Mapping], Optional[int]]] = collections.deque()
         # What is given back behind streams that still use it.
         self.behind_streams: list[tuple[Points, int, Mapping]] = []
+        # What it keeps for third processes because this one has asked.
+        self.forwards: weakref.WeakSet[Forward] = weakref.WeakSet()
         # What the other end is still to be told.
         self.releases: list[Release] = []
 
@@ -243,12 +245,11 @@ class Imports:
 
     def close(self) -> list[OpenPool]:
         """Ends what needs no other process. Returns the pools, to be released."""
+        # Owners keep what was passed on until then, also without the connection over which it came.
+        close_fds(self.links.values())
+        self.links.clear()
         with locks.mappings:
             pools, self._pools = list(self._pools.values()), {}
             close_fds(self._pool_fds.values())
             self._pool_fds.clear()
         return pools
-
-    def close_links(self) -> None:
-        close_fds(self.links.values())
-        self.links = {}

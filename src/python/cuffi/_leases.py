@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
@@ -28,6 +29,7 @@ class LeaseStats(NamedTuple):
     kind: str
     # The size of the memory that is kept alive: the whole allocation, whatever part was sent.
     byte_length: int
+    since: datetime.datetime
     # Whether it is closed here and kept alive only for that process. False for memory of other libraries, whose end
     # nothing tells, and for what is of another process and was sent back to it.
     orphaned: bool
@@ -132,7 +134,8 @@ class _Lease:
         self.key: Any = id(exported) if root is None else root if kind == KIND_LEGACY and isinstance(root, tuple) else id(root)
         self.holder = 'a process that it was forwarded to' if is_forwarded else connection.name
         self.stats = LeaseStats(
-            0 if is_forwarded else connection.pid, _KIND_NAMES[kind], _byte_length(kind, exported), not _is_open_here(root))  # fmt: skip
+            0 if is_forwarded else connection.pid, _KIND_NAMES[kind], _byte_length(kind, exported),
+            datetime.datetime.fromtimestamp(exported.since, datetime.timezone.utc), not _is_open_here(root))  # fmt: skip
 
 
 _KIND_NAMES = ['memory' if kind in MEMORY_KINDS else 'timeline' if kind == KIND_SIGNALER else name for kind, (name, *_) in enumerate(KINDS)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import errno
 import fcntl
+import functools
 import socket
 import struct
 import termios
@@ -37,11 +38,12 @@ from ._words import Points
 
 if TYPE_CHECKING:
     from ._connection import Connection
-    from ._devices import Device
 
 # A value in bytes, its GPU objects, and points behind the work on them.
 Prepared = tuple[bytearray, list[Exported], Points]
 
+# Waits until something is done. Raises TimeoutError, CudaError.
+Wait = Callable[[Deadline], None]
 # What a whole frame takes of the room of a socket, with what the system adds, and how much room is wanted.
 _FRAME_IN_SOCKET, _WANTED_IN_SOCKET = PACKET_BYTE_LENGTH + 8192, 1 << 20
 _NO_ROOM_NOW = (errno.ENOBUFS, errno.ETOOMANYREFS, errno.ENOMEM)
@@ -51,12 +53,12 @@ _pack_header = HEADER.pack
 class Later:
     """A message that is sent when work is done."""
 
-    __slots__ = ('devices', 'on_error', 'post', 'posted', 'prepared')
+    __slots__ = ('on_error', 'post', 'posted', 'prepared', 'waits')
 
     def __init__(self, post: Callable[[Prepared], Any], on_error: Callable[[Exception], None]) -> None:
         # None again when it was sent, or given up.
         self.prepared: Optional[Prepared] = None
-        self.devices: list[Device] = []
+        self.waits: Sequence[Wait] = ()
         self.post, self.on_error = post, on_error
         self.posted: Any = None
 
@@ -80,13 +82,13 @@ class Outbox:
 
     def prepare(self, value: Any, stream: Any, deadline: Optional[Deadline] = None) -> Prepared:
         """Encodes a value and exports its GPU objects. Waits for the work on them, or returns points behind it."""
-        prepared, devices = self.encode(value, stream)
-        for device in devices:
-            wait_for_device(device, deadline or Deadline(None))
+        prepared, waits = self.encode(value, stream)
+        for wait in waits:
+            wait(deadline or Deadline(None))
         return prepared
 
-    def encode(self, value: Any, stream: Any) -> tuple[Prepared, Sequence[Device]]:
-        """As `prepare`, without waiting. Returns the devices whose work must be done before it is sent, too."""
+    def encode(self, value: Any, stream: Any) -> tuple[Prepared, Sequence[Wait]]:
+        """As `prepare`, without waiting. Returns what must be waited for before it is sent, too."""
         encoder = Encoder()
         encoder.write(value)
         if len(encoder.out) > MAX_VALUE_BYTE_LENGTH or len(encoder.objects) > MAX_VALUE_OBJECTS:
@@ -95,7 +97,7 @@ class Outbox:
         if not encoder.objects:
             return (encoder.out, [], []), ()
         exported = [export(value, self._connection) for value in encoder.objects]
-        if sum(len(one.fds) + len(one.owned) for one in exported) > PACKET_FDS:
+        if sum(len(one.fds) + len(one.owned) + (one.forward is not None) for one in exported) > PACKET_FDS:
             raise ValueError(f'the value has more than {PACKET_FDS} descriptors')
         points: Points = []
         # Events are the order themselves.
@@ -108,7 +110,9 @@ class Outbox:
                     devices.remove(device)
         for one in exported:
             one.stream = handle if one.device else None
-        return (encoder.out, exported, points), devices
+        waits: list[Wait] = [one.forward.wait for one in exported if one.forward]
+        waits += [functools.partial(wait_for_device, device) for device in devices]
+        return (encoder.out, exported, points), waits
 
     def send_at_once(self, prepared: Prepared) -> bool:
         """Sends a value without objects in one frame, with what is released. Returns False if that is not possible now."""
@@ -154,18 +158,23 @@ class Outbox:
             if kind == FRAME_VALUE and connection.readiness.are_values_ignored:
                 raise connection.readiness.not_received()
             exports = connection.exports
-            first, shares = exports.next, [(one, one.owned) for one in exported if one.owned]
+            first = exports.next
+            shares: list[tuple[Exported, list[int]]] = []
             if exported:
                 body += pack_double(first)
                 for one in exported:
+                    links = [one.forward.take()] if one.forward else []
                     write_length(body, len(one.owned) + len(one.fds))
-                    body.append(0)
+                    body.append(len(links))
                     write_length(body, len(one.fields))
                     body += one.fields
                     fds += one.owned
                     fds += one.fds
-                    owned += one.owned
-                    one.owned = []
+                    fds += links
+                    own, one.owned = one.owned + links, []
+                    if own:
+                        owned += own
+                        shares.append((one, own))
                     exports.add(one)
             self._send_page()
             releases = self._take_releases(body, points)
@@ -202,10 +211,10 @@ class Outbox:
         """Encodes a value now, and has `post` send it when the work on it is done, in the order of the calls. Does not wait."""
         later = Later(post, on_error)
         try:
-            prepared, devices = self.encode(value, stream)
+            prepared, waits = self.encode(value, stream)
             with signals, self._connection.mutex:
-                if self._later or devices:
-                    later.prepared, later.devices = prepared, list(devices)
+                if self._later or waits:
+                    later.prepared, later.waits = prepared, waits
                     self._later.append(later)
                     if len(self._later) == 1:
                         threading.Thread(target=self._send_later, name='cuffi sends', daemon=True).start()
@@ -220,8 +229,8 @@ class Outbox:
             later = self._later[0]
             error: Optional[Exception] = None
             try:
-                for device in later.devices:
-                    device.synchronize()
+                for wait in later.waits:
+                    wait(Deadline(None))
             except Exception as failed:
                 error = failed
             with self._connection.mutex:
