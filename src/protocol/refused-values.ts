@@ -184,7 +184,13 @@ function* values(writer: PlainWriter): Iterable<Vector> {
     [{ repeat: tagged('array', length(1)), times: depth - 1 }, tagged('array', length(0))],
     EXCEEDED,
   );
-  yield refused('too many parts', many('array', hole, writer.limit('valueParts')), EXCEEDED);
+  const most = writer.limit('valueParts');
+  yield refused('too many parts', many('array', hole, most), EXCEEDED);
+  yield refused(
+    'too many parts, of which the last is no hole',
+    [tagged('array', length(most)), { repeat: hole, times: most - 1 }, value(null)],
+    EXCEEDED,
+  );
   yield refused(
     'too many GPU objects',
     many('array', tagged('gpuObject'), writer.limit('valueObjects') + 1),
