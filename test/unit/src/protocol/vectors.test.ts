@@ -14,7 +14,7 @@ import { readVectors, type Vector, vectorFolder, vectorHash } from '../../../sup
 import { failuresOf } from './run-vectors.ts';
 
 /** Vectors of a released version are never edited: a change here adds to them. */
-const HASH = '7a5ce122dc1ac6816c7c60d7bc55d7c9ac49303c5d3e38cbdc42d1a378aba60b';
+const HASH = 'fde0efb660fb79da62e893f451f181ed70e89870335555b0178410b59ee6dd0a';
 
 const files = [...vectors(readFacts()).keys()].map((path) => path.replace('test/protocol/', ''));
 const fixtures = fileURLToPath(new URL('../../../ipc/fixtures/', import.meta.url));
