@@ -144,55 +144,57 @@ class Connection:
     # ---- Reading ----
 
     def wait(self, is_done: Callable[[], bool], deadline: Deadline, what: Any, kind: int = 0) -> None:
-        """Waits in this thread, and reads meanwhile. Raises TimeoutError.
+        """Waits in this thread, and reads meanwhile. Raises TimeoutError. The caller puts off signals.
 
         :param kind: FRAME_VALUE or FRAME_REQUEST, if that is what it waits for
         """
-        begun, mutex, looks, waiting_for = time.monotonic(), self.mutex, 0, self.readiness.waiting_for
-        with signals:
-            wake = signals.wake_by(self.kick)
-            if kind:
-                self.readiness.begin(kind)
-            with mutex:
-                self._waiting += 1
-                waiting_for[kind] += 1
-                if self.is_read and self.readiness.is_stuck:
-                    # The thread that reads must refuse them in time.
-                    self.kick()
-            try:
-                while True:
+        mutex, readiness, looks = self.mutex, self.readiness, 0
+        if kind:
+            readiness.begin(kind)
+        with mutex:
+            if is_done():
+                return
+            self._waiting += 1
+            readiness.waiting_for[kind] += 1
+            if self.is_read and readiness.is_stuck:
+                # The thread that reads must refuse them in time.
+                self.kick()
+        begun, wake = time.monotonic(), signals.wake_by(self.kick)
+        try:
+            while True:
+                if signals.came:
                     signals.check()
-                    with mutex:
-                        if is_done():
-                            return
-                        left = deadline.left_or_none()
-                        if left is None and looks >= _MAX_LOOKS:
-                            deadline.left(what)
-                        if self.is_read or self.is_socket_closed:
-                            if self._is_read_by_own_thread or left is None:
-                                self.kick()
-                            looks += left is None
-                            self.cond.wait(0.01 if left is None else min(left, 0.05))
-                            continue
-                        self.is_read = True
-                    try:
-                        # What has arrived is looked at even if no time is left.
-                        if not self._step(left or 0, self.busy_poll_s) and left is None:
-                            looks = _MAX_LOOKS
-                    finally:
-                        with mutex:
-                            self.is_read = False
-                            if self._waiting > 1:
-                                # It may have come for them.
-                                self.cond.notify_all()
-            finally:
-                signals.wake_by(wake)
                 with mutex:
-                    self._waiting -= 1
-                    waiting_for[kind] -= 1
-                    self._last_wait = time.monotonic()
-                    if self._waiting or self._last_wait - begun > 0.02:
-                        self.cond.notify_all()
+                    if is_done():
+                        return
+                    left = deadline.left_or_none()
+                    if left is None and looks >= _MAX_LOOKS:
+                        deadline.left(what)
+                    if self.is_read or self.is_socket_closed:
+                        if self._is_read_by_own_thread or left is None:
+                            self.kick()
+                        looks += left is None
+                        self.cond.wait(0.01 if left is None else min(left, 0.05))
+                        continue
+                    self.is_read = True
+                try:
+                    # What has arrived is looked at even if no time is left.
+                    if not self._step(left or 0, self.busy_poll_s) and left is None:
+                        looks = _MAX_LOOKS
+                finally:
+                    with mutex:
+                        self.is_read = False
+                        if self._waiting > 1:
+                            # It may have come for them.
+                            self.cond.notify_all()
+        finally:
+            signals.wake_by(wake)
+            with mutex:
+                self._waiting -= 1
+                readiness.waiting_for[kind] -= 1
+                self._last_wait = time.monotonic()
+                if self._waiting or self._last_wait - begun > 0.02:
+                    self.cond.notify_all()
 
     def _run(self) -> None:
         """Reads while nobody waits, so that what the other end gives back is freed."""

@@ -49,9 +49,10 @@ def map_once(key: tuple[Any, ...], version: int, make: Callable[[], Mapping], fd
                 raise
             mapping.key, mapping.version, mapping.fds = key, version, kept
             mappings[key] = mapped_at[mapping.base] = mapping
+            # Before there is anything to release.
+            releases_of(mapping.device).start()
         elif mapping.version != version:
             raise IpcError('an earlier allocation with the same handle is still open here: close its arrays first')
-        releases_of(mapping.device).start()
         with locks.state:
             mapping.users += 1
         return mapping

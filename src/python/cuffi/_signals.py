@@ -30,7 +30,9 @@ class _Signals:
         # The handlers of the program: all that were found last, and those that are functions.
         self._found: tuple[Any, ...] = ()
         self._handlers: dict[int, Any] = {}
-        self._came: list[tuple[Any, int, Any]] = []
+        self._numbers: list[int] = []
+        # What came meanwhile, in order.
+        self.came: list[tuple[Any, int, Any]] = []
         self._wake: Optional[Callable[[], None]] = None
         self._put_off = self._on_signal
 
@@ -41,12 +43,13 @@ class _Signals:
             found = tuple(map(_get, _NUMBERS))
             if found != self._found:
                 self._handlers = {number: handler for number, handler in zip(_NUMBERS, found) if callable(handler)}
+                self._numbers = list(self._handlers)
                 self._found = found
             try:
-                for number in self._handlers:
+                for number in self._numbers:
                     _set(number, self._put_off)
             except BaseException:
-                self._restore(list(self._handlers))
+                self._restore(self._numbers)
                 raise
         self._depth += 1
 
@@ -58,15 +61,15 @@ class _Signals:
             return
         # Its last instruction that a handler cannot end is the first one here that sets one back.
         self._depth = 0
-        self._restore(list(self._handlers))
-        if self._came:
+        self._restore(self._numbers)
+        if self.came:
             self._deliver()
 
     def abandon(self) -> None:
         """In a child by fork: the call that has put them off is another thread's, which the child has not."""
         self._main = threading.main_thread().ident
-        self._depth, self._came, self._wake = 0, [], None
-        self._restore(list(self._handlers))
+        self._depth, self.came, self._wake = 0, [], None
+        self._restore(self._numbers)
 
     def _restore(self, numbers: list[int]) -> None:
         if numbers:
@@ -79,18 +82,18 @@ class _Signals:
                     self._restore(numbers[:-1])
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._came.append((self._handlers.get(number), number, frame))
+        self.came.append((self._handlers.get(number), number, frame))
         if self._wake:
             self._wake()
 
     def check(self) -> None:
         """Runs the handlers of what came. They may raise."""
-        if self._came and get_ident() == self._main:
+        if self.came and get_ident() == self._main:
             self._deliver()
 
     def _deliver(self) -> None:
-        if self._came:
-            handler, number, frame = self._came.pop(0)
+        if self.came:
+            handler, number, frame = self.came.pop(0)
             try:
                 if handler:
                     handler(number, frame)
