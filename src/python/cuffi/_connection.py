@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Optional
@@ -15,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from ._deadlines import Deadline
 from ._errors import ClosedError, CuffiError, IpcError, PeerGoneError
 from ._exports import Exports
-from ._files import FD_SPACE, RECEIVE_FLAGS, close_fds, credentials, received_fds, start_closing
+from ._files import FD_SPACE, RECEIVE_FLAGS, close_fds, received_fds, start_closing
 from ._frames import FrameReader, hello
 from ._imports import Imports
 from ._inbox import Inbox
 from ._order import Order
 from ._outbox import Outbox
-from ._process import has_failed, start_time_of
+from ._peer_process import PeerProcess
+from ._process import has_failed
 from ._protocol import CONTROL_CLOSING, CONTROL_DONE, FRAME_CONTROL, PACKET_BYTE_LENGTH
 from ._readiness import Readiness
 from ._signals import signals
@@ -41,7 +40,6 @@ _MAX_LOOKS = 3
 # As in Node: only the end of the process tells a crash from a close.
 _MAX_EXIT_S = 2.0
 _POLLIN, _POLLOUT = select.POLLIN, select.POLLOUT
-_SO_PEERPIDFD = 77
 # As int: the flags of `socket` are slow.
 _TRUNCATED, _FDS_TRUNCATED = int(socket.MSG_TRUNC), int(socket.MSG_CTRUNC)
 
@@ -56,8 +54,6 @@ class Connection:
 
     def __init__(self, sock: socket.socket, allow_other_users: bool) -> None:
         start_closing()
-        self.pid, self.uid, self.gid = credentials(sock)
-        self.name = f'process {self.pid}' if self.pid else 'a process of another pid namespace'
         self.allow_other_users = allow_other_users
         self._socket, self._fd = sock, sock.fileno()
         sock.setblocking(False)
@@ -69,8 +65,8 @@ class Connection:
         self._poll_events = 0
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.poll.register(self._wake_read, _POLLIN)
-        self._pidfd = self._watch_process()
-        self.started = start_time_of(self.pid) if self.pid else 0
+        self._process = process = PeerProcess(sock, self.poll)
+        self.pid, self.uid, self.gid, self.name, self.started = process.pid, process.uid, process.gid, process.name, process.started
         # Who reads.
         self.is_read = self._is_read_by_own_thread = self._is_kicked = False
         self._waiting, self._last_wait = 0, 0.0
@@ -99,44 +95,16 @@ class Connection:
             raise IpcError(f'a connection needs a thread: {error}') from None
         connections.add(self)
 
-    def _watch_process(self) -> int:
-        """A descriptor of the other process, unlike whose number it never comes to mean another one."""
-        try:
-            pidfd = struct.unpack('i', self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
-        except OSError:
-            try:
-                pidfd = os.pidfd_open(self.pid) if self.pid else -1
-            except (AttributeError, OSError):
-                pidfd = -1
-        if pidfd >= 0:
-            self.poll.register(pidfd, _POLLIN)
-        # Without one, for lack of the system or as the process is gone, the socket tells.
-        return pidfd
-
     def end_of_process(self) -> int:
         """A new descriptor that can be read once the other process has ended; -1 if it has. Raises OSError if there is none."""
-        with self._wake_lock:
-            if self._pidfd >= 0:
-                return os.dup(self._pidfd)
-        if self.is_gone:
-            return -1
-        if not self.started or not hasattr(os, 'pidfd_open'):
-            raise OSError(errno.ENOSYS, 'the end of the process cannot be observed')
-        try:
-            pidfd = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return -1
-        # The number may have come to be that of another process.
-        if start_time_of(self.pid) == self.started:
-            return pidfd
-        os.close(pidfd)
-        return -1
+        return self._process.end(self.is_gone)
 
     def _close_own_fds(self) -> None:
         self.order.close_page_fd()
+        self._process.close()
         with self._wake_lock:
-            fds = (self._pidfd, self._wake_read, self._wake_write)
-            self._pidfd = self._wake_read = self._wake_write = -1
+            fds = (self._wake_read, self._wake_write)
+            self._wake_read = self._wake_write = -1
             for fd in fds:
                 if fd >= 0:
                     os.close(fd)
@@ -266,7 +234,7 @@ class Connection:
                     with self._wake_lock:
                         os.read(fd, 4096)
                         self._is_kicked = False
-                elif fd == self._pidfd:
+                elif fd == self._process.pidfd:
                     self._on_gone()
                 elif fd in self.exports.forwarded:
                     self.poll.unregister(fd)
@@ -433,7 +401,7 @@ class Connection:
         """The end of a process comes soon after that of its socket, and tells more."""
         if self.is_gone or self._gone_until is not None:
             return
-        if self.is_closing or self._pidfd < 0:
+        if self.is_closing or self._process.pidfd < 0:
             self._on_closed()
         else:
             self._gone_until = time.monotonic() + _MAX_EXIT_S
@@ -451,7 +419,7 @@ class Connection:
                 )
             )
         self._close_socket()
-        if self._pidfd < 0:
+        if self._process.pidfd < 0:
             self._on_gone()
 
     def _on_gone(self) -> None:
@@ -459,8 +427,8 @@ class Connection:
         if self.is_gone:
             return
         self.is_gone, self._gone_until = True, None
-        if self._pidfd >= 0:
-            self.poll.unregister(self._pidfd)
+        if self._process.pidfd >= 0:
+            self.poll.unregister(self._process.pidfd)
         while not self.is_socket_closed and self._read():
             pass
         waits = self.order.abandon_waits()
@@ -500,6 +468,7 @@ class Connection:
         self._waiting, self.is_read = 0, False
         self.outbox.abandon()
         self._socket.close()
+        self._process.abandon()
         self._close_own_fds()
 
     def drain_at_exit(self) -> None:
