@@ -3,6 +3,7 @@
  *
  *     node --import ./test/support/tsx-if-needed.mjs test/support/run.ts --in=unit,abi [word ...]
  *       [--test-concurrency=N] [--test-name-pattern=REGEX] [--test-timeout=MS] [--compare | --record]
+ *       [--verbose]
  *
  * Words keep only the files whose path contains one of them. Each of those runs in a process of its own;
  * without words, on the emulated driver, quick files share some (groups.ts). The driver is the emulated one unless
@@ -12,6 +13,7 @@
  * A file that takes longer than `--test-timeout` is killed, and every process that it has started
  * with it, as is what a file leaves behind (in-group.sh). `--compare` fails where tests
  * have vanished, or other tests were skipped than test/expected.json says; `--record` writes it.
+ * `--verbose` prints every test and what it prints, as node does.
  */
 import { spawnSync } from 'node:child_process';
 import { setMaxListeners } from 'node:events';
@@ -28,6 +30,7 @@ import { groupFiles } from './groups.ts';
 import { isSoak, iterations } from './iterations.ts';
 import { compile } from './kernels.ts';
 import { COMPILED } from './program.ts';
+import { Reporter } from './reporter.ts';
 
 /** What a whole run must look like. */
 const EXPECTED = 'test/expected.json';
@@ -40,6 +43,7 @@ const { values: given, positionals: words } = parseArgs({
     in: { type: 'string', default: '' },
     compare: { type: 'boolean' },
     record: { type: 'boolean' },
+    verbose: { type: 'boolean' },
     'test-concurrency': { type: 'string' },
     'test-name-pattern': { type: 'string', multiple: true },
     'test-timeout': { type: 'string' },
@@ -102,6 +106,9 @@ const events = run({
   ...(namePatterns === undefined ? {} : { testNamePatterns: namePatterns }),
 });
 
+if (given.verbose) events.compose(new spec()).pipe(process.stdout);
+else new Reporter(process.stdout, filesOf).listen(events);
+
 let ran = 0;
 const empty: string[] = [];
 const report: Report = { ran: {}, skipped: [] };
@@ -162,8 +169,6 @@ process.on('exit', () => {
     if (said.length > 0) fail([`not as ${EXPECTED} says (--record):`, ...said].join('\n  '));
   }
 });
-
-events.compose(new spec()).pipe(process.stdout);
 
 /** Writes a module for each group of files, in place of theirs. The groups, which are short, come last. */
 function shareProcesses(): void {
