@@ -3,13 +3,13 @@ import assert from 'node:assert/strict';
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
-import { join, relative } from 'node:path';
+import { dirname, join, relative } from 'node:path';
 import { PassThrough } from 'node:stream';
 import { describe, type run as runFiles, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { differences, expectedFrom, type Report, type Skip } from '../support/expected.ts';
 import { until } from '../support/iterations.ts';
-import { programFile } from '../support/program.ts';
+import { COMPILED, programFile } from '../support/program.ts';
 import { type Output, Reporter } from '../support/reporter.ts';
 
 /** Whether a process runs; one that has ended may still be waited for by its parent. */
@@ -32,8 +32,9 @@ class Planted implements Disposable {
   readonly folder: string;
 
   constructor() {
-    mkdirSync(join(root, '.out'), { recursive: true });
-    this.folder = mkdtempSync(join(root, '.out/planted-'));
+    const out = process.env[COMPILED] || join(root, '.out');
+    mkdirSync(out, { recursive: true });
+    this.folder = mkdtempSync(join(out, 'planted-'));
   }
 
   /** As `--in` has it. */
@@ -61,11 +62,15 @@ class Planted implements Disposable {
 }
 
 /** Starts the runner. */
-function start(folder: string, ...args: string[]): ChildProcess {
+function start(
+  folder: string,
+  args: readonly string[],
+  more: NodeJS.ProcessEnv = {},
+): ChildProcess {
   const { NODE_TEST_CONTEXT: _, ...env } = process.env;
   return spawn(process.execPath, [...options, runner.path, `--in=${folder}`, ...args], {
     cwd: root,
-    env: { ...env, CUFFI_DRIVER: 'emulated' },
+    env: { ...env, CUFFI_DRIVER: 'emulated', ...more },
     stdio: ['ignore', 'pipe', 'pipe'],
     timeout: DEADLINE_MS,
     killSignal: 'SIGKILL',
@@ -77,7 +82,7 @@ async function run(
   folder: string,
   ...args: string[]
 ): Promise<{ code: number | null; output: string }> {
-  const child = start(folder, ...args);
+  const child = start(folder, args);
   let output = '';
   for (const stream of [child.stdout, child.stderr])
     stream?.setEncoding('utf8').on('data', (text: string) => {
@@ -126,7 +131,8 @@ describe('the runner', { concurrency: 2 }, () => {
   test('killed itself, leaves nothing that runs', async () => {
     using planted = new Planted();
     planted.write('waits.test.ts', hanging(planted.path('pids'), WAITS));
-    const child = start(planted.name);
+    // It can't remove its folders.
+    const child = start(planted.name, [], { TMPDIR: planted.folder });
     const pids = await planted.pids('pids');
     child.kill('SIGKILL');
     await until(() => !pids.some(isRunning));
@@ -141,6 +147,38 @@ describe('the runner', { concurrency: 2 }, () => {
     const { code, output } = await run(planted.name);
     assert.equal(code, 0, output);
     assert.deepEqual((await planted.pids('pids')).filter(isRunning), []);
+  });
+
+  test('fails where a file has left files or processes, lists them, and removes them', async () => {
+    using planted = new Planted();
+    planted.write(
+      'leaves.test.ts',
+      `import { spawn } from 'node:child_process';
+      import { mkdirSync, renameSync, writeFileSync } from 'node:fs';
+      import { tmpdir } from 'node:os';
+      test('leaves', () => {
+        writeFileSync(tmpdir() + '/forgotten', '');
+        mkdirSync(process.env.XDG_RUNTIME_DIR + '/cuffi');
+        writeFileSync(process.env.XDG_RUNTIME_DIR + '/cuffi/socket', '');
+        const child = spawn('sleep', ['1001'], { detached: true, stdio: 'ignore' });
+        child.unref();
+        const name = '${planted.path('left')}';
+        writeFileSync(name + '.new', JSON.stringify([tmpdir(), child.pid]));
+        renameSync(name + '.new', name);
+      });`,
+    );
+    const { code, output } = await run(planted.name);
+    const [temporary, pid] = await planted.pids('left');
+    assert.equal(code, 1, output);
+    assert.match(
+      output,
+      new RegExp(
+        'run.ts: left behind:\n  TMPDIR/forgotten\n  XDG_RUNTIME_DIR/cuffi/socket\n' +
+          `  process ${pid}: sleep 1001 \n`,
+      ),
+    );
+    await until(() => !isRunning(pid as number));
+    assert.equal(existsSync(dirname(String(temporary))), false);
   });
 
   test('fails where a folder is missing or empty, and where a `todo` fails', async () => {
