@@ -1,5 +1,13 @@
 /** The folders that a run of the tests gives its processes, and what those leave behind. */
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync } from 'node:fs';
+import {
+  chmodSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join, relative } from 'node:path';
 
@@ -13,13 +21,17 @@ export class RunFolders implements Disposable {
     const outside = tmpdir();
     // The path of a socket has 107 bytes at most, so this one is short.
     this.#base = mkdtempSync(join(outside, 'cuffi-'));
-    for (const folder of Object.values(this.environment)) mkdirSync(folder, { mode: 0o700 });
+    const { TMPDIR, XDG_RUNTIME_DIR } = this.environment;
+    mkdirSync(XDG_RUNTIME_DIR, { mode: 0o700 });
+    // Some tests are two users, as who may both write to /tmp.
+    mkdirSync(TMPDIR);
+    chmodSync(TMPDIR, 0o1777);
+    chmodSync(this.#base, 0o711);
     // What tsx has compiled is of use to the next run.
     const [compiled = ''] = readdirSync(outside).filter(
       (name) => name === `tsx-${process.geteuid?.()}`,
     );
-    if (compiled !== '')
-      symlinkSync(join(outside, compiled), join(this.environment.TMPDIR, compiled));
+    if (compiled !== '') symlinkSync(join(outside, compiled), join(TMPDIR, compiled));
   }
 
   get environment(): { readonly TMPDIR: string; readonly XDG_RUNTIME_DIR: string } {

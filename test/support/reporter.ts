@@ -34,6 +34,8 @@ const INTERVAL_MS = 10_000;
 /** Runs with fewer files need no line for each tenth of them. */
 const FEW_FILES = 20;
 const LONGEST = 10;
+/** Node prints the line where an error was thrown, which is the whole program where that is minified. */
+const LONG_LINE = /^(.{500}).+/gm;
 
 export class Reporter {
   readonly #output: Output;
@@ -138,7 +140,8 @@ export class Reporter {
     this.#print(`\n${title}\n  ${place}\n${indented(detailsOf(error))}\n\n`);
   }
 
-  #said({ file, message }: { readonly file?: string; readonly message: string }): void {
+  #said({ file, message: text }: { readonly file?: string; readonly message: string }): void {
+    const message = text.replace(LONG_LINE, '$1 ...');
     const path = this.#pathOf(file) ?? '';
     const kept = this.#kept.get(path);
     if (this.#shown.has(path)) this.#print(message);
