@@ -136,6 +136,7 @@ describe('the runner', { concurrency: 2 }, () => {
     const pids = await planted.pids('pids');
     child.kill('SIGKILL');
     await until(() => !pids.some(isRunning));
+    assert.equal(pids.length, 2);
   });
 
   test('kills what a file leaves behind', async () => {
