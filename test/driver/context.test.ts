@@ -13,6 +13,7 @@ import {
   Stream,
   VirtualMemory,
 } from '../../src/index.ts';
+import { turns } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 
 /** A context of another library, current on this thread. */
@@ -42,7 +43,9 @@ describe('Context', () => {
       const context = Context.primary();
       context.memoryInfo();
       assert.equal(currentHandle(), foreign);
-      assert.throws(() => DeviceBuffer.allocate(2 ** 46, { context }));
+      assert.throws(() => DeviceBuffer.allocate(2 ** 46, { context }), {
+        code: 'CUDA_ERROR_OUT_OF_MEMORY',
+      });
       assert.equal(currentHandle(), foreign);
       const borrowed = Context.current();
       assert.equal(borrowed?.handle, foreign);
@@ -82,7 +85,7 @@ describe('Context', () => {
     const waiting = context.synchronize().then(() => {
       synchronized = true;
     });
-    await new Promise((resolve) => setTimeout(resolve, 20));
+    await turns();
     assert.equal(synchronized, false);
     latch.open();
     await waiting;

@@ -13,7 +13,7 @@ import {
   VirtualMemory,
 } from '../../src/index.ts';
 import { formatBytes } from '../../src/validate.ts';
-import { until } from '../support/iterations.ts';
+import { turns, until } from '../support/iterations.ts';
 import { Latch, LatchWord } from '../support/latch.ts';
 import { startProgram } from '../support/program.ts';
 
@@ -73,7 +73,7 @@ describe('the release queue', () => {
     for (const buffer of buffers) buffer.fill(1, { stream: held.first });
     for (const buffer of buffers) buffer.close();
     assert.deepEqual(context.pendingReleases, { count: 12, byteLength: 48 * MIB });
-    await new Promise((resolve) => setTimeout(resolve, 10));
+    await turns();
     assert.equal(context.pendingReleases.count, 12);
     await held.handOver();
     await until(() => context.pendingReleases.count === 0);

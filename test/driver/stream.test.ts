@@ -9,7 +9,7 @@ import {
   toDevice,
   toDeviceSync,
 } from '../../src/index.ts';
-import { until } from '../support/iterations.ts';
+import { turns, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 
 describe('Stream', () => {
@@ -283,7 +283,7 @@ describe('waits that sleep', () => {
       await stream.synchronize();
       ended += 1;
     });
-    await new Promise((resolve) => setTimeout(resolve, 30));
+    await turns();
     assert.equal(ended, 0);
     latch.open();
     await Promise.all(waiting);
@@ -316,7 +316,7 @@ describe('waits that sleep', () => {
       note('second', second.synchronize()),
       note('event', event.synchronize()),
     ];
-    await new Promise((resolve) => setTimeout(resolve, 20));
+    await turns();
     assert.deepEqual(ended, []);
     two.open();
     await Promise.all(waits.slice(1));
@@ -336,11 +336,11 @@ describe('waits that sleep', () => {
     const waiting = stream.synchronize().then(() => {
       isDone = true;
     });
-    await new Promise((resolve) => setTimeout(resolve, 20));
+    await turns();
     second.hold(stream);
     buffer.fill(3, { stream });
     first.open();
-    await new Promise((resolve) => setTimeout(resolve, 20));
+    await turns();
     assert.equal(isDone, false);
     second.open();
     await waiting;

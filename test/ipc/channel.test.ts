@@ -11,7 +11,7 @@ import {
   type ProducerSlot,
 } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
-import { iterations, spinUntil, until } from '../support/iterations.ts';
+import { iterations, spinUntil, turns, until } from '../support/iterations.ts';
 import { loadKernels } from '../support/kernels.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
@@ -115,7 +115,7 @@ describe('a channel between processes', () => {
       await produce(channel, stream, 1);
       await other.ask({ do: 'begin', count: 1 });
       const seen = other.ask<Seen>({ do: 'seen' });
-      assert.equal(await Promise.race([seen, sleep(50)]), 'slept');
+      assert.equal(await Promise.race([seen, turns().then(() => 'waits')]), 'waits');
       latch.open();
       assert.deepEqual((await seen).messages, [0]);
       await produce(channel, stream, 1);
@@ -239,6 +239,7 @@ describe('a channel between processes', () => {
     await other.ask({ do: 'close' });
     await produce(channel, stream, 8);
     await until(() => channel.consumers === 0);
+    assert.equal(channel.published, 12);
   });
 
   test('a consumer drains what a producer published before it ended', options, async () => {
@@ -492,5 +493,4 @@ async function consumerOf(
   return other.ask<ChannelConsumer>({ do: 'create', options: init });
 }
 
-const sleep = (ms: number): Promise<string> =>
-  new Promise((resolve) => setTimeout(() => resolve('slept'), ms));
+const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));

@@ -28,7 +28,7 @@ import {
 import { MAX_FORWARDS_IN_PROGRESS } from '../../src/ipc/lease/forward.ts';
 import { nextLoopIteration } from '../../src/poller.ts';
 import { onHardware } from '../support/driver.ts';
-import { iterations, until } from '../support/iterations.ts';
+import { iterations, turns, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { valuesOf } from '../support/layouts.ts';
 import {
@@ -257,7 +257,7 @@ describe('leases', () => {
     await ask(child, { do: 'hold' });
     assert.equal(await ask(child, { do: 'copy', buffer }), false);
     const returned = leases.returned(buffer, { timeoutMs: 20_000 });
-    assert.equal(await Promise.race([returned, delay(50, 'waits')]), 'waits');
+    assert.equal(await Promise.race([returned, turns().then(() => 'waits')]), 'waits');
     await kill(child);
     await returned;
   });

@@ -34,7 +34,7 @@ import {
 } from '../../src/ipc/index.ts';
 import { companionPath } from '../../src/python/companion.ts';
 import { onHardware } from '../support/driver.ts';
-import { iterations, until } from '../support/iterations.ts';
+import { iterations, turns, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { comesBackTo, processState } from '../support/process-state.ts';
 import { killed, startProgram } from '../support/program.ts';
@@ -304,12 +304,12 @@ describe('the companion for Python', options, () => {
         // It comes back before the work is done, and this stream waits for Python's.
         using back = await received;
         const copied = back.copyToHost(undefined, { stream: other });
-        await delay(20);
+        await turns();
         assert.equal(other.done, false);
         latch.open();
         assert.deepEqual(new Set(await copied), new Set([7]));
       } else {
-        assert.equal(await Promise.race([received, delay(50, 'late')]), 'late');
+        assert.equal(await Promise.race([received, turns().then(() => 'late')]), 'late');
         latch.open();
         using back = await received;
         assert.deepEqual(new Set(await back.copyToHost()), new Set([7]));

@@ -2,12 +2,11 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { after, describe, test } from 'node:test';
-import { setTimeout as delay } from 'node:timers/promises';
 import { createMemfd, isOpenFd, libc } from '../../ffi/linux/libc.ts';
 import { Stream } from '../../src/index.ts';
 import { Timeline } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
-import { iterations, spinUntil } from '../support/iterations.ts';
+import { iterations, spinUntil, turns } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { killed } from '../support/program.ts';
 import { placements, SharedProcesses, StepProcess } from './fixtures/steps.ts';
@@ -196,7 +195,7 @@ describe('a timeline between processes', () => {
       assert.equal(stream.done, false);
       await killed(other.child.process);
       await stream.synchronize();
-      await delay(100);
+      await turns();
       assert.equal(isOpenFd(memory), true);
       for (const fd of new Set([memory, taken])) libc.close(fd);
     },

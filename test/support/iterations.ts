@@ -40,6 +40,15 @@ export async function until(condition: () => boolean): Promise<void> {
 }
 
 /**
+ * Lets the event loop turn: what has not happened by then does not. Each turn waits for a timer, as cuffi's
+ * poller does, so that a slow machine gives both as many.
+ */
+export async function turns(count = 10): Promise<void> {
+  for (let turn = 0; turn < count; turn += 1)
+    await new Promise((resolve) => setTimeout(resolve, 1));
+}
+
+/**
  * Waits until `condition` holds, for ten seconds at most, without a turn of the event loop: as a call of
  * the driver that blocks.
  */

@@ -131,14 +131,16 @@ const programs = (): string[] => [
  * Compiles test files, and the programs of tests unless they are compiled already, at once, which is
  * quicker than each of them compiling what it imports.
  *
+ * @param within the folder where the programs are compiled already: that of the runner which runs the
+ *   test that has started this one. It is removed even if this one is killed.
  * @returns the folder, which the caller removes, and the compiled file of each
  */
 export async function compile(
   files: readonly string[],
-  withPrograms: boolean,
+  within: string | undefined,
 ): Promise<{ readonly folder: string; readonly compiled: readonly string[] }> {
-  mkdirSync(OUT, { recursive: true });
-  const folder = mkdtempSync(join(OUT, 'test-'));
+  mkdirSync(within ?? OUT, { recursive: true });
+  const folder = mkdtempSync(join(within ?? OUT, 'test-'));
   // Every program with kernels loads this file, and none of them the compiler.
   const { build } = await import('esbuild');
   const options: BuildOptions = {
@@ -161,7 +163,7 @@ export async function compile(
       entryPoints: [...files],
       splitting: true,
     }),
-    ...(withPrograms
+    ...(within === undefined
       ? [
           // One file each, and a short one: a program is started so often that reading would take much of the time.
           build({ ...options, entryPoints: programs(), minifyWhitespace: true }),

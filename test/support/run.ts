@@ -3,6 +3,7 @@
  *
  *     node --import ./test/support/tsx-if-needed.mjs test/support/run.ts --in=unit,abi [word ...]
  *       [--test-concurrency=N] [--test-name-pattern=REGEX] [--test-timeout=MS] [--compare | --record]
+ *       [--verbose]
  *
  * Words keep only the files whose path contains one of them. Each of those runs in a process of its own;
  * without words, on the emulated driver, quick files share some (groups.ts). The driver is the emulated one unless
@@ -10,8 +11,10 @@
  * has no test file, when a file holds no test, when no test ran, when a `todo` fails.
  *
  * A file that takes longer than `--test-timeout` is killed, and every process that it has started
- * with it, as is what a file leaves behind (in-group.sh). `--compare` fails where tests
+ * with it, as is what a file leaves behind (in-group.sh). A run fails whose files have left anything in
+ * TMPDIR or XDG_RUNTIME_DIR, which are its own, or a process outside its group. `--compare` fails where tests
  * have vanished, or other tests were skipped than test/expected.json says; `--record` writes it.
+ * `--verbose` prints every test and what it prints, as node does.
  */
 import { spawnSync } from 'node:child_process';
 import { setMaxListeners } from 'node:events';
@@ -27,7 +30,9 @@ import { differences, type Expected, expectedFrom, type Report } from './expecte
 import { groupFiles } from './groups.ts';
 import { isSoak, iterations } from './iterations.ts';
 import { compile } from './kernels.ts';
+import { RunFolders } from './leftovers.ts';
 import { COMPILED } from './program.ts';
+import { Reporter } from './reporter.ts';
 
 /** What a whole run must look like. */
 const EXPECTED = 'test/expected.json';
@@ -40,6 +45,7 @@ const { values: given, positionals: words } = parseArgs({
     in: { type: 'string', default: '' },
     compare: { type: 'boolean' },
     record: { type: 'boolean' },
+    verbose: { type: 'boolean' },
     'test-concurrency': { type: 'string' },
     'test-name-pattern': { type: 'string', multiple: true },
     'test-timeout': { type: 'string' },
@@ -70,7 +76,7 @@ const stop = new AbortController();
 setMaxListeners(0, stop.signal);
 for (const signal of ['SIGINT', 'SIGTERM'] as const) process.once(signal, () => stop.abort());
 
-const { folder, compiled } = await compile(files, !process.env[COMPILED]);
+const { folder, compiled } = await compile(files, process.env[COMPILED] || undefined);
 /** What each process runs: a test file, or the files of a group. */
 const filesOf = new Map(
   files.map((file, at): [string, readonly string[]] => [compiled[at] as string, [file]]),
@@ -90,6 +96,8 @@ findPython();
 // Node reads such certificates at each start, which takes longer than all the rest of it. No test needs them.
 delete process.env['NODE_EXTRA_CA_CERTS'];
 process.env['CUFFI_TEST_SECONDS'] = String(seconds);
+const folders = new RunFolders();
+Object.assign(process.env, folders.environment);
 // What node's runner starts each file with: it has no option for that, and its own time limit is
 // one of files in some versions, and of tests in others.
 process.execPath = fileURLToPath(new URL('in-group.sh', import.meta.url));
@@ -101,6 +109,9 @@ const events = run({
   concurrency: concurrency === undefined ? availableParallelism() + 1 : Number(concurrency),
   ...(namePatterns === undefined ? {} : { testNamePatterns: namePatterns }),
 });
+
+if (given.verbose) events.compose(new spec()).pipe(process.stdout);
+else new Reporter(process.stdout, filesOf).listen(events);
 
 let ran = 0;
 const empty: string[] = [];
@@ -146,7 +157,11 @@ function count(file = ''): void {
 // All is reported and written once nothing is left to do.
 process.on('exit', () => {
   rmSync(folder, { recursive: true, force: true });
+  const left = folders.left();
+  folders[Symbol.dispose]();
+  // Where a test has failed, that is why.
   if (process.exitCode) return;
+  if (left.length > 0) fail(['left behind:', ...left].join('\n  '));
   // node only knows of a group as a whole.
   const seen = new Set([...Object.keys(report.ran), ...report.skipped.map(({ file }) => file)]);
   for (const sources of filesOf.values())
@@ -162,8 +177,6 @@ process.on('exit', () => {
     if (said.length > 0) fail([`not as ${EXPECTED} says (--record):`, ...said].join('\n  '));
   }
 });
-
-events.compose(new spec()).pipe(process.stdout);
 
 /** Writes a module for each group of files, in place of theirs. The groups, which are short, come last. */
 function shareProcesses(): void {

@@ -3,12 +3,14 @@ import assert from 'node:assert/strict';
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
-import { join, relative } from 'node:path';
-import { describe, test } from 'node:test';
+import { dirname, join, relative } from 'node:path';
+import { PassThrough } from 'node:stream';
+import { describe, type run as runFiles, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { differences, expectedFrom, type Report, type Skip } from '../support/expected.ts';
 import { until } from '../support/iterations.ts';
-import { programFile } from '../support/program.ts';
+import { COMPILED, programFile } from '../support/program.ts';
+import { type Output, Reporter } from '../support/reporter.ts';
 
 /** Whether a process runs; one that has ended may still be waited for by its parent. */
 function isRunning(pid: number): boolean {
@@ -30,8 +32,9 @@ class Planted implements Disposable {
   readonly folder: string;
 
   constructor() {
-    mkdirSync(join(root, '.out'), { recursive: true });
-    this.folder = mkdtempSync(join(root, '.out/planted-'));
+    const out = process.env[COMPILED] || join(root, '.out');
+    mkdirSync(out, { recursive: true });
+    this.folder = mkdtempSync(join(out, 'planted-'));
   }
 
   /** As `--in` has it. */
@@ -59,11 +62,15 @@ class Planted implements Disposable {
 }
 
 /** Starts the runner. */
-function start(folder: string, ...args: string[]): ChildProcess {
+function start(
+  folder: string,
+  args: readonly string[],
+  more: NodeJS.ProcessEnv = {},
+): ChildProcess {
   const { NODE_TEST_CONTEXT: _, ...env } = process.env;
   return spawn(process.execPath, [...options, runner.path, `--in=${folder}`, ...args], {
     cwd: root,
-    env: { ...env, CUFFI_DRIVER: 'emulated' },
+    env: { ...env, CUFFI_DRIVER: 'emulated', ...more },
     stdio: ['ignore', 'pipe', 'pipe'],
     timeout: DEADLINE_MS,
     killSignal: 'SIGKILL',
@@ -75,7 +82,7 @@ async function run(
   folder: string,
   ...args: string[]
 ): Promise<{ code: number | null; output: string }> {
-  const child = start(folder, ...args);
+  const child = start(folder, args);
   let output = '';
   for (const stream of [child.stdout, child.stderr])
     stream?.setEncoding('utf8').on('data', (text: string) => {
@@ -124,10 +131,12 @@ describe('the runner', { concurrency: 2 }, () => {
   test('killed itself, leaves nothing that runs', async () => {
     using planted = new Planted();
     planted.write('waits.test.ts', hanging(planted.path('pids'), WAITS));
-    const child = start(planted.name);
+    // It can't remove its folders.
+    const child = start(planted.name, [], { TMPDIR: planted.folder });
     const pids = await planted.pids('pids');
     child.kill('SIGKILL');
     await until(() => !pids.some(isRunning));
+    assert.equal(pids.length, 2);
   });
 
   test('kills what a file leaves behind', async () => {
@@ -139,6 +148,38 @@ describe('the runner', { concurrency: 2 }, () => {
     const { code, output } = await run(planted.name);
     assert.equal(code, 0, output);
     assert.deepEqual((await planted.pids('pids')).filter(isRunning), []);
+  });
+
+  test('fails where a file has left files or processes, lists them, and removes them', async () => {
+    using planted = new Planted();
+    planted.write(
+      'leaves.test.ts',
+      `import { spawn } from 'node:child_process';
+      import { mkdirSync, renameSync, writeFileSync } from 'node:fs';
+      import { tmpdir } from 'node:os';
+      test('leaves', () => {
+        writeFileSync(tmpdir() + '/forgotten', '');
+        mkdirSync(process.env.XDG_RUNTIME_DIR + '/cuffi');
+        writeFileSync(process.env.XDG_RUNTIME_DIR + '/cuffi/socket', '');
+        const child = spawn('sleep', ['1001'], { detached: true, stdio: 'ignore' });
+        child.unref();
+        const name = '${planted.path('left')}';
+        writeFileSync(name + '.new', JSON.stringify([tmpdir(), child.pid]));
+        renameSync(name + '.new', name);
+      });`,
+    );
+    const { code, output } = await run(planted.name);
+    const [temporary, pid] = await planted.pids('left');
+    assert.equal(code, 1, output);
+    assert.match(
+      output,
+      new RegExp(
+        'run.ts: left behind:\n  TMPDIR/forgotten\n  XDG_RUNTIME_DIR/cuffi/socket\n' +
+          `  process ${pid}: sleep 1001 \n`,
+      ),
+    );
+    await until(() => !isRunning(pid as number));
+    assert.equal(existsSync(dirname(String(temporary))), false);
   });
 
   test('fails where a folder is missing or empty, and where a `todo` fails', async () => {
@@ -158,6 +199,95 @@ describe('the runner', { concurrency: 2 }, () => {
     const { code, output } = await run(planted.name);
     assert.equal(code, 1, output);
     assert.match(output, /todo 1/);
+  });
+});
+
+describe('what the runner prints', () => {
+  test('is each failure with its details and a summary, and what a file prints if it fails', async () => {
+    using planted = new Planted();
+    planted.write(
+      'fails.test.ts',
+      `console.log('of the failing');
+      test('is wrong', () => { throw new Error('why', { cause: 'the cause' }); });`,
+    );
+    planted.write(
+      'passes.test.ts',
+      `console.log('of the passing');
+      for (const name of ['a', 'b']) test(name, { skip: 'no tool' }, () => {});
+      test('c', { skip: 'no time' }, () => {});
+      test('passes', () => {});`,
+    );
+    const [quiet, verbose] = await Promise.all([run(planted.name), run(planted.name, '--verbose')]);
+    assert.equal(quiet.code, 1);
+    const lines = quiet.output
+      .replaceAll(`${relative(root, planted.folder)}/`, '')
+      .replaceAll(/[\d.]+ ?(m?s\b)|(duration_ms) .*/g, '$1$2')
+      .split('\n')
+      .filter((line) => !/^ +at /.test(line) && line !== '');
+    // Which of the two took longer.
+    const [, slow = '', quick = ''] = lines.splice(lines.indexOf('The longest files:'), 3);
+    assert.deepEqual([slow, quick].sort(), [' s  fails.test.ts', ' s  passes.test.ts']);
+    assert.deepEqual(lines, [
+      'driver: emulated, no GPU is used',
+      'fails.test.ts has printed:',
+      'of the failing',
+      ...[
+        '✖ is wrong (ms)',
+        '  fails.test.ts:3:7',
+        '  Error: why',
+        "    [cause]: 'the cause'",
+        '  }',
+      ],
+      ...['Failures:', '✖ is wrong (ms)', '  fails.test.ts:3:7'],
+      ...['Skipped:', '     2  no tool', '     1  no time'],
+      'Lines printed by files that passed, hidden without --verbose: 1',
+      '2 of 2 files in s',
+      ...['ℹ tests 5', 'ℹ suites 0', 'ℹ pass 1', 'ℹ fail 1', 'ℹ cancelled 0', 'ℹ skipped 3'],
+      ...['ℹ todo 0', 'ℹ duration_ms'],
+    ]);
+    assert.match(verbose.output, /of the passing.*✔ passes.*✖ is wrong/s);
+  });
+
+  const filesOf = new Map(
+    Array.from({ length: 40 }, (_, at) => [`${at}.mjs`, [`${at}.test.ts`]] as const),
+  );
+  const details = { duration_ms: 1, passed: true };
+  /** Reports as many files as there are, of which one fails. */
+  async function printed(output: Omit<Output, 'write'>): Promise<string> {
+    let text = '';
+    const events = new PassThrough();
+    new Reporter({ ...output, write: (more) => (text += more) }, filesOf).listen(
+      events as unknown as ReturnType<typeof runFiles>,
+    );
+    for (const name of filesOf.keys()) {
+      events.emit('test:dequeue', { name });
+      const isWrong = name === '9.mjs';
+      const file = name.replace('mjs', 'test.ts');
+      if (isWrong)
+        events.emit('test:fail', { name: 'is wrong', file, line: 1, column: 2, details });
+      events.emit('test:complete', { name, details: { ...details, passed: !isWrong } });
+    }
+    await once(events.end(), 'end');
+    return text;
+  }
+
+  test('is a line for each tenth of the files, where it goes to a file', async () => {
+    const lines = (await printed({})).split('\n').filter((line) => line.includes(' of 40 files; '));
+    assert.deepEqual(
+      lines.map((line) => line.replace(/^[\d.]+ s: /, '')),
+      ['4 of 40 files; ', '8 of 40 files; '],
+    );
+    const failed = /^[\d.]+ s: (\d+) of 40 files, 1 with failures; $/gm;
+    const after = [...(await printed({})).matchAll(failed)].map(([, done]) => Number(done));
+    assert.deepEqual(after, [12, 16, 20, 24, 28, 32, 36]);
+  });
+
+  test('is one line that is rewritten, on a terminal', async () => {
+    const text = (await printed({ isTTY: true, columns: 20 })).replaceAll('\r\x1b[K', '<erase>');
+    const [before = '', after = ''] = text.split('✖ is wrong (1ms)');
+    assert.match(before, /^([^\n\r]{0,19}<erase>){9}\n$/);
+    assert.match(after, /<erase>\nFailures:\n$/);
+    assert.match(text, /\n40 of 40 files in [\d.]+ s\n$/);
   });
 });
 

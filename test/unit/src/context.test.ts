@@ -13,6 +13,7 @@ import {
 } from '../../../src/index.ts';
 import { recordCallsOf } from '../../support/arguments.ts';
 import { failing } from '../../support/faults.ts';
+import { turns } from '../../support/iterations.ts';
 import { loadKernels } from '../../support/kernels.ts';
 import { Latch } from '../../support/latch.ts';
 import { currentContext, emulate, ForeignContext } from './emulate.ts';
@@ -166,7 +167,7 @@ describe('Context', () => {
     const reason = new Error('not now');
     const controller = new AbortController();
     const resetting = context.reset({ signal: controller.signal });
-    await new Promise((resolve) => setTimeout(resolve, 3));
+    await turns(3);
     controller.abort(reason);
     await assert.rejects(resetting, (error) => error === reason);
     assert.equal(stream.closed, false);
@@ -188,7 +189,7 @@ describe('Context', () => {
     const recorder = recordCalls();
     context.resetSync();
     await context.flush();
-    for (let n = 0; n < 3; n += 1) await new Promise((resolve) => setTimeout(resolve, 1));
+    await turns(3);
     recorder.stop();
     const frees = recorder.calls.filter(({ name }) => name.startsWith('cuMemFree'));
     assert.equal(frees.length, 1);

@@ -29,6 +29,7 @@ import {
 } from '../../../src/ipc/index.ts';
 import { Tag } from '../../../src/ipc/protocol.ts';
 import { nextLoopIteration } from '../../../src/poller.ts';
+import { turns } from '../../support/iterations.ts';
 import { Latch } from '../../support/latch.ts';
 import { emulate } from './emulate.ts';
 import { peerPair, RawPeer } from './ipc/peer/support.ts';
@@ -327,7 +328,6 @@ describe('withDeadline', () => {
     const controller = new AbortController();
     return { controller, options: { signal: controller.signal, timeoutMs: 1 } };
   };
-  const later = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, 20));
 
   test('the promise rejects with what start throws, and no timer or listener is left', async () => {
     const { controller, options } = limits();
@@ -340,7 +340,7 @@ describe('withDeadline', () => {
     await assert.rejects(waiting, error);
     assert.deepEqual(getEventListeners(controller.signal, 'abort'), []);
     controller.abort();
-    await later();
+    await turns();
   });
 
   test('the promise settles at once if start does, and no timer or listener is left', async () => {
@@ -358,7 +358,7 @@ describe('withDeadline', () => {
       assert.deepEqual(getEventListeners(controller.signal, 'abort'), []);
       assert.equal((await waiting.catch((error: Error) => error)).message, how);
       controller.abort();
-      await later();
+      await turns();
       assert.equal(cancelled, 0);
     }
   });
@@ -397,7 +397,7 @@ describe('a call that fails at once does not fail again at its timeout or abort'
     assert.equal(timers(), before);
     assert.deepEqual(getEventListeners(controller.signal, 'abort'), []);
     controller.abort();
-    await new Promise((resolve) => setTimeout(resolve, 20));
+    await turns();
     return error;
   };
 

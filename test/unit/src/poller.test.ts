@@ -213,6 +213,7 @@ describe('pollUntil', () => {
         if (asked > 1) throw new Error('lost');
         return false;
       }),
+      /lost/,
     );
     open = true;
     await Promise.all(waiting);
@@ -252,6 +253,7 @@ describe('pollUntil', () => {
         },
         { signal },
       ),
+      /lost/,
     );
     assert.equal(getEventListeners(signal, 'abort').length, 0);
   });
@@ -355,7 +357,12 @@ describe('pollUntil', () => {
       const expected = { earliestMs: 0, latestMs: Number.POSITIVE_INFINITY };
       const eager = pollUntil(() => isNewDone, {}, expected);
       isOldDone = true;
+      let isNewPolling = true;
+      void eager.then(() => {
+        isNewPolling = false;
+      });
       await old;
+      assert.ok(isNewPolling);
       isNewDone = true;
       await eager;
     },

@@ -4,7 +4,7 @@ import { afterEach, describe, test } from 'node:test';
 import { Fence } from '../../../src/fence.ts';
 import { isTurnDue } from '../../../src/poller.ts';
 import { type ReleaseOptions, ReleaseQueue, releaseLimits } from '../../../src/release-queue.ts';
-import { until } from '../../support/iterations.ts';
+import { turns, until } from '../../support/iterations.ts';
 
 /** A queue whose work the test decides, and what was released so far. */
 describe('ReleaseQueue', () => {
@@ -84,7 +84,7 @@ describe('ReleaseQueue', () => {
     const flushing = queue.flush().then(() => {
       flushed = true;
     });
-    await new Promise((resolve) => setTimeout(resolve, 5));
+    await turns();
     assert.equal(flushed, false);
     state.idle = true;
     await flushing;

@@ -364,6 +364,9 @@ describe('a context that cannot be entered', () => {
     entry.status = CUresult.CUDA_ERROR_UNKNOWN;
     await context.reset();
     entry.status = undefined;
-    DeviceBuffer.allocate(64).close();
+    assert.equal(context.pendingReleases.count, 0);
+    using buffer = DeviceBuffer.allocate(64);
+    buffer.copyFromSync(new Uint8Array(64).fill(3));
+    assert.deepEqual(buffer.copyToHostSync(), new Uint8Array(64).fill(3));
   });
 });

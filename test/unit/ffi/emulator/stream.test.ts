@@ -295,7 +295,7 @@ describe('emulated streams', () => {
       emulated.ok(queue(emulated, memory, stream));
       emulated.ok(cu.cuMemUnmap(memory, unit));
       assert.equal(cu.cuStreamQuery(stream), NOT_READY);
-      assert.throws(release);
+      assert.throws(release, { actual: LAUNCH_FAILED });
       assert.equal(cu.cuStreamQuery(stream), LAUNCH_FAILED);
       assert.equal(cu.cuMemAlloc_v2(OUT0, 64), LAUNCH_FAILED);
       assert.equal(cu.cuMemcpyDtoH_v2(BLOCK, plain, 4), LAUNCH_FAILED);
@@ -313,7 +313,7 @@ describe('emulated streams', () => {
     emulated.ok(cu.cuMemsetD8Async(memory, 1, 64, stream));
     queueMore(stream);
     emulated.ok(cu.cuMemUnmap(memory, unit));
-    assert.throws(release);
+    assert.throws(release, { actual: LAUNCH_FAILED });
   }
 
   test('a lost context runs nothing of what is queued behind the failure', () => {

@@ -10,7 +10,7 @@ import { closeFd, duplicateFd, openPidfd } from '../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../ffi/linux/message.ts';
 import { type Readiness, readable, watchFd } from '../../../../ffi/linux/poll.ts';
 import { socketPair } from '../../../../ffi/linux/socket.ts';
-import { until } from '../../../support/iterations.ts';
+import { turns, until } from '../../../support/iterations.ts';
 import { openDescriptors } from '../../../support/process-state.ts';
 import { programFile, startProcess, startWorker } from '../../../support/program.ts';
 import { eventFd, withRoomFor } from '../fixtures/descriptors.ts';
@@ -110,7 +110,7 @@ describe('watchFd', () => {
       }),
     );
     await until(() => calls > 0);
-    await sleep(20);
+    await turns();
     assert.equal(calls, 1);
     assert.ok(watches.every((watch) => watch.closed));
     fds.forEach(closeFd);
@@ -123,7 +123,7 @@ describe('watchFd', () => {
     const seenAfter = async (change: () => void): Promise<Readiness[]> => {
       withRoomFor(0, change);
       seen = [];
-      await sleep(20);
+      await turns();
       return seen;
     };
     const only = (event: 'readable' | 'writable'): Readiness => ({
@@ -159,7 +159,7 @@ describe('watchFd', () => {
         for (const watch of watches) watch.change({});
       }),
     );
-    await sleep(20);
+    await turns();
     assert.equal(calls, 1);
     for (const watch of watches) watch.close();
     fds.forEach(closeFd);
@@ -177,6 +177,7 @@ describe('watchFd', () => {
         });
       }
     });
+    assert.deepEqual([...seen].sort(), fds.sort());
     fds.forEach(closeFd);
   });
 

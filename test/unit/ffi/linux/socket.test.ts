@@ -35,6 +35,7 @@ import {
 } from '../../../../ffi/linux/socket.ts';
 import { addressOf } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
+import { turns } from '../../../support/iterations.ts';
 import { openDescriptors } from '../../../support/process-state.ts';
 import { programFile } from '../../../support/program.ts';
 import { rawSend, withRoomFor } from '../fixtures/descriptors.ts';
@@ -188,7 +189,7 @@ describe('message sockets', () => {
     try {
       assert.throws(() => sendMessage(near, hello), code('EPIPE'));
       // Signals are handled in the next turns.
-      for (let turn = 0; turn < 5; turn++) await new Promise((resolve) => setTimeout(resolve, 2));
+      await turns();
       assert.equal(signals, 0);
     } finally {
       process.off('SIGPIPE', count);

@@ -20,7 +20,7 @@ describe('chooseDriver', () => {
       name: '/nowhere/libcuda.so.1',
       reason: 'as CUFFI_DRIVER says',
     });
-    assert.throws(driverName);
+    assert.throws(driverName, { name: 'LibraryNotFoundError' });
   });
 
   test('without a GPU the emulated driver is chosen, with the reason', () => {

@@ -16,6 +16,7 @@ import {
 import { formatBytes } from '../../../../src/validate.ts';
 import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing } from '../../../support/faults.ts';
+import { turns } from '../../../support/iterations.ts';
 import { Latch } from '../../../support/latch.ts';
 import { emulate } from '../emulate.ts';
 
@@ -295,7 +296,7 @@ describe('DeviceBuffer', () => {
     const flushing = context.flush().then(() => {
       flushed = true;
     });
-    await new Promise((resolve) => setTimeout(resolve, 5));
+    await turns();
     assert.equal(flushed, false);
     latch.open();
     await flushing;

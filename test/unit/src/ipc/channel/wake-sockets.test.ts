@@ -9,7 +9,7 @@ import { sendMessage, takeMessage } from '../../../../../ffi/linux/message.ts';
 import { acceptSocket, oneWaySockets, socketPair } from '../../../../../ffi/linux/socket.ts';
 import { withAddress } from '../../../../../ffi/native.ts';
 import { WakeSockets } from '../../../../../src/ipc/channel/wake-sockets.ts';
-import { until } from '../../../../support/iterations.ts';
+import { turns, until } from '../../../../support/iterations.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 
 const F_SETFL = 4;
@@ -38,7 +38,7 @@ describe('WakeSockets', () => {
     sockets.wake();
     // The end is reported once.
     const woken = wokenHere;
-    await new Promise((resolve) => setTimeout(resolve, 5));
+    await turns();
     assert.equal(wokenHere, woken);
     sockets.close();
   });
@@ -164,6 +164,7 @@ describe('WakeSockets', () => {
     const { sockets, sent } = WakeSockets.create(nothing);
     closeFd(sent.receiveEnd);
     sockets.wake();
+    assert.equal(sockets.hasEnded, false);
     closeFd(sent.sendEnd);
     await until(() => sockets.hasEnded);
     sockets.close();
@@ -173,6 +174,7 @@ describe('WakeSockets', () => {
     const { sockets, sent } = WakeSockets.create(nothing);
     sockets.close();
     const other = WakeSockets.accept(sent, nothing);
+    assert.equal(other.hasEnded, false);
     await until(() => other.hasEnded);
     other.close();
     await until(() => ![sent.receiveEnd, sent.sendEnd].some(isOpenFd));

@@ -281,6 +281,8 @@ describe('Peer.close', () => {
     const held = openDescriptors();
     // The socket goes after a while, although the other end never read.
     await until(() => openDescriptors() !== held);
+    // All but the other end's socket.
+    await descriptorsReturnTo(before + 1);
     closeFd(other.socket);
   });
 });

@@ -7,7 +7,7 @@ import { DeviceBuffer } from '../../../../../src/index.ts';
 import { leases, type Peer } from '../../../../../src/ipc/index.ts';
 import { FrameKind, HEADER_BYTE_LENGTH, Tag } from '../../../../../src/ipc/protocol.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
-import { until } from '../../../../support/iterations.ts';
+import { turns, until } from '../../../../support/iterations.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { own, peerPair, RawPeer } from './support.ts';
@@ -101,7 +101,12 @@ describe('A request', () => {
     const looping = loop(pair.b);
     await assert.rejects(pair.a.request(1), notServed);
     const stop = new AbortController();
-    const served = assert.rejects(pair.b.serve((value) => value, { signal: stop.signal }));
+    const served = assert.rejects(
+      pair.b.serve((value) => value, { signal: stop.signal }),
+      {
+        name: 'AbortError',
+      },
+    );
     assert.equal(await pair.a.request(2), 2);
     stop.abort();
     await served;
@@ -118,7 +123,7 @@ describe('A request', () => {
     using pair = peerPair();
     const looping = loop(pair.b);
     const asked = pair.a.request(1);
-    await delay(20);
+    await turns();
     const served = pair.b.serve((value) => value);
     assert.equal(await asked, 1);
     pair.a.close();
@@ -240,7 +245,7 @@ describe('A value', () => {
     const served = pair.b.serve((value) => value);
     await pair.a.request(1);
     const sent = pair.a.send('a');
-    await delay(20);
+    await turns();
     assert.equal(await pair.b.receive(), 'a');
     await sent;
     pair.a.close();
@@ -300,7 +305,7 @@ describe('Another end, which does as it likes,', () => {
     const sent = peer.send(1).then(() => {
       isSent = true;
     });
-    await delay(20);
+    await turns();
     assert.equal(isSent, false);
     tell(other, 1, 1);
     await sent;

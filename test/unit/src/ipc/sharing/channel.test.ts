@@ -164,12 +164,13 @@ describe('a channel from a hostile process', () => {
       const consumed = (async () => {
         for await (const slot of honest.messages({ timeoutMs: 5000 })) {
           slot.release();
-          if (slot.message >= last) break;
+          if (slot.message >= last) return slot.meta;
         }
+        return undefined;
       })();
       const acquired = await channel.acquire({ timeoutMs: 5000 });
       acquired.publish({ meta: 'last' });
-      await consumed;
+      assert.equal(await consumed, 'last');
     }
   });
 });
@@ -225,6 +226,7 @@ describe('the two ends of a channel', () => {
       ring.setProducerAsleep(true);
       slot?.release();
       await until(() => woken > before);
+      assert.equal(slot?.message, 0);
       ring.setProducerAsleep(false);
     }
   });
@@ -265,9 +267,12 @@ describe('exporting a channel', () => {
     using pair = peerPair();
     const other = Stream.create();
     other.close();
-    await assert.rejects(pair.a.send([channel, other] as unknown));
+    await assert.rejects(pair.a.send([channel, other] as unknown), {
+      name: 'TypeError',
+      message: /^value\[1\] is a Stream/,
+    });
     pair.b.close();
-    await assert.rejects(pair.a.send(channel as unknown));
+    await assert.rejects(pair.a.send(channel as unknown), { name: 'ClosedError' });
     await until(() => channel.consumers === 0);
     for (let at = 0; at < 5; at += 1) (await channel.acquire({ timeoutMs: 1000 })).publish();
   });

@@ -453,6 +453,7 @@ describe('Timeline', () => {
     context.resetSync();
     selectDriver(emulated);
     await timeline.reached(6);
+    assert.equal(timeline.value, 6);
   });
 
   test('closing releases the page, its registration, all descriptors and leases', async () => {
