@@ -16,7 +16,7 @@
  * `--random` plants N mutations that a program draws (random.ts) in place of the list. The seed is
  * drawn too, unless it is given. FILE is a JSON object: ids of mutations that nobody could see, with
  * the reason. The tests that run the line are recorded once for a tree. Those that run most of its file
- * come first; what they don't notice is planted together, in one run of all tests.
+ * come first; what they don't notice is planted together, in one run of all that may notice any of it.
  *
  * It ends with 1 where an entry does not apply or does not build, and where its tests fail without
  * it. A fault that nobody notices is no failure of the run.
@@ -313,16 +313,30 @@ function isDrawn(mutant: Mutant): mutant is RandomMutant {
   return 'mutation' in mutant;
 }
 
-/** Of the tests that run the line, those that tell soonest. */
-function nearestTests({ file, line, mutation }: RandomMutant): Task['tests'] {
+/** The tests that run the line of a drawn fault. */
+function testsOfLine({ file, line, mutation }: RandomMutant): string[] {
   const place = mutation.scope ?? line;
   // Not every line of an expression has a place of its own in the compiled program.
   const tests = [place, place - 1, place - 2]
     .map((each) => testsThatRun(coverage, file, each))
     .find(({ length }) => length > 0);
+  return (tests ?? []).filter((test) => coverage[test]?.isGreen);
+}
+
+/** All tests that may notice it: of a line that no test runs, those that run others of its file. */
+function testsFarOff(mutant: RandomMutant): string[] {
+  const tests = testsOfLine(mutant);
+  if (tests.length > 0) return tests;
+  return testFiles.filter(
+    (test) => coverage[test]?.isGreen && coverage[test]?.lines[mutant.file] !== undefined,
+  );
+}
+
+/** Of the tests that run the line, those that tell soonest. */
+function nearestTests(mutant: RandomMutant): Task['tests'] {
+  const { file } = mutant;
   const mirror = join('test/unit', file.replace(/\.ts$/, '.test.ts'));
-  const sorted = (tests ?? []).filter((test) => coverage[test]?.isGreen);
-  sorted.sort((a, b) => Number(b === mirror) - Number(a === mirror));
+  const sorted = testsOfLine(mutant).sort((a, b) => Number(b === mirror) - Number(a === mirror));
   let seconds = 0;
   const near = sorted.slice(0, NEAR_FILES).filter((test, at) => {
     const its = coverage[test]?.seconds ?? 0;
@@ -376,9 +390,8 @@ exec(open(${JSON.stringify(trace)}).read(), {})
   }
 }
 
-/** Runs all tests with many faults at once, and finds out which of them a failure notices. */
+/** Runs all tests that run one of many faults, and finds out which of them a failure notices. */
 async function tryTogether(all: readonly Task[]): Promise<void> {
-  const green = testFiles.filter((test) => coverage[test]?.isGreen);
   const groups: Task[][] = [];
   for (const task of all) {
     const fits = groups.find(
@@ -390,12 +403,17 @@ async function tryTogether(all: readonly Task[]): Promise<void> {
   await inCopies(groups, async (copy, group) => {
     const start = performance.now();
     const undecided = new Set(group);
-    console.log(`${group.length} faults are planted together, and ${green.length} files run`);
-    let failing = await failingFiles(copy, group, green);
+    const mayNotice = new Map(
+      group.map(({ mutant }) => [mutant.id, isDrawn(mutant) ? testsFarOff(mutant) : []]),
+    );
+    const files = testFiles.filter((test) => group.some((task) => notices(test, task)));
+    console.log(`${group.length} faults are planted together, and ${files.length} files run`);
+    let failing = await failingFiles(copy, group, files);
     while (failing.length > 0 && undecided.size > 0) {
       const seconds = (test: string): number => coverage[test]?.seconds ?? 0;
       const [test = ''] = failing.sort((a, b) => seconds(a) - seconds(b));
-      const culprit = await culpritOf(copy, test, [...undecided]);
+      const suspects = [...undecided].filter((task) => notices(test, task));
+      const culprit = await culpritOf(copy, test, suspects);
       if (culprit === undefined) failing = failing.slice(1);
       else {
         undecided.delete(culprit);
@@ -404,6 +422,10 @@ async function tryTogether(all: readonly Task[]): Promise<void> {
       }
     }
     for (const task of undecided) decide(task, 'survived', '');
+
+    function notices(test: string, { mutant }: Task): boolean {
+      return mayNotice.get(mutant.id)?.includes(test) === true;
+    }
 
     function decide({ key, mutant: { id } }: Task, status: Status, by: string): void {
       const seconds = Math.round((performance.now() - start) / 100) / 10;
@@ -422,7 +444,7 @@ async function culpritOf(
   const fails = async (some: readonly Task[]): Promise<boolean> =>
     (await failingFiles(copy, some, [test])).length > 0;
   let suspects = tasks;
-  if (!(await fails(suspects))) return undefined;
+  if (suspects.length === 0 || !(await fails(suspects))) return undefined;
   while (suspects.length > 1) {
     const half = suspects.slice(0, suspects.length / 2);
     suspects = (await fails(half)) ? half : suspects.slice(half.length);
