@@ -16,7 +16,7 @@ import { join, relative } from 'node:path';
 import { createInterface } from 'node:readline';
 
 /** The folders of a copy. It makes others for itself. */
-const FOLDERS: readonly string[] = ['bench', 'docs', 'ffi', 'src', 'test'];
+const FOLDERS: readonly string[] = ['.github', 'bench', 'docs', 'ffi', 'src', 'test'];
 
 /** By this variable the processes of a run are found, wherever they were moved to. */
 const MARK = 'CUFFI_MUTANT_RUN';
