@@ -64,6 +64,9 @@ const LEAST_LIMIT_MS = 30_000;
 const LIMIT_FACTOR = 2;
 const BASELINE_LIMIT_MS = 180_000;
 
+/** Of a file that is recorded. */
+const FIRST_LIMIT_MS = 300_000;
+
 /** Of recording, which is done once for a tree, and of a run of all tests. */
 const WHOLE_RUN_LIMIT_MS = 30 * 60_000;
 
@@ -374,7 +377,7 @@ exec(open(${JSON.stringify(trace)}).read(), {})
     );
     await bundle(copy);
     const timer = setInterval(() => reader.collect(), 2000);
-    await runAll(copy, testFiles, { CUFFI_TEST_RECORD: folder, CUFFI_TEST_COVERAGE: '1' });
+    await runAll(copy, testFiles, folder, { CUFFI_TEST_COVERAGE: '1' });
     clearInterval(timer);
     copy.restore();
     reader.collect();
@@ -466,7 +469,7 @@ async function failingFiles(
   copy.plantAll(texts);
   try {
     await bundle(copy);
-    await runAll(copy, files, { CUFFI_TEST_RECORD: folder });
+    await runAll(copy, files, folder);
   } finally {
     copy.restore();
   }
@@ -490,17 +493,25 @@ function plantTogether(tasks: readonly Task[]): Map<string, string> | undefined 
   return texts;
 }
 
-/** Runs test files to their end, each in a process of its own, which leaves how it ended. */
+/** Runs test files to their end, each in a process of its own, which leaves in a folder how it ended. */
 function runAll(
   copy: TreeCopy,
   files: readonly string[],
-  env: NodeJS.ProcessEnv,
+  folder: string,
+  env: NodeJS.ProcessEnv = {},
 ): Promise<Outcome> {
-  const longest = Math.max(...files.map((file) => coverage[file]?.seconds ?? 60));
-  const timeoutMs = (longest * 3 + 45) * 1000;
-  return copy.run([process.execPath, ...RUNNER, `--test-timeout=${timeoutMs}`, ...files], {
+  for (const file of files) {
+    const place = join(folder, file.replace(/\.ts$/, '.mjs'));
+    mkdirSync(place, { recursive: true });
+    // A fault that makes some files hang would otherwise take as long as the slowest of all may.
+    const seconds = coverage[file]?.seconds;
+    const limitMs =
+      seconds === undefined ? FIRST_LIMIT_MS : LEAST_LIMIT_MS + seconds * 1000 * LIMIT_FACTOR;
+    writeFileSync(join(place, 'limit'), String(Math.ceil(limitMs / 1000)));
+  }
+  return copy.run([process.execPath, ...RUNNER, ...files], {
     limitMs: WHOLE_RUN_LIMIT_MS,
-    env,
+    env: { CUFFI_TEST_RECORD: folder, ...env },
     signal,
   });
 }

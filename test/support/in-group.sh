@@ -4,7 +4,8 @@
 # end, and when the runner, which holds the other end of stdin, is gone.
 #
 # The mutation run names a folder in CUFFI_TEST_RECORD. In it, each test file leaves how it ended, from
-# when to when it ran and, if CUFFI_TEST_COVERAGE is set, which code it ran.
+# when to when it ran and, if CUFFI_TEST_COVERAGE is set, which code it ran. A file `limit` there has the
+# seconds after which a test file is killed.
 set -m
 exec 3<&0 </dev/null
 
@@ -13,6 +14,7 @@ if [ -n "$CUFFI_TEST_RECORD" ] && [ -f "${*: -1}" ]; then
   file=${*: -1}
   record=$CUFFI_TEST_RECORD/${file#*.out/test-*/}
   mkdir -p "$record"
+  [ ! -f "$record/limit" ] || CUFFI_TEST_SECONDS=$(<"$record/limit")
   [ -z "$CUFFI_TEST_COVERAGE" ] || export NODE_V8_COVERAGE="$record" CUFFI_PYTHON_COVERAGE="$record"
   # Tests of the runner start others.
   unset CUFFI_TEST_RECORD
