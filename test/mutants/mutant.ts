@@ -10,8 +10,9 @@ export interface Mutant {
   readonly room: string;
   /** From the root of the project. */
   readonly file: string;
-  /** Occurs exactly once in the file, else the fault does not apply. */
+  /** Occurs exactly once in the file, unless `at` says where, else the fault does not apply. */
   readonly text: string;
+  readonly at?: number;
   readonly replacement: string;
   /** What is wrong with it in place, in one sentence. */
   readonly plants: string;
@@ -74,11 +75,15 @@ export function readMutants(folder: string): Mutant[] {
 export const readGone = (folder: string): Gone[] => readJson(join(folder, 'gone.json'));
 
 /** A file's text with the fault in it; undefined where the fault does not apply. */
-export function mutate(source: string, { text, replacement }: Mutant): string | undefined {
-  const at = source.indexOf(text);
-  if (text === '' || text === replacement || at < 0 || source.indexOf(text, at + 1) >= 0)
-    return undefined;
+export function mutate(source: string, mutant: Mutant): string | undefined {
+  const { text, replacement, at = onlyPlace(source, text) } = mutant;
+  if (text === '' || text === replacement || !source.startsWith(text, at)) return undefined;
   return source.slice(0, at) + replacement + source.slice(at + text.length);
+}
+
+function onlyPlace(source: string, text: string): number {
+  const at = source.indexOf(text);
+  return source.includes(text, at + 1) ? Number.POSITIVE_INFINITY : at;
 }
 
 /** The test files of a fault: those that most likely notice it, then the others of its room. */
@@ -97,9 +102,10 @@ export function testsOf(
 
 /** Differs as soon as the fault, the text that it changes, or one of its tests does. */
 export function keyOf(mutant: Mutant, source: string, tests: readonly string[]): string {
-  const { file, text, replacement } = mutant;
+  const { file, text, replacement, at } = mutant;
+  const place = at === undefined ? [] : [at];
   return createHash('sha256')
-    .update(JSON.stringify([file, text, replacement, source, tests]))
+    .update(JSON.stringify([file, text, replacement, source, tests, ...place]))
     .digest('hex')
     .slice(0, 24);
 }

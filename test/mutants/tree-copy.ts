@@ -16,7 +16,7 @@ import { join, relative } from 'node:path';
 import { createInterface } from 'node:readline';
 
 /** The folders of a copy. It makes others for itself. */
-const FOLDERS: readonly string[] = ['bench', 'docs', 'ffi', 'src', 'test'];
+const FOLDERS: readonly string[] = ['.github', 'bench', 'docs', 'ffi', 'src', 'test'];
 
 /** By this variable the processes of a run are found, wherever they were moved to. */
 const MARK = 'CUFFI_MUTANT_RUN';
@@ -53,11 +53,20 @@ export class TreeCopy {
 
   /** Puts another text in the place of a file's, until `restore()`. */
   plant(file: string, text: string): void {
+    this.plantAll(new Map([[file, text]]));
+  }
+
+  /** Puts other texts in the places of some files', until `restore()`. */
+  plantAll(texts: ReadonlyMap<string, string>): void {
     this.restore();
-    const path = join(this.folder, file);
-    const original = readFileSync(path, 'utf8');
-    replace(path, text);
-    this.#restore = () => replace(path, original);
+    const originals = [...texts.keys()].map((file): [string, string] => {
+      const path = join(this.folder, file);
+      return [path, readFileSync(path, 'utf8')];
+    });
+    for (const [file, text] of texts) replace(join(this.folder, file), text);
+    this.#restore = () => {
+      for (const [path, original] of originals) replace(path, original);
+    };
   }
 
   restore(): void {
