@@ -139,7 +139,7 @@ describe('Peer', () => {
     },
   );
 
-  test('1,000 sends of mixed values leave nothing on either side', deadline, async () => {
+  test('hundreds of sends of mixed values leave nothing on either side', deadline, async () => {
     const [child] = await lend();
     using buffer = DeviceBuffer.allocate(4096);
     buffer.fill(3);
@@ -164,7 +164,7 @@ describe('Peer', () => {
     };
     for (let i = 0; i <= 20; i++) await round(i);
     const before = [await settled(), await ask(child, { do: 'state' })];
-    const rounds = iterations(330, 33_000);
+    const rounds = iterations(120, 33_000);
     for (let i = 0; i < rounds; i++) await round(i);
     await settled();
     await ask(child, { do: 'drop' });
