@@ -411,7 +411,15 @@ async function tryTogether(all: readonly Task[]): Promise<void> {
     );
     const files = testFiles.filter((test) => group.some((task) => notices(test, task)));
     console.log(`${group.length} faults are planted together, and ${files.length} files run`);
-    let failing = await failingFiles(copy, group, files);
+    const left = (): string => `far ${digestOf([...undecided].map(({ key }) => key))}`;
+    const keep = (): void => {
+      const by = failing.join(' ');
+      addResult(resultsFile, { key: left(), id: 'far', status: 'noticed', by, seconds: 0 });
+    };
+    // A run that was stopped in between goes on from here.
+    const earlier = known.get(left())?.by.split(' ').filter(Boolean);
+    let failing = earlier ?? (await failingFiles(copy, group, files));
+    keep();
     while (failing.length > 0 && undecided.size > 0) {
       const seconds = (test: string): number => coverage[test]?.seconds ?? 0;
       const [test = ''] = failing.sort((a, b) => seconds(a) - seconds(b));
@@ -423,6 +431,7 @@ async function tryTogether(all: readonly Task[]): Promise<void> {
         decide(culprit, 'noticed', test);
         failing = undecided.size === 0 ? [] : await failingFiles(copy, [...undecided], failing);
       }
+      keep();
     }
     for (const task of undecided) decide(task, 'survived', '');
 
@@ -522,6 +531,10 @@ function digestOfTree(): string {
   for (const file of ['ffi', 'src', 'test', 'docs/examples'].flatMap(filesIn))
     if (!file.startsWith('test/mutants/')) tree.update(file).update(read(file));
   return tree.digest('hex').slice(0, 24);
+}
+
+function digestOf(keys: readonly string[]): string {
+  return createHash('sha256').update(keys.join()).digest('hex').slice(0, 24);
 }
 
 /** Whether more may be begun. */

@@ -5,7 +5,8 @@ import { isInvalid, type Result, type Status } from './results.ts';
 
 interface Line {
   readonly mutant: RandomMutant;
-  readonly result: Result;
+  /** Undefined until it is decided. */
+  readonly result: Result | undefined;
   readonly diff: string;
 }
 
@@ -26,9 +27,9 @@ export function sampleReport(
       file: mutant.file,
       line: mutant.line,
       diff,
-      status: result.status,
-      by: result.by,
-      seconds: result.seconds,
+      status: result?.status ?? 'undecided',
+      by: result?.by ?? '',
+      seconds: result?.seconds ?? 0,
       ...(mutant.equivalent === undefined ? {} : { equivalent: mutant.equivalent }),
     })),
   };
@@ -43,48 +44,54 @@ export function sampleTable(
 ): string {
   const lines = linesOf(sample, results, read);
   const counted = lines.filter(
-    ({ mutant, result }) => !isInvalid(result) && mutant.equivalent === undefined,
+    ({ mutant, result }) =>
+      (result === undefined || !isInvalid(result)) && mutant.equivalent === undefined,
   );
-  const of = (status: Status): Line[] => counted.filter(({ result }) => result.status === status);
+  const undecided = counted.filter(({ result }) => result === undefined);
+  const of = (status: Status): Line[] => counted.filter(({ result }) => result?.status === status);
   return [
-    `Seed ${seed}: ${sample.length} drawn, ${lines.length} done, ${counted.length} counted`,
+    `Seed ${seed}: ${sample.length} drawn, ${counted.length} counted`,
+    ...(undecided.length === 0
+      ? []
+      : ['', `**Not finished**: ${undecided.length} are undecided, and count as not noticed.`]),
     '',
     ...shares('room', counted, ({ mutant }) => mutant.room),
     '',
     ...shares('kind', counted, ({ mutant }) => mutant.kind),
     ...list('Not noticed', of('survived'), ({ mutant }) => KINDS[mutant.kind]),
     ...list('Noticed because the tests did not end in time', of('timed out'), byOf),
+    ...list('Undecided', undecided, ({ mutant }) => KINDS[mutant.kind]),
     ...list(
       'Not counted: nobody could see a difference',
       lines.filter(({ mutant }) => mutant.equivalent !== undefined),
-      ({ mutant, result }) => `(${result.status}) ${mutant.equivalent}`,
+      ({ mutant, result }) => `(${result?.status ?? 'undecided'}) ${mutant.equivalent}`,
     ),
     ...list(
       'Not counted: it could not be tried',
-      lines.filter(({ result }) => isInvalid(result)),
-      ({ result }) => `${result.status}: ${result.by}`,
+      lines.filter(({ result }) => result !== undefined && isInvalid(result)),
+      ({ result }) => `${result?.status}: ${result?.by}`,
     ),
     '',
   ].join('\n');
 }
 
-const byOf = ({ result }: Line): string => result.by;
+const byOf = ({ result }: Line): string => result?.by ?? '';
 
 function linesOf(
   sample: readonly RandomMutant[],
   results: ReadonlyMap<string, Result>,
   read: (file: string) => string,
 ): Line[] {
-  return sample.flatMap((mutant): Line[] => {
-    const result = results.get(mutant.id);
-    if (result === undefined) return [];
-    return [{ mutant, result, diff: diffOf(read(mutant.file), mutant.mutation) }];
-  });
+  return sample.map((mutant) => ({
+    mutant,
+    result: results.get(mutant.id),
+    diff: diffOf(read(mutant.file), mutant.mutation),
+  }));
 }
 
 function shares(title: string, lines: readonly Line[], groupOf: (line: Line) => string): string[] {
   const row = (name: string, those: readonly Line[]): string => {
-    const noticed = those.filter(({ result }) => result.status !== 'survived').length;
+    const noticed = those.filter(({ result }) => result && result.status !== 'survived').length;
     const percent = those.length === 0 ? '–' : `${Math.round((100 * noticed) / those.length)} %`;
     return `| ${name} | ${noticed} of ${those.length} | ${percent} |`;
   };

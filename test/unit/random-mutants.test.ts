@@ -239,7 +239,7 @@ describe('the report of a sample', { skip: noPython }, () => {
       ]),
     );
     const page = sampleTable('a', sample, results, () => script);
-    assert.match(page, /^Seed a: 3 drawn, 3 done, 2 counted$/m);
+    assert.match(page, /^Seed a: 3 drawn, 2 counted$/m);
     assert.match(page, /^\| src \| 1 of 2 \| 50 % \|$/m);
     assert.match(page, /^Not noticed \(1\):$/m);
     assert.match(page, /\(survived\) nobody reads it/);
@@ -248,7 +248,15 @@ describe('the report of a sample', { skip: noPython }, () => {
       survivor &&
         page.includes(`${survivor.id} ${survivor.kind} \`src/thing.ts:${survivor.line}\``),
     );
+    assert.doesNotMatch(page, /undecided/);
     const report = sampleReport('a', sample, results, () => script) as { mutants: object[] };
     assert.equal(report.mutants.length, 3);
+  });
+
+  test('counts what is not decided yet as not noticed, and says so', () => {
+    const sample = drawSample(root, 2, 'a', (place) => place.includes('thing.ts'));
+    const page = sampleTable('a', sample, new Map(), () => script);
+    assert.match(page, /^\*\*Not finished\*\*: 2 are undecided, and count as not noticed\.$/m);
+    assert.match(page, /^\| \*\*all\*\* \| 0 of 2 \| 0 % \|$/m);
   });
 });
