@@ -40,6 +40,7 @@ function* values(writer: PlainWriter): Iterable<Vector> {
     hex,
     code,
   });
+  const exceeded = (name: string, hex: Bytes): Vector => refused(name, hex, EXCEEDED);
   /** A list of so many parts of the same bytes. */
   const many = (tag: string, repeat: string, times: number): Bytes => [
     tagged(tag, length(times)),
@@ -67,11 +68,10 @@ function* values(writer: PlainWriter): Iterable<Vector> {
   yield refused('a bigint of other digits', tagged('bigint', '00', length(2), latin1('FF')));
   yield refused('a bigint of another sign', tagged('bigint', '02', length(2), latin1('ff')));
   const digits = writer.limit('bigintDigits') + 1;
-  yield refused(
-    'a bigint of too many digits',
-    [tagged('bigint', '00', length(digits)), { repeat: '31', times: digits }],
-    EXCEEDED,
-  );
+  yield exceeded('a bigint of too many digits', [
+    tagged('bigint', '00', length(digits)),
+    { repeat: '31', times: digits },
+  ]);
   yield refused(
     'an array of more items than follow',
     tagged('array', length(3), value(1), value(2)),
@@ -104,24 +104,16 @@ function* values(writer: PlainWriter): Iterable<Vector> {
     tagged('object', length(1), tagged('utf16', length(18), utf16(proto)), value(1)),
   );
   const name = writer.limit('nameLength') + 1;
-  yield refused(
-    'a name that is too long',
-    [
-      tagged('object', length(1)) + tagged('latin1', length(name)),
-      { repeat: '61', times: name },
-      value(1),
-    ],
-    EXCEEDED,
-  );
-  yield refused(
-    'a name of UTF-16 that is too long',
-    [
-      tagged('object', length(1)) + tagged('utf16', length(2 * name)),
-      { repeat: '346c', times: name },
-      value(1),
-    ],
-    EXCEEDED,
-  );
+  yield exceeded('a name that is too long', [
+    tagged('object', length(1)) + tagged('latin1', length(name)),
+    { repeat: '61', times: name },
+    value(1),
+  ]);
+  yield exceeded('a name of UTF-16 that is too long', [
+    tagged('object', length(1)) + tagged('utf16', length(2 * name)),
+    { repeat: '346c', times: name },
+    value(1),
+  ]);
   const types = writer.facts.binaryTypes.length;
   yield refused('binary data of an unknown type', tagged('binary', byte(types), length(1), '00'));
   yield refused('half an item', tagged('binary', byte(9), length(6), '000000000000'));
@@ -169,42 +161,36 @@ function* values(writer: PlainWriter): Iterable<Vector> {
   yield nested('Maps', tagged('map', length(1), value('a')));
   yield nested('Sets', tagged('set', length(1)));
   yield nested('causes', tagged('error', byte(0), byte(16)));
-  yield refused(
-    'errors in an error of 66 levels',
-    [{ repeat: tagged('error', byte(7), byte(0), length(1)), times: (depth + 1) / 2 }, value(1)],
-    EXCEEDED,
-  );
-  yield refused(
-    'an error below 64 levels',
-    [{ repeat: tagged('array', length(1)), times: depth - 1 }, tagged('error', byte(0), byte(0))],
-    EXCEEDED,
-  );
-  yield refused(
-    'an empty array below 64 levels',
-    [{ repeat: tagged('array', length(1)), times: depth - 1 }, tagged('array', length(0))],
-    EXCEEDED,
-  );
+  yield exceeded('errors in an error of 66 levels', [
+    { repeat: tagged('error', byte(7), byte(0), length(1)), times: (depth + 1) / 2 },
+    value(1),
+  ]);
+  yield exceeded('an error below 64 levels', [
+    { repeat: tagged('array', length(1)), times: depth - 1 },
+    tagged('error', byte(0), byte(0)),
+  ]);
+  yield exceeded('an empty array below 64 levels', [
+    { repeat: tagged('array', length(1)), times: depth - 1 },
+    tagged('array', length(0)),
+  ]);
   const most = writer.limit('valueParts');
-  yield refused('too many parts', many('array', hole, most), EXCEEDED);
-  yield refused(
-    'too many parts, of which the last is no hole',
-    [tagged('array', length(most)), { repeat: hole, times: most - 1 }, value(null)],
-    EXCEEDED,
-  );
-  yield refused(
+  yield exceeded('too many parts', many('array', hole, most));
+  yield exceeded('too many parts, of which the last is no hole', [
+    tagged('array', length(most)),
+    { repeat: hole, times: most - 1 },
+    value(null),
+  ]);
+  yield exceeded(
     'too many GPU objects',
     many('array', tagged('gpuObject'), writer.limit('valueObjects') + 1),
-    EXCEEDED,
   );
-  yield refused(
+  yield exceeded(
     'too much binary data',
     many('array', tagged('binary', byte(2), length(0)), writer.limit('valueBinaries') + 1),
-    EXCEEDED,
   );
-  yield refused(
+  yield exceeded(
     'too many Maps',
     many('array', tagged('map', length(0)), writer.limit('valueCollections') + 1),
-    EXCEEDED,
   );
 }
 

@@ -1,4 +1,4 @@
-/** The mutations that a program makes: their kinds, and what is told of one. */
+/** The mutations that a program makes: their kinds, and the description of each. */
 
 /** What each kind does. Rooms differ in how many places they have for a kind. */
 export const KINDS = {

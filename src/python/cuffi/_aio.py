@@ -84,17 +84,20 @@ class AsyncPeer(Context):
         await self.asend(value, stream=stream)
 
     async def _asent(self, later: Later, waiter: Waiter) -> None:
-        connection = self._connection
+        await self._until_sent(later, waiter, self._connection.outbox.take_back)
+        waiter.take()
+        await turn_if_due()
+
+    async def _until_sent(self, later: Later, waiter: Waiter, give_up: Callable[[Outgoing, Waiter], Any]) -> None:
+        """As `_until`. A canceled call takes back what is not sent yet, and gives up what is."""
         try:
             await self._until(waiter)
         except BaseException:
-            with connection.mutex:
+            with self._connection.mutex:
                 later.prepared = None
                 if later.posted:
-                    connection.outbox.take_back(later.posted, waiter)
+                    give_up(later.posted, waiter)
             raise
-        waiter.take()
-        await turn_if_due()
 
     async def _until(self, waiter: Waiter) -> None:
         if waiter.is_done:
@@ -122,7 +125,7 @@ class AsyncPeer(Context):
         except BaseException:
             with connection.mutex:
                 if isinstance(waiter.result, Arrived):
-                    connection.inbox.offer(waiter.result, is_first=True)
+                    self._put_back(waiter.result)
                 elif waiter in waiters:
                     waiters.remove(waiter)
             raise
@@ -158,16 +161,9 @@ class AsyncPeer(Context):
 
     async def arequest(self, value: Any, *, stream: Optional[StreamLike] = None) -> Any:
         """As `request`, sent in the order of `asend`. Canceling the task gives the request up."""
-        connection, waiter = self._connection, Waiter(is_async=True)
-        later = connection.outbox.send_later(value, stream, lambda prepared: self._requests.ask(prepared, waiter), waiter.settle)
-        try:
-            await self._until(waiter)
-        except BaseException:
-            with connection.mutex:
-                later.prepared = None
-                if later.posted:
-                    self._requests.give_up(later.posted, waiter)
-            raise
+        waiter = Waiter(is_async=True)
+        later = self._connection.outbox.send_later(value, stream, lambda prepared: self._requests.ask(prepared, waiter), waiter.settle)
+        await self._until_sent(later, waiter, self._requests.give_up)
         return result_of(waiter.take(), await self._aopen(waiter.take(), stream))
 
     async def aserve(self, handler: Callable[[Any], Any], *, stream: Optional[StreamLike] = None, concurrency: int = 1,

@@ -18,7 +18,7 @@ from ._driver import (
     call,
     check_status,
     cuda_driver,
-    has_pointers,
+    is_emulated,
     read_number,
 )
 from ._errors import IpcError, NotSupportedError
@@ -52,9 +52,7 @@ class Device:
 
     def __enter__(self) -> Device:
         """Makes its context the current one of this thread."""
-        status = cuda_driver().cuCtxPushCurrent_v2(self._context or self.context)
-        if status:
-            check_status(status, 'cuCtxPushCurrent_v2')
+        check_status(cuda_driver().cuCtxPushCurrent_v2(self._context or self.context), 'cuCtxPushCurrent_v2')
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -62,14 +60,8 @@ class Device:
 
     def synchronize(self) -> None:
         """Waits until all work is done. Raises CudaError."""
-        cuda = cuda_driver()
-        status = cuda.cuCtxPushCurrent_v2(self._context or self.context)
-        if status:
-            check_status(status, 'cuCtxPushCurrent_v2')
-        status = cuda.cuCtxSynchronize()
-        cuda.cuCtxPopCurrent_v2(_POPPED)
-        if status:
-            check_status(status, 'cuCtxSynchronize')
+        with self:
+            check_status(cuda_driver().cuCtxSynchronize(), 'cuCtxSynchronize')
 
     def access(self, flags: int) -> AccessDesc:
         return AccessDesc(1, self._number, flags)
@@ -161,7 +153,7 @@ def stream_handle(stream: Any) -> int:
         if isinstance(stream, bool):
             raise TypeError("stream must be a stream's handle, not a bool")
         is_default = 0 <= stream <= 2
-        if not (is_default or (_MIN_HANDLE if has_pointers() else 3) <= stream < 1 << 64):
+        if not (is_default or (3 if is_emulated() else _MIN_HANDLE) <= stream < 1 << 64):
             raise ValueError(f'stream must be the handle of a stream, not {stream}: a time is given as timeout=SECONDS')
         return stream or LEGACY_STREAM
     for name in ('cuda_stream', 'ptr', 'handle'):

@@ -245,11 +245,6 @@ def read_number(name: str, *arguments: Any, doing: str = '', kind: Any = c_u64) 
     return found.value
 
 
-def has_pointers() -> bool:
-    """Whether handles are pointers: those of an emulated driver may be any number."""
-    return not is_emulated()
-
-
 def is_emulated() -> bool:
-    """Whether the memory of devices is host memory, without a GPU."""
+    """Whether there is no GPU: the memory of devices is host memory, and handles may be any number."""
     return not isinstance(cuda_driver()._library, ctypes.CDLL)

@@ -41,10 +41,6 @@ class Exports:
         self.leases[self.next] = exported
         self.next += 1
 
-    def kept(self) -> list[Exported]:
-        """All that is kept for other processes, from any thread."""
-        return list(self.leases.values()) + [exported for _, exported in list(self.forwarded.values())]
-
     def release(self, released: Sequence[Release]) -> None:
         """Ends leases that the other end has released."""
         order = self._connection.order

@@ -119,7 +119,7 @@ def _exported() -> Iterator[tuple[Connection, Exported, bool]]:
 
 
 def _is_lent(root: Any) -> bool:
-    return any(exported.root is root or exported.root == root for connection in list(connections) for exported in connection.exports.kept())
+    return any(exported.root is root or exported.root == root for _, exported, _ in _exported())
 
 
 # ---- Statistics ----

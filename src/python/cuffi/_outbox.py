@@ -122,14 +122,15 @@ class Outbox:
             return False
         with connection.mutex:
             releases = connection.imports.releases
-            if connection.end is not None or self.queue or connection.readiness.needs_confirmation:
+            readiness = connection.readiness
+            if connection.end is not None or self.queue or readiness.needs_confirmation or readiness.are_values_ignored:
                 return False
             if releases:
                 # Points of this end come after its page.
                 if len(releases) > 64 or connection.order.has_page_to_send:
                     return False
                 write_control(body, (), releases)
-            if connection.readiness.are_values_ignored or len(body) > MAX_PART or not self._send_frame(FRAME_VALUE, 0, body):
+            if len(body) > MAX_PART or not self._send_frame(FRAME_VALUE, 0, body):
                 del body[length:]
                 return False
             if releases:
