@@ -40,7 +40,7 @@ class Imports:
         self._connection = connection
         self.leases: dict[int, Optional[weakref.ref[ReceivedMemory]]] = {}
         self._next = 0
-        # Of what a third process has made: links to it, which end when it is given back.
+        # Of what a third process has made: links to it. Each ends when that is given back, not with the connection.
         self.links: dict[int, int] = {}
         self.revoked: set[int] = set()
         self._pools: dict[bytes, OpenPool] = {}
@@ -245,9 +245,6 @@ class Imports:
 
     def close(self) -> list[OpenPool]:
         """Ends what needs no other process. Returns the pools, to be released."""
-        # Owners keep what was passed on until then, also without the connection over which it came.
-        close_fds(self.links.values())
-        self.links.clear()
         with locks.mappings:
             pools, self._pools = list(self._pools.values()), {}
             close_fds(self._pool_fds.values())
