@@ -14,6 +14,12 @@ import { join, relative } from 'node:path';
 /** How long a process may take to vanish that was killed: the kernel frees its memory first. */
 const VANISHES_MS = 5_000;
 
+/**
+ * Where tsx keeps what it has compiled, a folder for each user, and Node from 22.1 on for programs
+ * that ask for it, as npm and tsc do. The next run uses it, too.
+ */
+const CACHE = /^(tsx-\d+|node-compile-cache)$/;
+
 export class RunFolders implements Disposable {
   readonly #base: string;
 
@@ -27,11 +33,9 @@ export class RunFolders implements Disposable {
     mkdirSync(TMPDIR);
     chmodSync(TMPDIR, 0o1777);
     chmodSync(this.#base, 0o711);
-    // What tsx has compiled is of use to the next run.
-    const [compiled = ''] = readdirSync(outside).filter(
-      (name) => name === `tsx-${process.geteuid?.()}`,
-    );
-    if (compiled !== '') symlinkSync(join(outside, compiled), join(TMPDIR, compiled));
+    for (const name of readdirSync(outside).filter((name) => CACHE.test(name))) {
+      symlinkSync(join(outside, name), join(TMPDIR, name));
+    }
   }
 
   get environment(): { readonly TMPDIR: string; readonly XDG_RUNTIME_DIR: string } {
@@ -41,7 +45,7 @@ export class RunFolders implements Disposable {
   /** Returns what is still there, a line each. Processes are killed. */
   left(): string[] {
     const { TMPDIR, XDG_RUNTIME_DIR } = this.environment;
-    const files = readdirSync(TMPDIR).filter((name) => !name.startsWith('tsx-'));
+    const files = readdirSync(TMPDIR).filter((name) => !CACHE.test(name));
     // The folder of its sockets stays where cuffi has made it.
     const sockets = readdirSync(XDG_RUNTIME_DIR, { recursive: true, withFileTypes: true })
       .filter((entry) => !entry.isDirectory())
