@@ -69,6 +69,8 @@ describe('the companion for Python, installed by pip', { skip: unavailable }, ()
       PIP_CONFIG_FILE: '/dev/null',
       PIP_DISABLE_PIP_VERSION_CHECK: '1',
       CUFFI_DRIVER: 'emulated',
+      // Some versions of pip leave a file there.
+      TMPDIR: folder,
       ...more,
     };
   };
