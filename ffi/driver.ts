@@ -32,7 +32,7 @@ interface DriverSource {
  * The paths of libcuda to try if `CUFFI_DRIVER` is not a path: the loader's own, then those of WSL,
  * NVIDIA's container runtimes, distributions, NixOS, and the toolkit's compatibility driver.
  */
-const LIBCUDA_PATHS = [
+export const LIBCUDA_PATHS: readonly string[] = [
   'libcuda.so.1',
   '/usr/lib/wsl/lib/libcuda.so.1',
   '/usr/local/nvidia/lib64/libcuda.so.1',
@@ -49,7 +49,7 @@ let selectedDriver: string | Driver | undefined;
 let openedSource: DriverSource | undefined;
 let selectionCounter = 0;
 
-const ANY_DRIVER: LibraryPurpose = {
+export const ANY_DRIVER: LibraryPurpose = {
   title: 'no CUDA driver (libcuda.so.1) was found. Tried:',
   remedy: [
     'Install the NVIDIA driver. A container needs GPUs (--gpus all) and the driver in it',
@@ -58,7 +58,7 @@ const ANY_DRIVER: LibraryPurpose = {
     'emulated driver.',
   ].join('\n'),
 };
-const NAMED_DRIVER: LibraryPurpose = {
+export const NAMED_DRIVER: LibraryPurpose = {
   title: 'the chosen library is not a CUDA driver:',
   remedy: 'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda.',
 };

@@ -57,7 +57,7 @@ async function nothingIsLent(python: Python): Promise<void> {
   });
 }
 
-describe('timelines between Node and Python', options, () => {
+describe('timelines between Node and Python', { skip: options.skip }, () => {
   test('the order holds while the streams of both wait', options, async () => {
     await using python = Python.start();
     using timeline = Timeline.create();
@@ -357,7 +357,7 @@ async function passed(producer: Python, consumer: Python, what = 'own'): Promise
   assert.deepEqual([await producer.evaluate(source), await taken], ['null', 'null']);
 }
 
-describe('channels between Node and Python', options, () => {
+describe('channels between Node and Python', { skip: options.skip }, () => {
   for (const end of ['producer', 'consumer'] as const)
     test(
       `a host that is blocked by its waiting stream goes on when the ${end} in Python closes`,
@@ -781,7 +781,7 @@ describe('channels between Node and Python', options, () => {
   });
 });
 
-describe('page-locked memory between Node and Python', options, () => {
+describe('page-locked memory between Node and Python', { skip: options.skip }, () => {
   test('both have the same bytes, and their GPUs copy them', options, async () => {
     await using python = Python.start();
     const bytes = new Uint8Array(10_000).map((_, at) => at * 7);
@@ -822,7 +822,7 @@ describe('page-locked memory between Node and Python', options, () => {
   });
 });
 
-describe('what Python has sent', options, () => {
+describe('what Python has sent', { skip: options.skip }, () => {
   test(
     'leases.returned waits until each receiver has closed it, or has ended',
     options,
@@ -963,7 +963,7 @@ describe('what Python has sent', options, () => {
   });
 });
 
-describe('hostile processes, as Python meets them', options, () => {
+describe('hostile processes, as Python meets them', { skip: options.skip }, () => {
   test('what is no timeline, channel or page-locked memory is refused', options, async () => {
     await using python = Python.start();
     // The process may have served another test, whose last objects are given back meanwhile.

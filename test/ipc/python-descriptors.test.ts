@@ -12,7 +12,7 @@ import { iterations, trials } from '../support/iterations.ts';
 import { noPython } from '../support/python.ts';
 
 const program = fileURLToPath(new URL('./fixtures/python-descriptors.py', import.meta.url));
-const options = { skip: noPython, timeout: iterations(30_000, 300_000) };
+const options = { skip: noPython, timeout: iterations(120_000, 300_000) };
 
 /** What decoding gives: the bytes of what was read, or the error. */
 interface Decoded {

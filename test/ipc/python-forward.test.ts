@@ -40,7 +40,7 @@ const holders = (): readonly number[] => leases.stats().leases.map(({ pid }) => 
 const SEND = "kept['peer'].send(kept['given'], timeout=10)";
 const RECEIVE = "kept.update(got=kept['peer'].receive(timeout=10))";
 
-describe('what Python passes on', options, () => {
+describe('what Python passes on', { skip: options.skip }, () => {
   const kinds: Readonly<Record<string, () => Promise<[unknown, Disposable]>>> = {
     'an array': async () => {
       const array = await toDevice(Int32Array.of(1, 2, 3, 4));

@@ -82,7 +82,7 @@ function closeAll(value: unknown): void {
   for (const part of [...parts, ...Object.values(value), cause, errors]) closeAll(part);
 }
 
-describe('the companion for Python under attack', options, () => {
+describe('the companion for Python under attack', { skip: options.skip }, () => {
   test(
     'survives what an end, other threads and its own ends do, and leaves nothing',
     options,
@@ -229,7 +229,7 @@ const steps = [
   'after close',
 ] as const;
 
-describe('kills in each step of a hand-over', options, () => {
+describe('kills in each step of a hand-over', { skip: options.skip }, () => {
   test('of the companion: Node gets PeerGoneError, and all is given back', options, async () => {
     const program = new URL('./fixtures/python-killed.py', import.meta.url);
     using stream = Stream.create({ nonBlocking: true });

@@ -12,7 +12,7 @@ import { noPython, PythonWorker } from '../support/python.ts';
 
 const program = new URL('./fixtures/python-values.py', import.meta.url);
 const fixtures = fileURLToPath(new URL('./fixtures', import.meta.url));
-const options = { skip: noPython, timeout: 60_000 };
+const options = { skip: noPython, timeout: 120_000 };
 
 /** The test cases of python-values.py, and what they show. */
 const cases: readonly (readonly [name: string, claim: string])[] = [

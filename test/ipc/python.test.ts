@@ -50,7 +50,7 @@ async function nothingIsLent(worker: PythonWorker): Promise<void> {
   assert.deepEqual([lent, held], [0, 0]);
 }
 
-describe('the companion for Python', options, () => {
+describe('the companion for Python', { skip: options.skip }, () => {
   test('says that it confirms no descriptors', options, async () => {
     await using worker = new PythonWorker('iterate');
     const { peer } = worker;
@@ -388,7 +388,7 @@ describe('the companion for Python', options, () => {
   });
 });
 
-describe('errors of the companion', options, () => {
+describe('errors of the companion', { skip: options.skip }, () => {
   const big = `'x' * (1 << 24)`;
   const cases: readonly (readonly [source: string, error: RegExp])[] = [
     ['peer.send(object())', /^TypeError : builtins\.object cannot be sent: only/],
@@ -459,7 +459,7 @@ describe('errors of the companion', options, () => {
   });
 });
 
-describe('the end of a connection with Python', options, () => {
+describe('the end of a connection with Python', { skip: options.skip }, () => {
   test('closes in order, with what both hold given back', options, async () => {
     await using worker = new PythonWorker('iterate');
     using array = await toDevice(new Uint8Array(10));
@@ -638,7 +638,7 @@ describe('the end of a connection with Python', options, () => {
   });
 });
 
-describe('spawnPython', options, () => {
+describe('spawnPython', { skip: options.skip }, () => {
   test('runs a module by its name', options, async () => {
     const folder = mkdtempSync(join(tmpdir(), 'cuffi-module-'));
     try {
@@ -774,7 +774,7 @@ describe('spawnPython', options, () => {
   });
 });
 
-describe('listening in Python and in Node', options, () => {
+describe('listening in Python and in Node', { skip: options.skip }, () => {
   test('either end connects to the other by name', options, async () => {
     await using worker = new PythonWorker();
     const name = `@cuffi-test-${process.pid}-names`;

@@ -6,6 +6,7 @@ import ctypes
 import os
 from typing import Any, Callable, Optional
 
+from ._error_texts import HINTS, HINTS_OF_CALLS, LIBCUDA_PATHS, NO_DRIVER, NOT_A_DRIVER
 from ._errors import CuffiError, DriverNotFoundError, NotSupportedError
 from ._process import locks
 
@@ -19,7 +20,7 @@ class CudaError(CuffiError):
         self.status = status
         self.call = call
         self.code = code
-        self.hint: Optional[str] = _HINTS.get(status)
+        self.hint: Optional[str] = HINTS_OF_CALLS.get(f'{call}:{status}', HINTS.get(status))
         while_doing = f' while {doing}' if doing else ''
         after = f'\n{self.hint}' if self.hint else ''
         super().__init__(f'{call} failed{while_doing}: {description} ({self.code}, {status}){after}')
@@ -30,35 +31,7 @@ class CudaError(CuffiError):
         return self.status in STICKY
 
 
-# As src/hints.ts of cuffi in Node.
-_HINTS = {
-    34: 'This libcuda is the stub of the CUDA toolkit: remove its folder from the library path.',
-    46: 'Another process has the device for itself (compute mode exclusive), or it is being reset: nvidia-smi shows who '
-    'uses it, and nvidia-smi -c DEFAULT lets several use it.',
-    100: 'No GPU is visible: check nvidia-smi, CUDA_VISIBLE_DEVICES, permission for /dev/nvidia*, and that the container '
-    'has access to GPUs.',
-    304: 'The driver could not open or map a device file. Likely causes: no permission for /dev/nvidia*, a container without '
-    'the devices (--gpus all) or without /dev/nvidia-uvm (nvidia-modprobe -u), a sandbox, or a limit such as ulimit -v.',
-    802: 'The system is not ready: the fabric manager or a GPU reset may be pending.',
-    803: 'The kernel driver and libcuda differ in version: reload the driver, or reboot.',
-    804: 'This libcuda is of the forward compatibility package (cuda-compat), which this GPU does not support: remove its '
-    'folder from LD_LIBRARY_PATH, or update the driver of the host.',
-    999: 'Likely causes: the module nvidia-uvm is not loaded or stopped after the machine slept (nvidia-modprobe -u, or '
-    'reload it), or the GPU has failed. Check dmesg for NVRM: Xid messages.',
-}
 STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719))
-# As ffi/driver.ts: the loader's own, then those of WSL, containers and distributions.
-_LIBRARIES = (
-    'libcuda.so.1',
-    '/usr/lib/wsl/lib/libcuda.so.1',
-    '/usr/local/nvidia/lib64/libcuda.so.1',
-    '/usr/local/nvidia/lib/libcuda.so.1',
-    '/usr/lib/x86_64-linux-gnu/libcuda.so.1',
-    '/usr/lib/aarch64-linux-gnu/libcuda.so.1',
-    '/usr/lib64/libcuda.so.1',
-    '/run/opengl-driver/lib/libcuda.so.1',
-    '/usr/local/cuda/compat/libcuda.so.1',
-)
 c_u32, c_u64, c_int, c_size, _out = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 
 
@@ -184,14 +157,6 @@ def is_driver_open() -> bool:
     return _driver is not None
 
 
-# As ffi/driver.ts.
-_NO_DRIVER = """\
-Install the NVIDIA driver. A container needs GPUs (--gpus all) and the driver in it
-(NVIDIA_DRIVER_CAPABILITIES with compute). WSL has the Windows driver in /usr/lib/wsl/lib.
-CUFFI_DRIVER can be the path of a libcuda. Without a GPU, CUFFI_DRIVER=emulated selects the
-emulated driver."""
-
-
 def _open_library() -> Any:
     chosen = os.environ.get('CUFFI_DRIVER') or 'cuda'
     if chosen == 'emulated':
@@ -200,20 +165,15 @@ def _open_library() -> Any:
         return _emulated.Library()
     if chosen != 'cuda' and '/' not in chosen:
         raise DriverNotFoundError(f'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda, not {chosen!r}')
+    paths, (title, remedy) = (LIBCUDA_PATHS, NO_DRIVER) if chosen == 'cuda' else ((chosen,), NOT_A_DRIVER)
     tried: list[str] = []
-    for path in _LIBRARIES if chosen == 'cuda' else (chosen,):
+    for path in paths:
         try:
             return ctypes.CDLL(path)
         except OSError as error:
             # The loader's words begin with the path, most times.
             tried.append(f'  {path}: {str(error).replace(f"{path}: ", "", 1)}')
-    if chosen != 'cuda':
-        raise DriverNotFoundError(
-            '\n'.join(
-                ('the chosen library is not a CUDA driver:', *tried, 'CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda.')
-            )
-        )
-    raise DriverNotFoundError('\n'.join(('no CUDA driver (libcuda.so.1) was found. Tried:', *tried, _NO_DRIVER)))
+    raise DriverNotFoundError('\n'.join((title, *tried, remedy)))
 
 
 def describe_status(status: int, driver: Optional[_Driver]) -> tuple[str, str]:

@@ -60,6 +60,13 @@ class FrameReader:
         if size <= 0 or len(data) > PACKET_BYTE_LENGTH:
             raise IpcError(f'a frame has {len(data)} bytes')
         magic, version, kind, number, length, offset, request = _read_header(data)
+        is_whole = length == size and not offset and not self._parts and magic == MAGIC and version == MAX_VERSION
+        if is_whole and self.has_met and number == self._received and kind in FRAME_KINDS and (request > 0) == (kind > FRAME_CONTROL):
+            # Most messages are one frame: the checks below have nothing to say about it.
+            self._received = (number + 1) & 0xFFFFFFFF
+            own = fds[:]
+            fds.clear()
+            return kind, request, data[_HEADER_SIZE:], own, is_cut
         if magic != MAGIC:
             raise IpcError('not a cuffi frame (wrong magic number)')
         if not self.has_met:

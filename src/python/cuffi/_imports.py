@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ._wire import Release
 
 _MAX_POOLS = 1024
+# Four bytes that are read one by one.
+_LONG = bytes((0xFF,)) * 4
 
 
 class Imports:
@@ -68,10 +70,17 @@ class Imports:
             raise IpcError(f'lease {first} was sent after lease {self._next - 1}, or a second time')
         entries: list[tuple[bytes, int, bool, int]] = []
         for lease in range(first, first + count):
-            fd_count, has_link, length = reader.length(0), reader.flag(), reader.length()
+            at, end, data = reader.at, reader.end, reader.data
+            # Most are read in one go, those whose length has two bytes.
+            fd_count, has_link, low, high = data[at : at + 4] if at + 4 < end else _LONG
+            length = low & 0x7F | high << 7
+            if fd_count < 0x80 and has_link < 2 and low > 0x7F > high and length <= end - at - 4:
+                reader.at = at + 4
+            else:
+                fd_count, has_link, length = reader.length(0), reader.flag(), reader.length()
             if length > MAX_OBJECT_BYTE_LENGTH:
                 raise limit_exceeded(f'a descriptor of {length} bytes is too long')
-            entries.append((reader.take(length), fd_count, has_link, lease))
+            entries.append((reader.take(length), fd_count, has_link != 0, lease))
             if reader.at - begin > MAX_TABLE_BYTE_LENGTH:
                 raise limit_exceeded('a table of objects is too long')
         return entries

@@ -30,6 +30,7 @@ from ._protocol import (
     MAX_QUEUED_VALUES,
     MAX_VALUE_BYTE_LENGTH,
     MAX_VERIFICATION_BYTE_LENGTH,
+    TAG_GPU_OBJECT,
 )
 from ._wire import Control
 from ._words import Points
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 NO_ROOM_FOR_FDS = "no descriptor is left for those of a message, which are lost: raise the limit ('ulimit -n')"
 # What an object takes of the room of the queue, beside the bytes of its message.
 _BYTES_OF_OBJECT = 4096
-_POOL = bytes((KIND_POOL,))
+_POOL, _OBJECT = bytes((KIND_POOL,)), bytes((TAG_GPU_OBJECT,))
 
 
 class Arrived:
@@ -140,10 +141,16 @@ class Inbox:
         """Reads a message that is not of control. Takes the descriptors out of the list when they have another owner."""
         reader = Reader(body)
         arrived = Arrived(self._connection, kind, request, len(body))
-        decoder = Decoder(reader)
-        arrived.value = decoder.read(None)
-        places = arrived.places = decoder.places
-        arrived.refusal, arrived.is_cut = decoder.refusal, is_cut
+        arrived.is_cut = is_cut
+        if body[:1] == _OBJECT:
+            # The value is a GPU object.
+            reader.at = 1
+            arrived.places = [None]
+        else:
+            decoder = Decoder(reader)
+            arrived.value = decoder.read(None)
+            arrived.places, arrived.refusal = decoder.places, decoder.refusal
+        places = arrived.places
         if reader.at > (MAX_VERIFICATION_BYTE_LENGTH if kind == FRAME_VERIFICATION else MAX_VALUE_BYTE_LENGTH):
             raise limit_exceeded(f'a value of {reader.at} bytes is too large')
         imports = self._connection.imports

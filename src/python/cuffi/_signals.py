@@ -72,14 +72,16 @@ class _Signals:
         self._restore(self._numbers)
 
     def _restore(self, numbers: list[int]) -> None:
-        if numbers:
-            try:
-                # A handler that has run may have set another one.
-                if _get(numbers[-1]) is self._put_off:
-                    _set(numbers[-1], self._handlers[numbers[-1]])
-            finally:
-                if len(numbers) > 1:
-                    self._restore(numbers[:-1])
+        if not numbers:
+            return
+        number = numbers[-1]
+        try:
+            # A handler that has run may have set another one.
+            if _get(number) is self._put_off:
+                _set(number, self._handlers[number])
+        finally:
+            if len(numbers) > 1:
+                self._restore(numbers[:-1])
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self.came.append((self._handlers.get(number), number, frame))
