@@ -65,6 +65,8 @@ function parseOperand(
   const rows = field('Height');
   if ((box.depth > 1 || z > 0) && rows < y + box.height) return CUDA_ERROR_INVALID_VALUE;
   const start = field(type === CU_MEMORYTYPE_HOST ? 'Host' : 'Device');
+  // The driver ignores what is for other types of memory.
+  for (const name of ['Host', 'Device', 'Array', 'LOD']) field(name);
   const slice = pitch * rows;
   return { address: start + z * slice + y * pitch + x, pitch, slice, type, device };
 }
@@ -170,8 +172,7 @@ export function copy3dFunctions(
   const run = (name: StructName, address: number, queue: Stream | undefined, isNow: boolean) => {
     if (!queue) return CUDA_ERROR_INVALID_HANDLE;
     const fields: Fields | undefined = host.readStruct(name, address);
-    if (!fields || !Object.values(fields).every(Number.isSafeInteger))
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!fields) return CUDA_ERROR_INVALID_VALUE;
     const { WidthInBytes: width = 0, Height: height = 0, Depth: depth = 1 } = fields;
     const box = { width, height, depth };
     let [toDevice, fromDevice] = [queue.context.device, queue.context.device];
@@ -181,7 +182,11 @@ export function copy3dFunctions(
       if (!target?.alive || !source?.alive) return CUDA_ERROR_INVALID_CONTEXT;
       [toDevice, fromDevice] = [target.device, source.device];
     }
-    if (width === 0 || height === 0 || depth === 0) return CUDA_SUCCESS;
+    if (width === 0 || height === 0 || depth === 0) {
+      // Nothing is copied, wherever from.
+      host.takeUnread();
+      return CUDA_SUCCESS;
+    }
     const to = parseOperand(fields, 'dst', box, toDevice);
     if (typeof to === 'number') return to;
     const from = parseOperand(fields, 'src', box, fromDevice);

@@ -26,6 +26,8 @@ export class HostMemory {
   readonly #scratch = Buffer.allocUnsafeSlow(WORD_BYTES);
   readonly #scratchView = new DataView(this.#scratch.buffer);
   readonly #scratchAddress = addressOf(this.#scratch);
+  /** What the current call was given in structs and has not read: fields that are not 0. */
+  #unread: Set<string>[] = [];
 
   constructor(arena: Arena) {
     this.#arena = arena;
@@ -97,13 +99,34 @@ export class HostMemory {
       : undefined;
   }
 
-  /** Reads a struct. Undefined if the address is not readable. */
+  /** Reads a struct. Undefined if the address is not readable, or a field has more than 53 bits. */
   readStruct<S extends StructName>(
     name: S,
     address: number,
   ): ReturnType<typeof decodeStruct<S>> | undefined {
     const bytes = this.read(address, structs[name].byteLength);
-    return bytes && decodeStruct(name, bytes);
+    const values = bytes && decodeStruct(name, bytes);
+    const fields: [field: string, value: number][] = Object.entries(values ?? {});
+    if (!values || !fields.every(([, value]) => Number.isSafeInteger(value))) return undefined;
+    const unread = new Set<string>();
+    for (const [field, value] of fields)
+      if (value !== 0) unread.add(`${field}, which is ${value}, of a ${name}`);
+    this.#unread.push(unread);
+    return new Proxy(values, {
+      get(target, field) {
+        const value = target[field as keyof typeof target];
+        unread.delete(`${String(field)}, which is ${value}, of a ${name}`);
+        return value;
+      },
+    });
+  }
+
+  /** What the current call was given in structs and has not read, which the next call does not get. */
+  takeUnread(): string[] {
+    if (this.#unread.length === 0) return [];
+    const unread = this.#unread.flatMap((fields) => [...fields]);
+    this.#unread = [];
+    return unread;
   }
 
   getInt32(address: number): number | undefined {

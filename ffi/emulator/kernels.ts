@@ -185,7 +185,7 @@ export function kernelFunctions(
       load(kernel);
       return CUDA_SUCCESS;
     },
-    cuLaunchKernelEx(address, handle, pointers) {
+    cuLaunchKernelEx(address, handle, pointers, extra) {
       const config = host.readStruct('CUlaunchConfig', address);
       if (!config) return CUDA_ERROR_INVALID_VALUE;
       const shape: LaunchShape = {
@@ -193,11 +193,13 @@ export function kernelFunctions(
         block: [config.blockDimX, config.blockDimY, config.blockDimZ],
         sharedBytes: config.sharedMemBytes,
       };
-      // Clusters and cooperative grids are not emulated.
-      if (config.numAttrs > 0) return CUDA_ERROR_NOT_SUPPORTED;
+      // Clusters and cooperative grids are not emulated, nor arguments as one block of bytes.
+      if ((config.attrs !== 0 && config.numAttrs > 0) || extra !== 0)
+        return CUDA_ERROR_NOT_SUPPORTED;
       return launch(modules.kernel(handle), queues.get(config.hStream), shape, pointers);
     },
-    cuLaunchKernel(handle, gx, gy, gz, bx, by, bz, sharedBytes, stream, pointers) {
+    cuLaunchKernel(handle, gx, gy, gz, bx, by, bz, sharedBytes, stream, pointers, extra) {
+      if (extra !== 0) return CUDA_ERROR_NOT_SUPPORTED;
       const shape: LaunchShape = { grid: [gx, gy, gz], block: [bx, by, bz], sharedBytes };
       return launch(modules.kernel(handle), queues.get(stream), shape, pointers);
     },

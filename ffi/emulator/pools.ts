@@ -119,7 +119,6 @@ export class Pools {
     if (located !== CUDA_SUCCESS) return located;
     const shared = handleTypesStatus(handleTypes);
     if (shared !== CUDA_SUCCESS) return shared;
-    if (!Number.isSafeInteger(maxSize)) return CUDA_ERROR_INVALID_VALUE;
     const total = this.#memory.totalBytes;
     const capacity = maxSize === 0 ? total : Math.min(roundUp(maxSize, POOL_CHUNK_BYTES), total);
     return this.#make(device, handleTypes, capacity, false) ?? CUDA_ERROR_OUT_OF_MEMORY;

@@ -177,7 +177,7 @@ export function withPreconditions(
   const isWritable = (address: number): boolean =>
     address === 0 ? isOptional : host.isWritable(address);
 
-  return (...given: readonly unknown[]) => {
+  const call = (...given: readonly unknown[]): Status => {
     const args = given.map((arg, at) =>
       typeof arg === 'bigint' && !uint64Parameters.has(at) ? Number(arg) : arg,
     ) as number[];
@@ -197,6 +197,12 @@ export function withPreconditions(
     const answer = implementation(...(args as never[]));
     // Work that ran during the call may have failed the context.
     const isWell = answer === CUresult.CUDA_SUCCESS || answer === CUresult.CUDA_ERROR_NOT_READY;
+    const unread = host.takeUnread();
+    // What is asked for and not emulated would seem to work.
+    if (isWell && unread.length > 0)
+      throw new Error(`${name} of the emulated driver does not know ${unread.join('; ')}`);
     return isWell && !ALLOWED_ON_FAILED.has(name) ? failureOf(args) || answer : answer;
   };
+  // So that a test can see which arguments it takes.
+  return Object.defineProperty(call, 'length', { value: implementation.length });
 }

@@ -39,7 +39,7 @@ class _PinnedState:
         self.is_closed = False
         try:
             self._page = SharedWords(fd, whole_pages(byte_length))
-            self.view, self.address = self._page.words.cast('B')[:byte_length], self._page.host
+            self.view, self.address = self._page.bytes[:byte_length], self._page.host
             with device:
                 self.device_address = self._page.address(device, 0)
         except BaseException:

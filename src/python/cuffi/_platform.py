@@ -8,3 +8,5 @@ if not sys.platform.startswith('linux'):
     )
 if sys.version_info < (3, 9):  # noqa: UP036 - this is what refuses them.
     raise ImportError(f'cuffi needs Python 3.9 or later, and this is {sys.version.split()[0]}')
+if not getattr(sys, '_is_gil_enabled', lambda: True)():
+    raise ImportError('cuffi relies on the GIL, and this Python runs without it: start it with PYTHON_GIL=1, or with -X gil=1')

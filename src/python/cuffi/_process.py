@@ -72,6 +72,8 @@ class _Locks:
         self.state = threading.RLock()
         # Held while memory of other processes is mapped or unmapped, which the driver may block. Taken before `state`.
         self.mappings = threading.RLock()
+        # Taken for its order of loads and stores alone.
+        self.fence = threading.Lock()
 
 
 locks = _Locks()

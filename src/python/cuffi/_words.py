@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Union
@@ -13,13 +14,15 @@ from ._devices import Device, all_devices
 from ._driver import c_u64, call, cuda_driver, read_number
 from ._errors import ClosedError, CuffiError, IpcError
 from ._files import is_sealed
-from ._process import this_process
+from ._process import locks, this_process
 from ._protocol import END_OF_WAITS, PAGE_BYTE_LENGTH
 
 if TYPE_CHECKING:
     from ._waits import EventHandle
 
 INFINITE = float('inf')
+# Whether the processor keeps the order of the stores and that of the loads of a thread.
+_KEEPS_ORDER = os.uname().machine in ('x86_64', 'i686')
 Points = list[tuple[int, int]]
 
 
@@ -36,13 +39,42 @@ class _NoWords:
 NO_WORDS = _NoWords()
 
 
+def _fence() -> None:
+    """Keeps what was read and written before apart from what comes, for processors that do not.
+
+    What stands before a release stays before it, what stands behind an acquisition stays behind it, and a release and
+    an acquisition that follows it keep their order.
+    """
+    for _ in range(2):
+        with locks.fence:
+            pass
+
+
+class FencedWords:
+    """Words for processors that change the order of stores or of loads: others see them in the order of the program."""
+
+    def __init__(self, words: Any) -> None:
+        self._words = words
+
+    def __getitem__(self, index: int) -> int:
+        value: int = self._words[index]
+        _fence()
+        return value
+
+    def __setitem__(self, index: int, value: int) -> None:
+        _fence()
+        self._words[index] = value
+        _fence()
+
+
 class SharedWords:
     """64-bit words in memory that several processes and their GPUs share. Each word has one writer."""
 
     def __init__(self, fd: int, byte_length: int = PAGE_BYTE_LENGTH) -> None:
         self._map, self._byte_length, self.word_count = mmap.mmap(fd, byte_length), byte_length, byte_length // 8
         self.host = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.words: Any = memoryview(self._map).cast('Q')
+        words = memoryview(self._map).cast('Q')
+        self.words: Any = words if _KEEPS_ORDER else FencedWords(words)
         self._addresses: dict[int, int] = {}
         self.arguments = _Arguments(self)
         # For each word what the host still has to store in it, in order.
@@ -51,6 +83,10 @@ class SharedWords:
         self.is_over = False
         # Whether nobody can replace the memory. Otherwise only hosts may wait for its words.
         self.is_fixed = False
+
+    @property
+    def bytes(self) -> memoryview:
+        return memoryview(self._map)
 
     @classmethod
     def accept(cls, fd: int, byte_length: int, what: str) -> SharedWords:

@@ -164,4 +164,63 @@ describe('import cuffi', { skip: noPython }, () => {
       /^ImportError: cuffi needs Python 3\.9 or later, and this is 3\./,
     );
   });
+
+  test('says that it needs the GIL', () => {
+    assert.match(
+      importing('sys._is_gil_enabled = lambda: False'),
+      /^ImportError: cuffi relies on the GIL, .* start it with PYTHON_GIL=1, or with -X gil=1$/,
+    );
+    assert.equal(importing('sys._is_gil_enabled = lambda: True'), '');
+  });
+});
+
+// On a processor that changes the order of loads and stores, words are read and written between fences.
+const ON_ANOTHER_PROCESSOR = `
+import os, types
+os.uname = lambda real=os.uname(): types.SimpleNamespace(machine='aarch64', release=real.release, nodename=real.nodename)
+import cuffi
+from cuffi import _files, _process, _words
+assert not _words._KEEPS_ORDER
+# The rest is this processor's.
+_files._SYS_KCMP, _files._SYS_STATX = 312, 332
+log = []
+class Words(list):
+    def __getitem__(self, index):
+        log.append('read')
+        return super().__getitem__(index)
+    def __setitem__(self, index, value):
+        log.append('write')
+        super().__setitem__(index, value)
+class Fence:
+    def __enter__(self): log.append('acquire')
+    def __exit__(self, *_): log.append('release')
+`;
+
+describe('shared words on a processor that keeps no order', { skip: noPython }, () => {
+  const run = (program: string): string => {
+    const ran = python(['-c', `${ON_ANOTHER_PROCESSOR}${program}`], { CUFFI_DRIVER: 'emulated' });
+    assert.equal(ran.stderr, '');
+    return ran.stdout.trim();
+  };
+
+  test('are read before a fence, and written between two', () => {
+    const fence = 'acquire release acquire release';
+    const printed = run(
+      'real, _process.locks.fence = _process.locks.fence, Fence()\n' +
+        'words = _words.FencedWords(Words([0, 5]))\nwords[0] = 7\nassert words[0] == 7\n' +
+        'print(*log)\n_process.locks.renew()\nprint(type(_process.locks.fence) is type(real))',
+    );
+    assert.equal(printed, `${fence} write ${fence} read ${fence}\nTrue`);
+  });
+
+  test('are those of timelines, channels and page-locked memory', () => {
+    const printed = run(
+      'channel = cuffi.Channel(2, byte_length=64, deliver="all")\n' +
+        'timeline = cuffi.Timeline()\nmemory = cuffi.pinned(100)\n' +
+        'with channel.acquire() as slot: slot.publish()\ntimeline.signal(3); timeline.reached(3)\n' +
+        'print(type(channel._state.ring.words).__name__, timeline.value, memory.nbytes)\n' +
+        'channel.close(); timeline.close(); memory.close()',
+    );
+    assert.equal(printed, 'FencedWords 3 100');
+  });
 });
