@@ -85,6 +85,8 @@ export function createEmulatedDriver({
       if (flags !== 0) return CUresult.CUDA_ERROR_INVALID_VALUE;
       const { status } = settings.visible;
       if (status !== CUresult.CUDA_SUCCESS) return status;
+      if (settings.hasForeignContext && !isInitialised)
+        contexts.push(contexts.create(settings.visible.devices.length - 1, 0));
       isInitialised = true;
       return CUresult.CUDA_SUCCESS;
     },
@@ -113,7 +115,7 @@ export function createEmulatedDriver({
       settings.supports('virtualMemoryManagementSupported'),
       virtualFunctions(virtual, contexts, host),
     ),
-    ...peerAccessFunctions(contexts, host),
+    ...peerAccessFunctions(contexts, host, settings),
     ...hostCallbackFunctions(queues, host),
     ...copyFunctions(memory, queues, host, contexts),
     ...copy3dFunctions(memory, queues, host, contexts),

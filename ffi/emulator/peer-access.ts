@@ -4,6 +4,7 @@ import type { Driver } from '../functions.ts';
 import { CUresult } from '../results.ts';
 import type { Contexts } from './context.ts';
 import type { HostMemory } from './host-memory.ts';
+import type { Settings } from './settings.ts';
 
 const {
   CUDA_SUCCESS,
@@ -26,13 +27,19 @@ type PeerAccessFunctions = Pick<
   | 'cuCtxDisablePeerAccess'
 >;
 
-export function peerAccessFunctions(contexts: Contexts, host: HostMemory): PeerAccessFunctions {
+export function peerAccessFunctions(
+  contexts: Contexts,
+  host: HostMemory,
+  settings: Pick<Settings, 'canAccessPeer'>,
+): PeerAccessFunctions {
+  const canAccess = (device: number, peer: number): boolean =>
+    settings.canAccessPeer(contexts.physicalDevice(device), contexts.physicalDevice(peer));
   const areDevices = (...devices: number[]): boolean =>
     devices.every((device) => contexts.hasDevice(device));
   return {
     cuDeviceCanAccessPeer(out, device, peer) {
       if (!areDevices(device, peer)) return CUDA_ERROR_INVALID_DEVICE;
-      host.setInt32(out, device === peer ? 0 : 1);
+      host.setInt32(out, device !== peer && canAccess(device, peer) ? 1 : 0);
       return CUDA_SUCCESS;
     },
     cuDeviceGetP2PAttribute(out, attribute, device, peer) {
@@ -41,7 +48,7 @@ export function peerAccessFunctions(contexts: Contexts, host: HostMemory): PeerA
       const isZero =
         attribute === CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK ||
         attribute === ONLY_PARTIAL_ATOMICS;
-      host.setInt32(out, isZero ? 0 : 1);
+      host.setInt32(out, isZero || !canAccess(device, peer) ? 0 : 1);
       return CUDA_SUCCESS;
     },
     cuCtxEnablePeerAccess(handle, flags) {
@@ -49,7 +56,8 @@ export function peerAccessFunctions(contexts: Contexts, host: HostMemory): PeerA
       const peer = contexts.get(handle);
       if (flags !== 0) return CUDA_ERROR_INVALID_VALUE;
       if (!peer?.alive) return CUDA_ERROR_INVALID_CONTEXT;
-      if (peer.device === current.device) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+      if (peer.device === current.device || !canAccess(current.device, peer.device))
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
       const peers = contexts.accessibleFrom(current);
       if (peers.has(peer)) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
       peers.add(peer);

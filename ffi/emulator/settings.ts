@@ -18,6 +18,10 @@ import { type Visible, visibleDevices } from './visible-devices.ts';
  * - `CUFFI_EMULATED_FAULTS`: see {@link parseFaults}.
  * - `CUFFI_EMULATED_SHARED_QUEUES`: from so many waiting streams on, every second stream that gets work
  *   shares the queue of one of them, as if all had unfinished work. Without it only if they have.
+ * - `CUFFI_EMULATED_PEERS`: which devices of the machine can access the memory of which others, as
+ *   `0>1,2>0`; by default all can.
+ * - `CUFFI_EMULATED_FOREIGN_CONTEXT=1`: cuInit makes a context of the last device current, as if
+ *   another library of the process had made it.
  * - `CUDA_DEVICE_MAX_CONNECTIONS`: the number of queues of a device, 1 to 32, as on hardware; 8 by default.
  */
 export interface Settings {
@@ -28,6 +32,10 @@ export interface Settings {
   readonly supports: (attribute: DeviceAttribute) => boolean;
   /** Whether an IPC handle identifies only the place of memory, not the allocation. */
   readonly reusesHandles: boolean;
+  /** Whether a device can access the memory of another one, by their numbers in the machine. */
+  readonly canAccessPeer: (device: number, peer: number) => boolean;
+  /** Whether a context that is not cuffi's is current from the beginning. */
+  readonly hasForeignContext: boolean;
   readonly teardownMs: number;
   readonly faults: FaultInjector;
   /** As cuDriverGetVersion returns it: 12040 is CUDA 12.4. */
@@ -46,7 +54,9 @@ export const readSettings = (env: NodeJS.ProcessEnv): Settings => {
     memoryByteLength: memoryByteLength(env),
     attributes: given,
     supports: (attribute) => given.get(deviceAttributes[attribute]) !== 0,
-    reusesHandles: reusesHandles(env),
+    reusesHandles: isSet(env, 'CUFFI_EMULATED_SAME_HANDLES'),
+    canAccessPeer: peers(env),
+    hasForeignContext: isSet(env, 'CUFFI_EMULATED_FOREIGN_CONTEXT'),
     teardownMs: teardownMs(env),
     faults: parseFaults(setting(env, 'CUFFI_EMULATED_FAULTS') ?? ''),
     queueCount: queueCount(env),
@@ -73,10 +83,19 @@ function deviceCount(env: NodeJS.ProcessEnv): number {
     : throwInvalid(name, value, 'a number from 0 to 99');
 }
 
-function reusesHandles(env: NodeJS.ProcessEnv): boolean {
-  const name = 'CUFFI_EMULATED_SAME_HANDLES';
+function isSet(env: NodeJS.ProcessEnv, name: string): boolean {
   const value = setting(env, name) ?? '0';
   return /^[01]$/.test(value) ? value === '1' : throwInvalid(name, value, '1 or 0');
+}
+
+function peers(env: NodeJS.ProcessEnv): Settings['canAccessPeer'] {
+  const name = 'CUFFI_EMULATED_PEERS';
+  const value = setting(env, name);
+  if (value === undefined) return () => true;
+  const pairs = value.split(',');
+  if (!pairs.every((pair) => /^\d{1,2}>\d{1,2}$/.test(pair)))
+    throwInvalid(name, value, 'pairs of devices, as 0>1,2>0');
+  return (device, peer) => pairs.includes(`${device}>${peer}`);
 }
 
 /** The driver ignores other values. */

@@ -505,7 +505,7 @@ export const uses: Readonly<Record<string, (tools: Tools) => unknown>> = {
   'cuInit is refused by forward compatibility (804)': () => cuInitSaid(804),
   'cuInit fails for an unknown reason (999)': () => cuInitSaid(999),
   'memory of a device that is not visible, over a connection': () =>
-    said('not-visible.ts', { CUFFI_DRIVER: 'emulated' }),
+    said('not-visible.ts', { CUFFI_DRIVER: 'emulated', CUFFI_EMULATED_DEVICES: '1' }),
   'dtype: float': () => any(deviceArray)([2], 'float'),
   'dtype: double': () => any(deviceArray)([2], 'double'),
   'dtype: half': () => any(dtype)('half'),

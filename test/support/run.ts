@@ -33,7 +33,10 @@ import { compile } from './kernels.ts';
 import { RunFolders } from './leftovers.ts';
 import { COMPILED } from './program.ts';
 import { Reporter } from './reporter.ts';
+import { variantOf } from './variants.ts';
 
+/** Which variant the groups of files take in turns. */
+const VARIANTS_OF_GROUPS = ['two-devices', 'foreign-context', undefined];
 /** What a whole run must look like. */
 const EXPECTED = 'test/expected.json';
 
@@ -49,8 +52,10 @@ const { values: given, positionals: words } = parseArgs({
     'test-concurrency': { type: 'string' },
     'test-name-pattern': { type: 'string', multiple: true },
     'test-timeout': { type: 'string' },
+    variant: { type: 'string' },
   },
 });
+if (given.variant !== undefined) Object.assign(process.env, variantOf(given.variant));
 
 const files = given.in
   .split(',')
@@ -82,6 +87,7 @@ const filesOf = new Map(
   files.map((file, at): [string, readonly string[]] => [compiled[at] as string, [file]]),
 );
 if (words.length === 0 && driver === 'emulated' && !isSoak) shareProcesses();
+if (given.variant === 'worker') useWorkers();
 process.env[COMPILED] ||= resolve(folder);
 // Tests count descriptors: the socket for cuffi ls would be opened in between. Its own tests open it.
 process.env['CUFFI_INSPECT'] ??= '0';
@@ -188,7 +194,31 @@ function shareProcesses(): void {
       filesOf.delete(place);
       return `import './${relative(folder, place)}';\n`;
     });
+    // Some of them with another machine, which costs nothing.
+    const name = VARIANTS_OF_GROUPS[at % VARIANTS_OF_GROUPS.length];
+    if (name !== undefined && given.variant === undefined) {
+      const settings = `Object.assign(process.env, ${JSON.stringify(variantOf(name))});\n`;
+      writeFileSync(join(folder, `${name}.mjs`), settings);
+      imports.unshift(`import './${name}.mjs';\n`);
+    }
     writeFileSync(path, imports.join(''));
+    filesOf.set(path, sources);
+  }
+}
+
+/** Writes a module for each file, in place of it, which runs it in a worker thread. */
+function useWorkers(): void {
+  for (const [at, [place, sources]] of [...filesOf].entries()) {
+    const path = join(folder, `worker-${at + 1}.mjs`);
+    writeFileSync(
+      path,
+      `import { Worker } from 'node:worker_threads';
+new Worker(new URL('./${relative(folder, place)}', import.meta.url)).once('exit', (code) => {
+  process.exitCode ||= code;
+});
+`,
+    );
+    filesOf.delete(place);
     filesOf.set(path, sources);
   }
 }
