@@ -69,6 +69,8 @@ describe('emulated devices', () => {
       { CUFFI_EMULATED_ATTRIBUTES: '125' },
       { CUFFI_EMULATED_FAULTS: 'cuNothing:1=2' },
       { CUFFI_EMULATED_SAME_HANDLES: 'yes' },
+      { CUFFI_EMULATED_PEERS: '0-1' },
+      { CUFFI_EMULATED_FOREIGN_CONTEXT: 'on' },
       { CUFFI_EMULATED_TEARDOWN_MS: 'soon' },
       { CUFFI_EMULATED_SHARED_QUEUES: '0' },
       { CUFFI_EMULATED_VERSION: '14' },

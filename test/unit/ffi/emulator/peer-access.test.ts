@@ -1,10 +1,10 @@
 /** Two devices: which work can access the other's memory with peer access, and without. */
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { BLOCK, OUT0, readBytes, readSize, writeBytes } from '../../../../ffi/arena.ts';
+import { BLOCK, OUT0, readBytes, readInt32, readSize, writeBytes } from '../../../../ffi/arena.ts';
 import type { RegisteredKernel } from '../../../../ffi/emulated-kernels.ts';
 import type { Address, CUcontext, CUdeviceptr, CUmodule, CUstream } from '../../../../ffi/types.ts';
-import { at, Emulated, hostWords, NON_BLOCKING } from './support.ts';
+import { at, device, Emulated, hostWords, NON_BLOCKING } from './support.ts';
 
 const ILLEGAL_ADDRESS = 700;
 const PTX = Buffer.from(
@@ -118,5 +118,57 @@ describe('emulated peer access', () => {
     emulated.push(contexts[0]);
     const again = emulated.allocate(64);
     assert.equal(cu.cuMemsetD8Async(again, 1, 4, stream), 1);
+  });
+});
+
+describe('CUFFI_EMULATED_PEERS', () => {
+  test('names the devices of the machine that reach the memory of another one', () => {
+    const emulated = new Emulated({
+      CUFFI_EMULATED_DEVICES: '3',
+      CUFFI_EMULATED_PEERS: '0>2,2>1',
+      CUDA_VISIBLE_DEVICES: '2,1,0',
+    });
+    const { cu } = emulated;
+    const reaching: string[] = [];
+    for (const from of [0, 1, 2])
+      for (const to of [0, 1, 2]) {
+        emulated.ok(cu.cuDeviceCanAccessPeer(OUT0, device(from), device(to)));
+        if (readInt32(OUT0) === 1) reaching.push(`${from}>${to}`);
+        if (from === to) continue;
+        emulated.ok(cu.cuDeviceGetP2PAttribute(OUT0, 2, device(from), device(to)));
+        assert.equal(readInt32(OUT0) === 1, reaching.includes(`${from}>${to}`));
+      }
+    // Devices 0 and 2 here are 2 and 0 of the machine.
+    assert.deepEqual(reaching, ['0>1', '2>0']);
+    const contexts = [0, 1, 2].map((ordinal) => emulated.retain(ordinal)) as CUcontext[];
+    emulated.push(contexts[0] as CUcontext);
+    assert.equal(cu.cuCtxEnablePeerAccess(contexts[2] as CUcontext, 0), 217);
+    emulated.ok(cu.cuCtxEnablePeerAccess(contexts[1] as CUcontext, 0));
+  });
+});
+
+describe('CUFFI_EMULATED_FOREIGN_CONTEXT', () => {
+  test('makes a context of the last device current that is no primary one', () => {
+    for (const [setting, device] of [
+      ['1', 1],
+      ['0', undefined],
+    ] as const) {
+      const emulated = new Emulated({
+        CUFFI_EMULATED_DEVICES: '2',
+        CUFFI_EMULATED_FOREIGN_CONTEXT: setting,
+      });
+      emulated.ok(emulated.cu.cuInit(0));
+      emulated.ok(emulated.cu.cuCtxGetCurrent(OUT0));
+      const current = readSize(OUT0);
+      assert.equal(current !== 0, device !== undefined);
+      if (device === undefined) continue;
+      assert.notEqual(current, emulated.retain(device));
+      emulated.ok(emulated.cu.cuCtxGetDevice(OUT0));
+      assert.equal(readInt32(OUT0), device);
+      // Only the first cuInit makes one.
+      emulated.ok(emulated.cu.cuCtxPopCurrent_v2(OUT0));
+      emulated.ok(emulated.cu.cuCtxGetCurrent(OUT0));
+      assert.equal(readSize(OUT0), 0);
+    }
   });
 });
