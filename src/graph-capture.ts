@@ -58,9 +58,6 @@ export function runInCapture<T>(
   readonly hasMemory: boolean;
 } {
   capturing = true;
-  capturedContexts = new Set();
-  capturedMemory = new Set();
-  endHandlers = [];
   captureId = undefined;
   try {
     captureId = captureInfo(origin)?.id;
@@ -74,6 +71,8 @@ export function runInCapture<T>(
   } finally {
     for (const end of endHandlers) end(undefined);
     endHandlers = [];
+    capturedContexts = new Set();
+    capturedMemory = new Set();
     capturing = false;
   }
 }

@@ -250,6 +250,13 @@ export class Scope {
     return this.#size;
   }
 
+  /** @internal The kinds of the open resources, newest first. */
+  get kinds(): string[] {
+    const kinds: string[] = [];
+    for (let each = this.#newest; each; each = each.older) kinds.push(each.kind);
+    return kinds;
+  }
+
   /** The era of what is opened now; {@link discardAll} of the outermost scope ends it. */
   get era(): Era {
     return this.#parent === undefined ? this.#era : this.#parent.era;

@@ -87,6 +87,11 @@ class Waker {
     this.epoch = context.epoch;
   }
 
+  /** How many streams it has made, each with an event. */
+  get size(): number {
+    return this.#lanes.length;
+  }
+
   arm(awaited: Awaited, onWake: () => void, record: Record): (() => void) | undefined {
     let lane = this.#lanes.find((pending) => pending.awaited === awaited);
     if (!lane) {

@@ -47,6 +47,11 @@ export class WorkTracker {
     this.#context = context;
   }
 
+  /** How many events it has, in use or kept for later work. */
+  get eventCount(): number {
+    return this.#events.size;
+  }
+
   /**
    * Calls `queue`, which queues work in a stream where no event may be recorded later, and records an
    * event behind that work. The context must be current. For borrowed streams: the owner may destroy one at
@@ -284,6 +289,10 @@ class EventPool {
   /** How many fences use an event, which is not recorded again meanwhile. */
   readonly #useCounts = new Map<CUevent, number>();
   #free: CUevent[] = [];
+
+  get size(): number {
+    return new Set([...this.#free, ...this.#latest.values(), ...this.#useCounts.keys()]).size;
+  }
 
   /** Returns the event to record behind the next work of a stream. @throws CudaError if it cannot be made */
   eventFor(stream: CUstream): CUevent {

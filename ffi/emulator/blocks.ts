@@ -171,6 +171,10 @@ export class Blocks {
     return this.#blocks.at(address)?.allocations.at(address);
   }
 
+  get allocationCount(): number {
+    return [...this.#blocks].reduce((sum, { allocations }) => sum + allocations.size, 0);
+  }
+
   /** Whether one live allocation contains all these bytes. */
   isAllocated(address: number, byteLength: number): boolean {
     return this.#blocks.at(address)?.allocations.containing(address, byteLength) !== undefined;

@@ -89,6 +89,11 @@ export class Contexts {
     return context.alive ? context.failure : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
 
+  /** How many contexts there are, without the primary ones. */
+  get createdCount(): number {
+    return this.#all.size - this.#primary.size;
+  }
+
   hasDevice(device: number): boolean {
     return this.#visible[device] !== undefined;
   }

@@ -12,7 +12,7 @@ import { copyFunctions } from './copy.ts';
 import { copy3dFunctions } from './copy-3d.ts';
 import { deviceFunctions, errorStringFunctions } from './device.ts';
 import { Events, eventFunctions } from './event.ts';
-import { graphFunctions } from './graph.ts';
+import { Graphs, graphFunctions } from './graph.ts';
 import { Handles } from './handles.ts';
 import { type Arena, HostMemory } from './host-memory.ts';
 import { InterprocessEvents, ipcEventFunctions } from './ipc-event.ts';
@@ -21,6 +21,7 @@ import { kernelFunctions, launchFactory } from './kernels.ts';
 import { ManagedMemory } from './managed.ts';
 import { Memory } from './memory.ts';
 import { linkFunctions, Modules, moduleFunctions } from './modules.ts';
+import { announce } from './open-objects.ts';
 import { peerAccessFunctions } from './peer-access.ts';
 import { pinnedFunctions } from './pinned.ts';
 import { freePoolMemory, poolAllocationFunctions } from './pool-allocation.ts';
@@ -76,6 +77,7 @@ export function createEmulatedDriver({
   const pools = new Pools(memory, contexts, queues, handles);
   const imported = new ImportedPools(memory, handles, contexts);
   const modules = new Modules(kernels, memory, managed, contexts, handles);
+  const graphs = new Graphs();
   const createLaunch = launchFactory(modules, memory, host);
   const parts = { pools, imported, memory, contexts, queues, host };
   let isInitialised = false;
@@ -124,7 +126,7 @@ export function createEmulatedDriver({
     ...moduleFunctions(modules, contexts, queues, host),
     ...kernelFunctions(modules, createLaunch, queues, host),
     ...linkFunctions,
-    ...graphFunctions(parts, modules, handles, createLaunch),
+    ...graphFunctions(parts, graphs, modules, handles, createLaunch),
   };
 
   const state = {
@@ -142,6 +144,8 @@ export function createEmulatedDriver({
     const implementation = implementations[name] as Implementation;
     return [name, isMissing ? tooOld : withPreconditions(name, rows[name], implementation, state)];
   };
+  const tables = { contexts, queues, events, memory, foreign, virtual, pools, imported, modules };
+  announce({ ...tables, graphs });
   return Object.fromEntries(functionNames.map(guard)) as unknown as Driver;
 }
 

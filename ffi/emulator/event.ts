@@ -51,6 +51,10 @@ export class Events {
     });
   }
 
+  get count(): number {
+    return this.#all.size;
+  }
+
   add(context: Context, flags: number, state: EventState): Event {
     const event: Event = {
       handle: this.#handles.make('CUevent'),

@@ -59,15 +59,20 @@ interface Graph {
   readonly memory: GraphMemory;
 }
 
+/** The graphs of this process, by handle. */
+export class Graphs {
+  readonly templates: Map<number, Graph> = new Map<number, Graph>();
+  readonly executables: Map<number, ExecutableGraph> = new Map<number, ExecutableGraph>();
+}
+
 export function graphFunctions(
   parts: EmulatorParts,
+  { templates: graphs, executables }: Graphs,
   modules: Modules,
   handles: Handles,
   createLaunch: LaunchFactory,
 ): GraphFunctions {
   const { queues, host, contexts, pools } = parts;
-  const graphs = new Map<number, Graph>();
-  const executables = new Map<number, ExecutableGraph>();
   let dependencyHandles: Address | undefined;
 
   const forget = (type: 'CUgraph' | 'CUgraphExec', handle: number): void => {

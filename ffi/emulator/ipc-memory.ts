@@ -107,6 +107,11 @@ export class ForeignMemory {
     return { address };
   }
 
+  /** How often memory was opened and not closed. */
+  get openCount(): number {
+    return [...this.#opened.values()].reduce((sum, { openCount }) => sum + openCount, 0);
+  }
+
   /** The open memory that starts at an address. */
   find(address: number): OpenedAllocation | undefined {
     const found = this.#memory.imports.at(address);

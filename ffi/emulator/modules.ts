@@ -80,6 +80,10 @@ export class Modules {
     return this.#managed.isSupported;
   }
 
+  get count(): number {
+    return this.#modules.size;
+  }
+
   get(handle: number): Module | undefined {
     return this.#modules.get(handle);
   }

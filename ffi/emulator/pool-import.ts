@@ -88,9 +88,14 @@ export class ImportedPool {
     this.page.removeImporter(region.importerSlot);
   }
 
+  /** How many allocations of it are mapped. */
+  get allocationCount(): number {
+    return this.#regions.size;
+  }
+
   /** Whether allocations of it are mapped. */
   get isUsed(): boolean {
-    return this.#regions.size > 0;
+    return this.allocationCount > 0;
   }
 
   unmap(): void {
@@ -109,6 +114,15 @@ export class ImportedPools {
     this.#memory = memory;
     this.#handles = handles;
     this.#contexts = contexts;
+  }
+
+  /** How often pools were imported and not destroyed. */
+  get importCount(): number {
+    return [...this.#all.values()].reduce((sum, { importCount }) => sum + importCount, 0);
+  }
+
+  get allocationCount(): number {
+    return [...this.#all.values()].reduce((sum, pool) => sum + pool.allocationCount, 0);
   }
 
   get(handle: number): ImportedPool | undefined {

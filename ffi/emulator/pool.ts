@@ -102,6 +102,15 @@ export class Pool {
     return undefined;
   }
 
+  /** Whether it was destroyed, and its last allocation freed. */
+  get isClosed(): boolean {
+    return this.isDestroyed && this.#live.size === 0;
+  }
+
+  get allocationCount(): number {
+    return this.#live.size;
+  }
+
   access(device: number): number {
     return device === this.device ? 3 : (this.accessFlags.get(device) ?? 0);
   }
@@ -236,7 +245,7 @@ export class Pool {
   }
 
   #endIfEmpty(): void {
-    if (!this.isDestroyed || this.#live.size > 0) return;
+    if (!this.isClosed) return;
     // Importers keep their own mappings.
     this.#freedButMapped.clear();
     this.extents.clear();

@@ -65,6 +65,24 @@ export class Pools {
     });
   }
 
+  /** How many pools were created and not destroyed. */
+  get createdCount(): number {
+    return [...this.#byHandle.values()].filter(({ isDefault }) => !isDefault).length;
+  }
+
+  /** How many descriptors of pools this driver has open itself. */
+  get fdCount(): number {
+    return [...this.#all].filter(({ isClosed }) => !isClosed).length;
+  }
+
+  get allocationCount(): number {
+    const graphPools = new Set(this.#forGraphs.values());
+    return [...this.#all].reduce(
+      (sum, pool) => sum + (graphPools.has(pool) ? 0 : pool.allocationCount),
+      0,
+    );
+  }
+
   get(handle: number): Pool | undefined {
     return this.#byHandle.get(handle);
   }

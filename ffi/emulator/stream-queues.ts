@@ -127,6 +127,11 @@ export class StreamQueues {
     contexts.onEnd((context) => this.#releaseContext(context));
   }
 
+  /** How many streams were created and not destroyed. */
+  get createdCount(): number {
+    return this.#streams.size;
+  }
+
   create(context: Context, flags: number, priority: number): Stream {
     const stream = this.#make(this.#handles.make('CUstream'), context, flags, priority);
     this.#streams.set(stream.handle, stream);

@@ -32,7 +32,7 @@ const {
 const F_SETFD = 2;
 const F_DUPFD_CLOEXEC = 1030;
 /** The name of the memfd of physical memory, followed by the device's number in the machine. */
-const NAME = 'cuffi.virtual.';
+export const PHYSICAL_NAME = 'cuffi.virtual.';
 
 /** Physical memory. */
 export interface PhysicalMemory {
@@ -120,7 +120,10 @@ export class VirtualMemory {
     const device = properties['location.id'];
     if (!this.#memory.hasFree(device, byteLength)) return CUDA_ERROR_OUT_OF_MEMORY;
     try {
-      const fd = createFixedMemfd(`${NAME}${this.#contexts.physicalDevice(device)}`, byteLength);
+      const fd = createFixedMemfd(
+        `${PHYSICAL_NAME}${this.#contexts.physicalDevice(device)}`,
+        byteLength,
+      );
       if (!fillUninitializedFile(fd, byteLength)) {
         closeFd(fd);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -130,6 +133,20 @@ export class VirtualMemory {
       if (error instanceof SystemError) return CUDA_ERROR_OUT_OF_MEMORY;
       throw error;
     }
+  }
+
+  get handleCount(): number {
+    return this.#physical.size;
+  }
+
+  get reservationCount(): number {
+    return this.#reservations.size;
+  }
+
+  /** How many descriptors of physical memory this driver has open itself. */
+  get fdCount(): number {
+    const mapped = this.#mappings().map(({ physical }) => physical);
+    return new Set([...this.#physical.values(), ...mapped]).size;
   }
 
   get(handle: number): PhysicalMemory | undefined {
@@ -218,7 +235,9 @@ export class VirtualMemory {
   /** Imports physical memory. The caller keeps the descriptor. */
   import(fd: number, handleTypes: number): { handle: number } | undefined {
     const file = inspectMemfd(fd);
-    const physical = file?.name.startsWith(NAME) ? Number(file.name.slice(NAME.length)) : -1;
+    const physical = file?.name.startsWith(PHYSICAL_NAME)
+      ? Number(file.name.slice(PHYSICAL_NAME.length))
+      : -1;
     const device = this.#contexts.visibleDevice(physical);
     if (!file || !this.#contexts.hasDevice(device)) return undefined;
     const own = libc.fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -252,15 +271,19 @@ export class VirtualMemory {
     return at === end && found.length > 0 ? found : undefined;
   }
 
+  #mappings(): VirtualMapping[] {
+    return [...this.#memory.regions].filter(
+      (region): region is VirtualMapping => region.kind === 'virtual',
+    );
+  }
+
   /** Closes physical memory that has neither a handle nor a mapping. */
   #closeUnused(physical: PhysicalMemory): void {
     if (physical.isReleased && physical.mappings === 0) closeFd(physical.fd);
   }
 
   #usedBytes(device: number): number {
-    const mapped = [...this.#memory.regions]
-      .filter((region): region is VirtualMapping => region.kind === 'virtual')
-      .map(({ physical }) => physical);
+    const mapped = this.#mappings().map(({ physical }) => physical);
     return [...new Set([...this.#physical.values(), ...mapped])]
       .filter((physical) => physical.isOwn && physical.device === device)
       .reduce((sum, { byteLength }) => sum + byteLength, 0);

@@ -22,6 +22,12 @@ export class ResetWatch {
     context.onReset.add(listener);
   }
 
+  remove(context: Context): void {
+    const listener = this.#listeners.get(context);
+    if (listener) context.onReset.delete(listener);
+    this.#listeners.delete(context);
+  }
+
   stop(): void {
     for (const [context, listener] of this.#listeners) context.onReset.delete(listener);
     this.#listeners.clear();

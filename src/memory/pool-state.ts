@@ -76,7 +76,9 @@ export function sharePool(context: Context, handle: CUmemoryPool, state: PoolSta
     () => 'sharing a memory pool',
   );
   const fd = addContextFd(context, readInt32(OUT0));
-  sharedPools.set(handle, fd);
+  for (const [known, pool] of sharedPools)
+    if (pool.context.epoch !== pool.epoch) sharedPools.delete(known);
+  sharedPools.set(handle, { fd, context, epoch: context.epoch });
   ensureKeepaliveAllocation(context.device);
   state.shared = { id: randomId(), fd, onClose: new Set() };
   return state.shared;
@@ -84,8 +86,10 @@ export function sharePool(context: Context, handle: CUmemoryPool, state: PoolSta
 
 /** Whether this process created a pool, and has or may have shared it by the descriptor `fd`. */
 export function isSharedPool(handle: CUmemoryPool, fd: number): boolean {
-  const ownFd = sharedPools.get(handle);
-  return ownFd !== undefined && isSameFile(ownFd, fd) !== false;
+  const own = sharedPools.get(handle);
+  if (own === undefined) return false;
+  // After a reset the driver may use the handle, and the system the number of the descriptor, again.
+  return own.context.epoch === own.epoch && isSameFile(own.fd, fd) !== false;
 }
 
 /**
@@ -403,4 +407,7 @@ function isKnownIdle(stream: Stream | undefined, context: Context): boolean {
 const isIdle = (handle: CUstream): boolean => cu.cuStreamQuery(handle) === CUresult.CUDA_SUCCESS;
 
 /** The file descriptors of this process's pools: another process may send one back. */
-const sharedPools = new Map<CUmemoryPool, number>();
+const sharedPools = new Map<
+  CUmemoryPool,
+  { readonly fd: number; readonly context: Context; readonly epoch: number }
+>();

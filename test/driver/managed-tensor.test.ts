@@ -19,6 +19,7 @@ import { noCompiler, openBuildFolder } from '../abi/toolchain.ts';
 import { emulated } from '../support/driver.ts';
 import { until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
+import { leaves } from '../support/left-open.ts';
 import { collectGarbage } from '../support/process-state.ts';
 
 // Read when the emulated driver is opened, at its first call.
@@ -111,6 +112,7 @@ describe('NativeTensor', () => {
   test('deleters run on other threads, too, while the loop turns', {
     skip: noCompiler,
   }, async () => {
+    leaves('listener of process for exit', 'that of koffi, for calls of other threads');
     const { consumeInThread, threadsRunning } = openConsumer();
     using array = deviceArray(3, float32);
     const tensors = Array.from({ length: 50 }, () => managedTensor(array));

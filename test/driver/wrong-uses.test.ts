@@ -7,6 +7,7 @@ import { readFileSync } from 'node:fs';
 import { after, before, describe, test } from 'node:test';
 import { isMainThread } from 'node:worker_threads';
 import { DeviceBuffer, deviceArray, float32, int32, MemoryPool, Stream } from '../../src/index.ts';
+import { getIpcHandle } from '../../src/ipc/index.ts';
 import { loadKernels } from '../support/kernels.ts';
 import { noPython } from '../support/python.ts';
 import { inPython, type Tools, uses } from './wrong-uses.ts';
@@ -62,6 +63,8 @@ describe('wrong uses', () => {
       module,
       kernel: module.kernel('saxpy', ['float32', 'float32*', 'float32*', 'uint32']),
     };
+    // What the first export of an object leaves until that is closed.
+    getIpcHandle(tools.buffer);
   });
   after(() => {
     for (const made of closables) made.close();

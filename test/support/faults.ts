@@ -4,11 +4,18 @@ import { type Driver, type FunctionName, functionNames, rows } from '../../ffi/f
 import type { CUresult } from '../../ffi/results.ts';
 import type { Address } from '../../ffi/types.ts';
 
+import { leaves } from './left-open.ts';
+
 type AnyCall = (...args: unknown[]) => CUresult;
 
 /** A driver like another, but for some functions. */
 const withCalls = (driver: Driver, calls: Partial<Record<FunctionName, AnyCall>>): Driver =>
   ({ ...driver, ...calls }) as Driver;
+
+/** A release that fails leaves what it should have released; a lost device releases nothing. */
+function leavesUnreleased(name: FunctionName): void {
+  if (closing.has(name)) leaves(/^driver: /, `${name} was made to fail`, Number.POSITIVE_INFINITY);
+}
 
 /** A driver like another, whose `nth` call of one function answers `status` and does nothing. */
 export function failing(driver: Driver, name: FunctionName, nth: number, status: CUresult): Driver {
@@ -17,7 +24,9 @@ export function failing(driver: Driver, name: FunctionName, nth: number, status:
   return withCalls(driver, {
     [name]: (...args: unknown[]) => {
       count += 1;
-      return count === nth ? status : call(...args);
+      if (count !== nth) return call(...args);
+      leavesUnreleased(name);
+      return status;
     },
   });
 }
@@ -42,6 +51,7 @@ export function withFaults(
       if (plan) plan.left -= 1;
       if (plan?.left !== 0) return call(...args);
       planned.delete(name);
+      leavesUnreleased(name);
       return plan.status;
     };
   }
@@ -54,7 +64,12 @@ export function withFaults(
 
 /** A driver like another, whose every call of one function answers `status` and does nothing. */
 export const broken = (driver: Driver, name: FunctionName, status: CUresult): Driver =>
-  withCalls(driver, { [name]: () => status });
+  withCalls(driver, {
+    [name]: () => {
+      leavesUnreleased(name);
+      return status;
+    },
+  });
 
 /**
  * What needs no context that works: asking about the driver and its devices, and getting in and out
@@ -83,6 +98,7 @@ export function losing(
     driver: withCalls(driver, calls),
     lose() {
       lost = true;
+      leaves(/^driver: |latch|#tick/, 'a lost device releases nothing', Number.POSITIVE_INFINITY);
     },
   };
 }

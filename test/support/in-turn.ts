@@ -5,6 +5,7 @@
 import type { ChildProcessWithoutNullStreams } from 'node:child_process';
 import { once } from 'node:events';
 import { isSoak } from './iterations.ts';
+import { leaves } from './left-open.ts';
 import { killed, startProgram } from './program.ts';
 
 /** On a GPU, and in the soak, each program has a process of its own: what one leaves there cannot help another. */
@@ -82,6 +83,9 @@ export class InTurn implements AsyncDisposable {
   }
 
   #start(): Started {
+    const why = 'later programs run in the process, too';
+    leaves(/^(active (Pipe|Process)Wrap|descriptor of (socket|pipe|\/dev\/null))$/, why, 8);
+    leaves(/^child process|calls \(\) => child\.kill/, why);
     const child = startProgram(new URL('./fixtures/in-turn.ts', import.meta.url), [], {
       stdio: 'pipe',
       env: { ...process.env, ...this.#env },

@@ -5,6 +5,7 @@ import { pathToFileURL } from 'node:url';
 import type { BuildOptions, Plugin } from 'esbuild';
 import { registerKernel } from '../../ffi/emulated-kernels.ts';
 import { Module, type ModuleOptions } from '../../src/index.ts';
+import { listTables } from './module-tables.ts';
 
 /** The PTX of kernels.cu. */
 export const ptx: string = readFileSync(new URL('./ptx/kernels.ptx', import.meta.url), 'utf8');
@@ -97,19 +98,32 @@ const OUT = '.out';
 /** The module that loads others by its own place: the emulated driver and zod, which dist has built. */
 const moved: Readonly<Record<string, string>> = { 'ffi/package.ts': 'dist/ffi/package.js' };
 
+/** Not in one piece: this file is compiled by itself, too. */
+const OWN_URL = ['import', 'meta', 'url'].join('.');
+
 /** Modules go on to believe that they lie where their source does. */
-const keepPlaces: Plugin = {
+const keepPlaces = (change: (file: string, source: string) => string): Plugin => ({
   name: 'keep-places',
   setup({ onLoad }) {
     onLoad({ filter: /\.ts$/ }, ({ path }) => {
-      const source = readFileSync(path, 'utf8');
-      if (!source.includes('import.meta.url')) return undefined;
-      const place = resolve(moved[relative('.', path)] ?? path);
-      const url = JSON.stringify(pathToFileURL(place).href);
-      return { contents: source.replaceAll('import.meta.url', url), loader: 'ts' };
+      const file = relative('.', path);
+      const source = change(file, readFileSync(path, 'utf8'));
+      if (!source.includes(OWN_URL)) return { contents: source, loader: 'ts' };
+      const url = JSON.stringify(pathToFileURL(resolve(moved[file] ?? path)).href);
+      return { contents: source.replaceAll(OWN_URL, url), loader: 'ts' };
     });
   },
-};
+});
+
+const COMPARED = /^test\/(unit|driver)\/.*\.test\.ts$/;
+
+/** Has test files compare what is open before and after each test: see left-open.ts. */
+function withLeftOpen(file: string, source: string): string {
+  if (/^(src|ffi)\/(?!emulator)/.test(file)) return listTables(file, source);
+  return COMPARED.test(file)
+    ? `import { compareEachTest } from ${JSON.stringify(resolve('test/support/left-open.ts'))}; compareEachTest(); ${source}`
+    : source;
+}
 
 /** Loads its drawing libraries, which take half a second, only where it draws. */
 const BENCH = 'bench/main.ts';
@@ -155,13 +169,14 @@ export async function compile(
     sourcemap: true,
     sourcesContent: false,
     logLevel: 'warning',
-    plugins: [keepPlaces],
+    plugins: [keepPlaces((_, source) => source)],
   };
   await Promise.all([
     build({
       ...options,
       entryPoints: [...files],
       splitting: true,
+      plugins: [keepPlaces(withLeftOpen)],
     }),
     ...(within === undefined
       ? [

@@ -545,21 +545,32 @@ export class Connection implements FramedSocketHandler {
     });
   }
 
-  /** Delivers a checked value. Returns whether a caller waited for it. */
+  /** Delivers a checked value, or releases its objects. Returns whether a caller waited for it. */
   #deliver(arrived: Message, message: ValueMessage): boolean {
-    const { kind, request, fds, bytes, isSingleFrame } = arrived;
-    const refusal = arrived.shortage && shortageError(arrived.shortage);
     const { firstLease, entries } = message.objects;
+    const release = (): void => this.#session.imports.releaseAll(firstLease, entries.length);
     if (this.#end) {
-      // The value was sent before the peer knew of the end. Its objects are released.
-      discardFds(fds);
-      this.#session.imports.releaseAll(firstLease, entries.length);
+      // The value was sent before the peer knew of the end.
+      discardFds(arrived.fds);
+      release();
       return false;
     }
+    try {
+      return this.#dispatch(arrived, message);
+    } catch (error) {
+      // It was refused before anything of it was opened.
+      release();
+      throw error;
+    }
+  }
+
+  #dispatch(arrived: Message, message: ValueMessage): boolean {
+    const { kind, request, fds, bytes, isSingleFrame } = arrived;
+    const refusal = arrived.shortage && shortageError(arrived.shortage);
     if (kind === FrameKind.cancellation) this.#requests.receiveCancellation(request, message, fds);
     else if (kind === FrameKind.unserved) this.#requests.receiveRefusal(request, message, fds);
     else {
-      const byteLength = queuedByteLength(bytes.byteLength, entries.length);
+      const byteLength = queuedByteLength(bytes.byteLength, message.objects.entries.length);
       const size = { byteLength, fdCount: fds.length };
       const isServed = this.#queue(kind, request, message, fds, size, refusal);
       // Keeps the bytes until a caller takes the value.

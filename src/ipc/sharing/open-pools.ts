@@ -101,12 +101,18 @@ function importPool(request: OpenRequest<'pool'>): ImportedPool {
 }
 
 function addOpenPool(name: string, opened: OpenPool): void {
-  for (const [stated, pools] of openPools) {
-    const left = pools.filter(({ pool }) => !pool.closed);
-    if (left.length > 0) openPools.set(stated, left);
-    else openPools.delete(stated);
-  }
+  removeClosedPools();
   openPools.set(name, [...(openPools.get(name) ?? []), opened]);
+  opened.pool.shared.onClose.add(removeClosedPools);
+}
+
+/** Called when a pool is closed, and before another is added: a reset closes pools without notice. */
+function removeClosedPools(): void {
+  for (const [name, pools] of openPools) {
+    const left = pools.filter(({ pool }) => !pool.closed);
+    if (left.length > 0) openPools.set(name, left);
+    else openPools.delete(name);
+  }
 }
 
 function importNew(

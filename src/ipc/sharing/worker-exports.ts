@@ -40,9 +40,11 @@ const POLL_PERIOD_MS = 10;
 
 /** A reset frees all memory, even if other threads use it. */
 const resetWatch = new ResetWatch((context) => {
-  for (const [name, { context: own, at }] of published)
-    if (own === context) withExportsTable((table) => removeRecord(table, name, at));
+  for (const [name, { context: own }] of published)
+    if (own === context) withExportsTable((table) => removeRecord(table, name));
 });
+/** How many records each watched context has. Without one, it is not kept from being collected. */
+const recordCounts = new Map<Context, number>();
 
 const pieceOf = (descriptor: MemoryFields): number =>
   descriptor.kind === 'virtual' ? descriptor.firstPiece : 0;
@@ -82,6 +84,7 @@ export function publish(buffer: DeviceBuffer, begin: number, descriptor: MemoryF
     published.set(name, { at, context });
   });
   if (known) return;
+  recordCounts.set(context, (recordCounts.get(context) ?? 0) + 1);
   resetWatch.add(context);
   const removeKeepalive = keepMemoryAlive(buffer, 'other worker threads', () => {
     if (tryUnpublish(name)) removeKeepalive();
@@ -99,7 +102,7 @@ const tryUnpublish = (name: string): boolean =>
     if (at === undefined) return true;
     table[at + CLOSED] = 1;
     if ((table[at + USERS] as number) > 1) return false;
-    removeRecord(table, name, at);
+    removeRecord(table, name);
     return true;
   });
 
@@ -112,10 +115,18 @@ function unpublishWhenUnused(name: string, removeKeepalive: () => void): void {
   timer.unref();
 }
 
-function removeRecord(table: Float64Array, name: string, at: number): void {
+function removeRecord(table: Float64Array, name: string): void {
+  const record = published.get(name);
+  if (!record) return;
+  const { at, context } = record;
   table[at] = 0;
   published.delete(name);
   freeRecords.push(at);
+  const count = (recordCounts.get(context) ?? 0) - 1;
+  recordCounts.set(context, count);
+  if (count > 0) return;
+  recordCounts.delete(context);
+  resetWatch.remove(context);
 }
 
 interface ThreadMapping extends Mapping {

@@ -16,6 +16,7 @@ import { failing } from '../../support/faults.ts';
 import { turns } from '../../support/iterations.ts';
 import { loadKernels } from '../../support/kernels.ts';
 import { Latch } from '../../support/latch.ts';
+import { leaves } from '../../support/left-open.ts';
 import { currentContext, emulate, ForeignContext } from './emulate.ts';
 
 describe('Context', () => {
@@ -289,9 +290,11 @@ describe('Context', () => {
     const context = Context.primary();
     using stream = Stream.create();
     const told: boolean[] = [];
-    context.onReset.add(() => told.push(stream.closed));
+    const tell = (): unknown => told.push(stream.closed);
+    context.onReset.add(tell);
     context.resetSync();
     assert.deepEqual(told, [true]);
+    context.onReset.delete(tell);
   });
 
   test('the primary context is recognized even if another library retained it first', () => {
@@ -314,6 +317,7 @@ describe('Context', () => {
   });
 
   test('a release that resets the context drops all other pending releases', async () => {
+    leaves(/of latch$/, 'the reset has taken the registration of the latch');
     const told = recordCallsOf(emulate(), 'cuStreamDestroy_v2', 'cuModuleUnload', 'cuMemFree_v2');
     const context = Context.primary();
     const stream = Stream.create({ nonBlocking: true });

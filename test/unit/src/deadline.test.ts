@@ -31,6 +31,7 @@ import { Tag } from '../../../src/ipc/protocol.ts';
 import { nextLoopIteration } from '../../../src/poller.ts';
 import { turns } from '../../support/iterations.ts';
 import { Latch } from '../../support/latch.ts';
+import { leaves } from '../../support/left-open.ts';
 import { emulate } from './emulate.ts';
 import { peerPair, RawPeer } from './ipc/peer/support.ts';
 
@@ -145,6 +146,7 @@ const cases: Readonly<Record<string, Case>> = {
   },
   'context.reset': {
     make: async (use) => {
+      leaves(/latch|host registration/, 'a reset takes the registration of the latch');
       const stream = Stream.create({ nonBlocking: true });
       const latch = new Latch();
       latch.hold(stream);

@@ -8,6 +8,12 @@ import { turns, until } from '../../support/iterations.ts';
 
 /** A queue whose work the test decides, and what was released so far. */
 describe('ReleaseQueue', () => {
+  const used: { idle: boolean }[] = [];
+  afterEach(() => {
+    // A queue is looked at until it is empty.
+    for (const state of used.splice(0)) state.idle = true;
+  });
+
   function held(limits: Partial<{ count: number; byteLength: number }> = {}) {
     const state = {
       idle: false,
@@ -17,6 +23,7 @@ describe('ReleaseQueue', () => {
       looked: 0,
       released: [] as string[],
     };
+    used.push(state);
     const fence = (): Fence => {
       const made = { done: false };
       state.fences.push(made);

@@ -13,6 +13,7 @@ import { withWaitsTable } from '../../../src/worker-counts.ts';
 import { losing } from '../../support/faults.ts';
 import { until } from '../../support/iterations.ts';
 import { loadKernels } from '../../support/kernels.ts';
+import { leaves } from '../../support/left-open.ts';
 import { startWorker } from '../../support/program.ts';
 import { emulate } from './emulate.ts';
 
@@ -25,6 +26,7 @@ afterEach(async () => {
 async function startWaiting(): Promise<{ say(message: 'wait' | 'signal'): Promise<unknown> }> {
   const worker = startWorker(program, undefined);
   workers.push(worker);
+  leaves(/pipe|cuffi-timeline/, 'a thread that is terminated closes nothing');
   await once(worker, 'message');
   return {
     say(message) {

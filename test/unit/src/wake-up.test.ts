@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { OUT0 } from '../../../ffi/arena.ts';
+import { OUT0, readHandle } from '../../../ffi/arena.ts';
 import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import type { Driver } from '../../../ffi/functions.ts';
 import { fflushAddress } from '../../../ffi/linux/wake-file.ts';
+import type { CUgraph } from '../../../ffi/types.ts';
 import { Context, CudaEvent, DeviceBuffer, Graph, Stream } from '../../../src/index.ts';
 import { Timeline } from '../../../src/ipc/index.ts';
 import { wakeBehindEvent, wakeBehindStream } from '../../../src/wake-up.ts';
@@ -227,6 +228,7 @@ describe('wake-ups', () => {
     );
     // Leaves the capture valid.
     assert.equal(cu.cuStreamEndCapture(stream.handle, OUT0), 0);
+    cu.cuGraphDestroy(readHandle<CUgraph>(OUT0));
   });
 
   test('after a reset of the context there are wake-ups again', async () => {

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { describe, test } from 'node:test';
+import { afterEach, describe, test } from 'node:test';
 import { OUT0, readHandle } from '../../../ffi/arena.ts';
 import { CU_STREAM_NON_BLOCKING } from '../../../ffi/constants.ts';
 import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
@@ -46,11 +46,18 @@ describe('WorkTracker', () => {
   }
 
   /** A stream of another library, which cuffi only knows by what it queues there. */
+  const theirs: CUstream[] = [];
+  afterEach(() => {
+    for (const handle of theirs.splice(0)) cu.cuStreamDestroy_v2(handle);
+  });
+
   function theirStream(context = Context.primary()): Stream {
     context.run(() =>
       assert.equal(cu.cuStreamCreateWithPriority(OUT0, CU_STREAM_NON_BLOCKING, 0), 0),
     );
-    return Stream.fromHandle(readHandle<CUstream>(OUT0), { context });
+    const handle = readHandle<CUstream>(OUT0);
+    theirs.push(handle);
+    return Stream.fromHandle(handle, { context });
   }
 
   test('work in borrowed streams leaves no event behind', async () => {

@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import { BLOCK, OUT0, readSize } from '../../../../ffi/arena.ts';
 import type { CUcontext, IpcHandleBytes } from '../../../../ffi/types.ts';
+import { leaves } from '../../../support/left-open.ts';
 import { openDescriptors } from '../../../support/process-state.ts';
 import { withPeer } from './peer.ts';
 import { at, device, Emulated, hostWords } from './support.ts';
@@ -305,6 +306,7 @@ describe('emulated legacy IPC', () => {
 
   test('a recorder killed before its record leaves the others waiting, and usable', deadline, () =>
     withPeer(async (peer) => {
+      leaves(/#tick/, 'a stream of the emulated driver waits for an event that never comes');
       const emulated = Emulated.inContext();
       const { cu } = emulated;
       const event = emulated.event(6);

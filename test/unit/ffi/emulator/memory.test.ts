@@ -198,12 +198,13 @@ describe('emulated device memory', () => {
       const path = join(folder, 'file');
       writeFileSync(path, Buffer.alloc(4096, 3));
       const fd = openSync(path, 'r+');
+      const memfd = createMemfd('registered', 4096);
       const map = (protection: number, flags: number, of: number): Address =>
         libc.mmap(0, 4096, protection, flags, of, 0) as Address;
       for (const [address, isWritable] of [
         [map(PROT_READ_WRITE, PRIVATE | ANONYMOUS, -1), true],
         [map(PROT_READ_WRITE, SHARED | ANONYMOUS, -1), true],
-        [map(PROT_READ_WRITE, SHARED, createMemfd('registered', 4096)), true],
+        [map(PROT_READ_WRITE, SHARED, memfd), true],
         [map(PROT_READ_WRITE, PRIVATE, fd), true],
         [map(PROT_READ, PRIVATE | ANONYMOUS, -1), false],
         [map(PROT_READ_WRITE, SHARED, fd), false],
@@ -216,8 +217,10 @@ describe('emulated device memory', () => {
         assert.equal(cu.cuMemcpyHtoD_v2(memory, address, 4096), 0);
         assert.equal(cu.cuMemcpyDtoH_v2(address, memory, 4096), 1);
         assert.equal(cu.cuMemHostUnregister(address), 0);
+        libc.munmap(address, 4096);
       }
       closeSync(fd);
+      closeSync(memfd);
     } finally {
       rmSync(folder, { recursive: true });
     }

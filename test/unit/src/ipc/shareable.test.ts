@@ -24,7 +24,7 @@ import {
 import { emulate } from '../emulate.ts';
 
 /** One object of each kind that can be shared, by the name of its class. */
-function onePerKind(): Record<string, object> {
+function onePerKind(): Record<string, object & { close(): void }> {
   emulate();
   const buffer = DeviceBuffer.allocate(16);
   const pool = MemoryPool.create({ maxSize: 32 << 20, shareable: true });
@@ -56,6 +56,7 @@ describe('toJSON of what can be shared', () => {
           code: 'invalid-descriptor',
           message: /description of an object, not the object: send what getIpcHandle\(\) returns/,
         });
+      object.close();
     }
   });
 
@@ -63,6 +64,7 @@ describe('toJSON of what can be shared', () => {
     for (const [kind, object] of Object.entries(onePerKind())) {
       assert.match(inspect({ object }), new RegExp(kind));
       assert.match(format('%s %o', object, object), new RegExp(kind));
+      object.close();
     }
     const array = fromBuffer(DeviceBuffer.allocate(16), 16, uint8);
     using ofArray = getIpcHandle(array);

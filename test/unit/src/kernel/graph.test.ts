@@ -1,7 +1,7 @@
 /** The driver calls that cuffi makes in a capture, and what happens if one fails. */
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { arena, OUT3, writeUint64 } from '../../../../ffi/arena.ts';
+import { arena, OUT3, readHandle, writeUint64 } from '../../../../ffi/arena.ts';
 import {
   CU_STREAM_CAPTURE_MODE_RELAXED,
   CU_STREAM_CAPTURE_STATUS_ACTIVE,
@@ -12,6 +12,7 @@ import { emulatedKernels } from '../../../../ffi/emulated-kernels.ts';
 import { createEmulatedDriver } from '../../../../ffi/emulator/index.ts';
 import type { Driver, FunctionName } from '../../../../ffi/functions.ts';
 import { CUresult } from '../../../../ffi/results.ts';
+import type { CUgraph } from '../../../../ffi/types.ts';
 import {
   Context,
   CudaEvent,
@@ -465,6 +466,7 @@ describe('Graph', () => {
         message: /while a graph is captured needs a captured stream/,
       });
       assert.equal(driver.cuStreamEndCapture(other.handle, OUT3), CUresult.CUDA_SUCCESS);
+      driver.cuGraphDestroy(readHandle<CUgraph>(OUT3));
     });
   });
 });

@@ -32,6 +32,7 @@ import { recordArguments, type ToldCall } from '../../../support/arguments.ts';
 import { broken, failing, withFaults } from '../../../support/faults.ts';
 import { until } from '../../../support/iterations.ts';
 import { Latch } from '../../../support/latch.ts';
+import { leaves } from '../../../support/left-open.ts';
 import { emulate } from '../emulate.ts';
 
 const counting = (byteLength: number): Uint8Array =>
@@ -736,6 +737,7 @@ describe('copySync and copyAsync', () => {
   });
 
   test('a reset ends the wait of a copy between devices, which then queries no destroyed object', async () => {
+    leaves('driver: host registration', 'a latch of a context that was not reset');
     emulate({ CUFFI_EMULATED_DEVICES: '2' });
     using target = DeviceBuffer.allocate(64, { device: 0 });
     using source = DeviceBuffer.allocate(64, { device: 0 });

@@ -7,6 +7,7 @@ import { Context, pin, Stream } from '../../../../src/index.ts';
 import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
+import { leaves } from '../../../support/left-open.ts';
 import { collectGarbage, collectUntil } from '../../../support/process-state.ts';
 import { emulate } from '../emulate.ts';
 
@@ -145,6 +146,7 @@ describe('pin', () => {
   });
 
   test('a failed unlock causes a warning, and the memory stays locked and alive', async () => {
+    leaves('entry of src/memory/page-lock.ts failedUnlocks', 'it stays locked');
     const driver = emulate();
     const context = Context.primary();
     const [array] = apart(1) as [Uint8Array];

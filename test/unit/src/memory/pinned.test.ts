@@ -18,6 +18,7 @@ import { recordArguments } from '../../../support/arguments.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
 import { iterations } from '../../../support/iterations.ts';
 import { Latch } from '../../../support/latch.ts';
+import { leaves } from '../../../support/left-open.ts';
 import {
   collectGarbage,
   collectUntil,
@@ -186,6 +187,7 @@ describe('PinnedBuffer', () => {
   });
 
   test('memory that the driver fails to unlock causes a warning, reads zeros, and keeps its addresses', async () => {
+    leaves('entry of src/memory/page-lock.ts failedUnlocks', 'it stays locked');
     const driver = emulate();
     const allocate = (): Address => {
       const pinned = PinnedBuffer.allocate(1 << 20);

@@ -77,6 +77,7 @@ describe('MemoryPool', () => {
       await until(freed);
       recorder.stop();
     }
+    cu.cuStreamDestroy_v2(theirs);
   });
 
   test('create() passes each given option to the driver, and no other', () => {

@@ -8,6 +8,7 @@ import { Context, DeviceBuffer } from '../../../../src/index.ts';
 import { AsyncPool, STAGING } from '../../../../src/memory/staging.ts';
 import { broken, failing, keepingBooks } from '../../../support/faults.ts';
 import { until } from '../../../support/iterations.ts';
+import { leaves } from '../../../support/left-open.ts';
 import { watchMappings } from '../../../support/process-state.ts';
 import { emulate } from '../emulate.ts';
 
@@ -244,6 +245,7 @@ describe('copyStaged', () => {
   });
 
   test('detaching host memory during a copy rejects the copy, and the memory is not touched', async () => {
+    leaves(/#activeCopies/, 'slots of drivers that were selected before stay for a second', 2);
     const driver = emulate();
     for (const way of ['copyFrom', 'copyToHost'] as const) {
       const host = new Uint8Array(8 * MIB);
@@ -299,6 +301,7 @@ describe('copyStaged', () => {
   });
 
   test('a copy that fails halfway rejects and touches nothing afterwards, and the next copy succeeds', async () => {
+    leaves(/#activeCopies/, 'slots of drivers that were selected before stay for a second', 2);
     const driver = emulate();
     for (const call of ['cuMemcpyHtoDAsync_v2', 'cuMemcpyDtoHAsync_v2', 'cuEventQuery'] as const) {
       selectDriver(failing(driver, call, 3, 700));

@@ -24,6 +24,7 @@ import {
 import { recordArguments } from '../../../support/arguments.ts';
 import { failing, keepingBooks, withFaults } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
+import { leaves } from '../../../support/left-open.ts';
 import { discardsDone, openDescriptors } from '../../../support/process-state.ts';
 import { emulate } from '../emulate.ts';
 
@@ -252,6 +253,7 @@ describe('VirtualMemory', () => {
   });
 
   test('descriptors from a lost context are closed when new ones are made', () => {
+    leaves(/^driver: /, 'the context is lost', 2);
     const { driver, fail } = withFaults(emulate(), ['cuCtxSynchronize']);
     selectDriver(driver);
     const context = Context.primary();

@@ -642,7 +642,8 @@ const refused = {
 
 const acceptMemory = {
   counters: (fd: number) => TimelinePage.accept(fd).close(),
-  timeline: (memory: number) => SharedCounter.accept({ memory, lifeline: createPipe()[0] }).close(),
+  timeline: (memory: number) =>
+    SharedCounter.accept({ memory, lifeline: oneEnd(createPipe()) }).close(),
   ring: (fd: number) => Ring.accept(fd, { slots: 3, hasRecords: true }).words.close(),
   seat: (fd: number) => Seat.accept(fd, 3, false).words.close(),
 };

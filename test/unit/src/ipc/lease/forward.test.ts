@@ -30,7 +30,7 @@ import { descriptorsReturnTo, openDescriptors } from '../../../../support/proces
 import { startProcess } from '../../../../support/program.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 import { emulate } from '../../emulate.ts';
-import { RawPeer } from '../peer/support.ts';
+import { leavesLeases, RawPeer } from '../peer/support.ts';
 
 /** Requests to a simulated owner, which acknowledges them or not through the link. */
 describe('ForwardRequester', () => {
@@ -160,6 +160,7 @@ describe('ForwardedLease', () => {
     emulate();
     buffer = DeviceBuffer.allocate(64);
     before = openDescriptors();
+    leavesLeases();
   });
   afterEach(async () => {
     await turns();

@@ -91,7 +91,8 @@ describe('ImportTable', () => {
   test('an object that is closed and released at once is reported once, behind its work', () => {
     emulate();
     const context = Context.primary();
-    const { table } = makeTable();
+    const timeline = new ConnectionTimeline();
+    const { table } = makeTable(undefined, timeline);
     table.add(0, 4);
     using stream = Stream.create({ nonBlocking: true });
     using latch = new Latch();
@@ -123,6 +124,8 @@ describe('ImportTable', () => {
     close(3);
     assert.deepEqual(sent(), [[3, true, []]]);
     assert.equal(table.size, 0);
+    latch.open();
+    timeline.close(() => {});
   });
 
   test('revoking a lease that was never sent is refused, but not one that was released', () => {
@@ -142,6 +145,8 @@ describe('ImportTable', () => {
       message: 'lease 2 was revoked, but was never sent',
     });
     assert.deepEqual(released(), [1]);
+    table.release(0);
+    table.end();
   });
 
   test('a collected object is released if all objects are in one context', async () => {

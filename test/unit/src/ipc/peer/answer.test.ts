@@ -29,7 +29,7 @@ import { encodeValue } from '../../../../../src/ipc/wire/value-encoder.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
-import { type Entry, peerPair, RawPeer, readMessage, tableOf } from './support.ts';
+import { type Entry, leavesLeases, peerPair, RawPeer, readMessage, tableOf } from './support.ts';
 
 /** Runs `use`, and waits until this process has at most as many descriptors open as before. */
 async function leavingNone(use: () => Promise<void>): Promise<void> {
@@ -476,6 +476,7 @@ describe('a question about a descriptor', () => {
   const { verification, request, response, failure: failed, cancellation } = FrameKind;
 
   test('is answered by cuffi and reaches no handler; its descriptor as a request reaches only the handler', async () => {
+    leavesLeases();
     using buffer = DeviceBuffer.allocate(64);
     const question = encoded({ ...getIpcHandle(buffer) });
     using asker = new Asker();
@@ -525,6 +526,7 @@ describe('a question about a descriptor', () => {
   });
 
   test('takes a number and a place among the pending requests, and is answered once though it is given up', async () => {
+    leavesLeases();
     using buffer = DeviceBuffer.allocate(64);
     const question = encoded({ ...getIpcHandle(buffer) });
     using asker = new Asker();

@@ -35,9 +35,10 @@ import { readHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
+import { leaves } from '../../../../support/left-open.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
-import { own, peerPair, RawPeer, tableOf, unknownObject } from './support.ts';
+import { leavesLeases, own, peerPair, RawPeer, tableOf, unknownObject } from './support.ts';
 
 const deadline = { timeout: 30_000 };
 let before = 0;
@@ -288,6 +289,7 @@ describe('Peer.close', () => {
 });
 
 test('a close cancels a response that the host waits with', deadline, async (t) => {
+  leaves(/worker-exports|for its reset/, 'the block is shared by all tests here');
   // No stream can wait for the other end's work: the host has to.
   t.mock.getter(TimelinePage.prototype, 'isMemoryFixed', () => false);
   using stream = Stream.create();
@@ -401,6 +403,7 @@ describe('the peer', () => {
     'keeps its leases as long as it lives when it closes without a control message',
     deadline,
     async () => {
+      leavesLeases();
       const other = new RawPeer();
       using buffer = DeviceBuffer.allocate(64);
       await other.peer.send(buffer);
@@ -441,6 +444,8 @@ describe('the peer', () => {
     'keeps the objects that its work may still use when the connection breaks',
     deadline,
     async (t) => {
+      leavesLeases();
+      leaves(/points|tick\(\)|pendingPolls/, 'its work may still use them', 2);
       const others = leases.stats().leases.length;
       const other = new RawPeer();
       using buffer = DeviceBuffer.allocate(64);

@@ -43,7 +43,7 @@ import { trials } from '../../../../support/iterations.ts';
 import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
 import { limitRoom, rawSend } from '../../../ffi/fixtures/descriptors.ts';
 import { openLingering } from '../../../ffi/fixtures/lingering.ts';
-import { type Entry, peerPair, RawPeer, tableOf, unknownObject } from './support.ts';
+import { type Entry, leavesLeases, peerPair, RawPeer, tableOf, unknownObject } from './support.ts';
 
 let before = 0;
 beforeEach(() => {
@@ -613,6 +613,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('arbitrary control messages never crash the process, and leases last until they are released', async () => {
+    leavesLeases();
     const sample = Uint8Array.of(
       3,
       1,
@@ -659,6 +660,7 @@ describe('Peer with a hostile other end', () => {
   });
 
   test('a peer that breaks the protocol keeps its leases as long as it lives', async () => {
+    leavesLeases();
     using other = new RawPeer();
     using buffer = DeviceBuffer.allocate(64);
     const lent = leases.stats().leases.length;

@@ -19,7 +19,7 @@ import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
-import { peerPair, RawPeer, readMessage, tableOf, unknownObject } from './support.ts';
+import { leavesLeases, peerPair, RawPeer, readMessage, tableOf, unknownObject } from './support.ts';
 
 /** A promise, and what settles it. */
 function defer<T = void>() {
@@ -597,6 +597,7 @@ describe('an end that follows no rule', () => {
   });
 
   test('any order of frames is answered, or ends the connection with an IpcError; no descriptor stays open', async () => {
+    leavesLeases();
     emulate();
     using buffer = DeviceBuffer.allocate(64);
     {

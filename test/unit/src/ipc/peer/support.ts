@@ -19,9 +19,27 @@ import {
   ValueMessageReader,
 } from '../../../../../src/ipc/wire/value-message.ts';
 import { withExportsTable } from '../../../../../src/worker-counts.ts';
+import { leaves } from '../../../../support/left-open.ts';
 
 // What the first object that goes to a thread of this process leaves for all later ones.
 withExportsTable(() => {});
+
+/**
+ * Says that a test leaves leases: a process that breaks the protocol, or closes without a message, keeps them
+ * while it lives, and that process is this one or its parent.
+ */
+export function leavesLeases(most = Number.POSITIVE_INFINITY): void {
+  const why = 'the process that holds the leases lives';
+  leaves('entry of src/ipc/lease/export-table.ts leaseRegistry', why, most);
+  leaves('driver: allocation', why);
+  for (const kind of [
+    'entry of src/ipc/lease/peer-process.ts watchedProcesses',
+    'entry of ffi/linux/poll.ts watches',
+    'entry of ffi/linux/poll.ts urgentWatches',
+    'descriptor of anon_inode:[pidfd]',
+  ])
+    leaves(kind, 'that process is watched');
+}
 
 /** The credentials of this process. */
 export const own = { pid: process.pid, uid: process.geteuid?.() ?? 0 };

@@ -36,6 +36,13 @@ function exported(channel: Channel): { fields: HostFields<'channel'>; fds: numbe
   return { fields, fds: [...channel.exported.takeSeatFds(), ...fds.map(duplicateFd)] };
 }
 
+/** The end of a pipe whose other end is closed. */
+function endOfPipe(): number {
+  const [readEnd, writeEnd] = createPipe();
+  closeFd(writeEnd);
+  return readEnd;
+}
+
 /** As when its bytes arrive. */
 const importing = (fields: HostFields<'channel'>, fds: readonly number[]): unknown =>
   importFromPeer(decodeAnyFields(encodeFields(fields)), fds, {
@@ -62,7 +69,7 @@ describe('a channel from a hostile process', () => {
       ([, ...rest]) => [memfd(RING * 2), ...rest],
       ([, ...rest]) => [openSync('/dev/null', 'r'), ...rest],
       ([ring, , ...rest]) => [ring as number, memfd(SEAT * 2), ...rest],
-      ([ring, , ...rest]) => [ring as number, createPipe()[0], ...rest],
+      ([ring, , ...rest]) => [ring as number, endOfPipe(), ...rest],
       ([ring, seat, , ...rest]) => [ring as number, seat as number, memfd(SEAT), ...rest],
       ([ring, seat, receive, , ...rest]) => [
         ...([ring, seat, receive] as number[]),
@@ -79,6 +86,7 @@ describe('a channel from a hostile process', () => {
       const changed = change(fds);
       assert.throws(() => importing(fields, changed), { name: 'IpcError' }, `change ${at}`);
       await until(() => changed.every((fd) => !isOpenFd(fd)));
+      for (const fd of fds) if (!changed.includes(fd)) closeFd(fd);
     }
     await until(() => mappings() === before);
   });
@@ -186,7 +194,8 @@ describe('the two ends of a channel', () => {
     emulate();
     using channel = Channel.create(small);
     const { fds } = exported(channel);
-    const words = new BigUint64Array(new HostPage(fds[1] as number, SEAT).view());
+    const page = new HostPage(fds[1] as number, SEAT);
+    const words = new BigUint64Array(page.view());
     const receiveEnd = fds[2] as number;
     using stream = Stream.create({ nonBlocking: true });
     using latch = new Latch();
@@ -205,6 +214,7 @@ describe('the two ends of a channel', () => {
       return count > 0;
     });
     for (const fd of fds) closeFd(fd);
+    page.close(() => {});
   });
 
   test('a producer that sleeps is woken up when a slot is released, and for each grant', async () => {
@@ -236,7 +246,8 @@ describe('the two ends of a channel', () => {
     for (const message of [1n, 2n ** 60n, 2n ** 63n - 1n]) {
       using channel = Channel.create({ ...small, deliver: 'one' });
       const { fields, fds } = exported(channel);
-      const words = new BigUint64Array(new HostPage(fds[1] as number, SEAT).view());
+      const page = new HostPage(fds[1] as number, SEAT);
+      const words = new BigUint64Array(page.view());
       using consumer = importing(fields, fds) as ChannelConsumer;
       (await channel.acquire()).publish();
       words[10] = message;
@@ -245,6 +256,7 @@ describe('the two ends of a channel', () => {
         name: 'IpcError',
         message: /grants a message that was not published/,
       });
+      page.close(() => {});
     }
   });
 });

@@ -24,6 +24,7 @@ import {
   openIpc,
 } from '../../../../../src/ipc/index.ts';
 import { openBlocker } from '../../../../../src/ipc/sharing/open.ts';
+import { leaves } from '../../../../support/left-open.ts';
 import { killed, startProcess } from '../../../../support/program.ts';
 import { emulate, runProgram } from '../../emulate.ts';
 
@@ -195,6 +196,10 @@ describe('explain', () => {
   });
 
   test('an exclusive compute mode and a missing capability of the device are reported', () => {
+    leaves(
+      'entry of src/memory/pool-state.ts sharedPools',
+      'its pool is of a driver that is no longer selected',
+    );
     const attributes = (text: string) => emulate({ CUFFI_EMULATED_ATTRIBUTES: text });
     emulate();
     const made = descriptors();
@@ -252,6 +257,7 @@ describe('explain', () => {
   });
 
   test('an exporter of another user is refused unless allowed', async () => {
+    leaves('descriptor of anon_inode:[pidfd]', 'the process that was checked last');
     emulate();
     // Root can start a process as another user; for all others, process 1 belongs to another user.
     const isRoot = process.getuid?.() === 0;

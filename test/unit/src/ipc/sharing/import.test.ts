@@ -193,15 +193,15 @@ describe('openIpcBuffer', () => {
         descriptor: IpcDescriptor,
         session = emptySharingSession(),
       ) => importFromPeer(descriptor, fds.map(duplicateFd), session) as DeviceBuffer;
-      const sessions = [emptySharingSession(), emptySharingSession()] as const;
+      const sessions = Array.from({ length: 4 }, emptySharingSession);
       const first = come(hostile, forged, sessions[0]);
       const second = come(honest, ofAnother(honest.descriptor), sessions[1]);
       assert.deepEqual([valuesIn(first), valuesIn(second)], [[2], [1]]);
       assert.notEqual(first.resource ?? first, second.resource ?? second);
       // Each is mapped once, however often and over whichever connection it comes.
       const recorder = recordCalls();
-      const again = come(honest, ofAnother(honest.descriptor));
-      const forgedAgain = come(hostile, forged);
+      const again = come(honest, ofAnother(honest.descriptor), sessions[2]);
+      const forgedAgain = come(hostile, forged, sessions[3]);
       recorder.stop();
       assert.deepEqual([again.address, forgedAgain.address], [second.address, first.address]);
       assert.ok(!recorder.calls.some(({ name }) => /Import|cuMemMap/.test(name)));
@@ -846,15 +846,13 @@ describe('openIpcArray', () => {
     const [, pooled] = allocations();
     const array = (pooled as DeviceArray<typeof int16>).slice({ start: 10, stop: 20 });
     const session = emptySharingSession();
+    const receiving = { ...session, receivedPools: new Map() };
     const first = exportForPeer(array, session);
     assert.equal(exportForPeer(array, session)?.descriptor, first?.descriptor);
     const opened = importFromPeer(
       ofAnother(first?.descriptor as object),
       first?.fds.map(duplicateFd) ?? [],
-      {
-        ...session,
-        receivedPools: new Map(),
-      },
+      receiving,
     );
     assert.ok(opened instanceof DeviceArray);
     assert.deepEqual(opened.copyToHostSync(), array.copyToHostSync());
@@ -865,5 +863,6 @@ describe('openIpcArray', () => {
     assert.equal(own.address, array.address);
     discardImported(opened);
     assert.equal(opened.buffer.closed, true);
+    closeSharingSession(receiving);
   });
 });

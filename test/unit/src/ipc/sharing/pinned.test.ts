@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { selectDriver } from '../../../../../ffi/driver.ts';
-import { createPipe, isOpenFd } from '../../../../../ffi/linux/libc.ts';
+import { closeFd, createPipe, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { allocatePages, createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { Context, DeviceBuffer, PinnedBuffer, Stream } from '../../../../../src/index.ts';
@@ -15,6 +15,13 @@ import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 
 const bytesOf = ({ buffer }: PinnedBuffer): Uint8Array => new Uint8Array(buffer);
+
+/** The end of a pipe whose other end is closed. */
+function endOfPipe(): number {
+  const [readEnd, writeEnd] = createPipe();
+  closeFd(writeEnd);
+  return readEnd;
+}
 
 describe('a shareable PinnedBuffer', () => {
   test('is the same memory at both ends, for hosts and devices', async () => {
@@ -140,7 +147,7 @@ describe('a shareable PinnedBuffer', () => {
       () => [allocated(2 * size)],
       // Its pages would be allocated here.
       () => [createSealedMemfd('pinned', size)],
-      () => [createPipe()[0]],
+      () => [endOfPipe()],
     ]) {
       const fds = make();
       assert.throws(

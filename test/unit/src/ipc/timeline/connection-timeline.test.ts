@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { openSync } from 'node:fs';
-import { describe, test } from 'node:test';
+import { afterEach, describe, test } from 'node:test';
 import { deviceAttributes } from '../../../../../ffi/attributes.ts';
 import { CU_STREAM_WAIT_VALUE_GEQ } from '../../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
@@ -43,8 +43,14 @@ import { emulate } from '../../emulate.ts';
 // What the first wait leaves for all later ones.
 withWaitsTable(() => {});
 
+const opened: Signaler[] = [];
+afterEach(() => {
+  for (const signals of opened.splice(0)) signals.close();
+});
+
 function ends() {
   const signals = new Signaler(TimelinePage.create());
+  opened.push(signals);
   let fd = -1;
   signals.page.shareFd((its) => {
     fd = duplicateFd(its);
@@ -342,6 +348,8 @@ describe('ConnectionTimeline', () => {
         assert.equal(streams.filter(wait).length, most);
         if (most === 0 || most === streams.length) {
           waits.abandon();
+          page.close();
+          for (const stream of streams) stream.close();
           return;
         }
         // A stream that already waits may wait for more.

@@ -10,6 +10,7 @@ import { StoreTracker } from '../../../../../src/ipc/timeline/store-tracker.ts';
 import { losing } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
+import { leaves } from '../../../../support/left-open.ts';
 import { emulate } from '../../emulate.ts';
 
 /** A tracker over the words of a ring, and what it has reported. */
@@ -179,6 +180,7 @@ describe('StoreTracker', () => {
   });
 
   test('reports the error of a context that is lost', async () => {
+    leaves(/cuffi-channel/, 'the words of a channel that is not closed', 3);
     for (const [isAwaited, isClosed] of [
       [true, false],
       [false, false],

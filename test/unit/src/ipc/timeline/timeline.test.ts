@@ -7,6 +7,7 @@ import { statSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
 import {
+  closeFd,
   createPipe,
   duplicateFd,
   isOpenFd,
@@ -71,6 +72,13 @@ async function settled(): Promise<void> {
 
 const gone = (last: number) => (error: unknown) =>
   error instanceof PeerGoneError && error.message.includes(`after value ${last}`);
+
+/** The end of a pipe whose other end is closed. */
+function endOfPipe(): number {
+  const [readEnd, writeEnd] = createPipe();
+  closeFd(writeEnd);
+  return readEnd;
+}
 
 describe('Timeline', () => {
   test('a stream waits for a stream of the signaler, and no host does', async () => {
@@ -528,12 +536,12 @@ describe('a timeline from a hostile process', () => {
       [() => [], 'timeline'],
       [() => [sealed()], 'timeline'],
       [unsealed, 'timeline'],
-      [() => [createSealedMemfd('timeline', 8192), createPipe()[0]], 'timeline'],
+      [() => [createSealedMemfd('timeline', 8192), endOfPipe()], 'timeline'],
       [() => [sealed(), sealed()], 'timeline'],
-      [() => [createPipe()[0], createPipe()[0]], 'timeline'],
-      [() => [sealed(), createPipe()[0]], 'signaler'],
-      [() => [sealed(), createPipe()[0], sealed()], 'signaler'],
-      [() => [createPipe()[0], createPipe()[0], createPipe()[1]], 'signaler'],
+      [() => [endOfPipe(), endOfPipe()], 'timeline'],
+      [() => [sealed(), endOfPipe()], 'signaler'],
+      [() => [sealed(), endOfPipe(), sealed()], 'signaler'],
+      [() => [endOfPipe(), ...createPipe()], 'signaler'],
     ];
     for (const [make, kind] of wrong) {
       const fds = make();
