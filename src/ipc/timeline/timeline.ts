@@ -387,8 +387,17 @@ class TimelineState {
         'this process does not signal this timeline: it has no signaler to send',
       );
     const fds = this.counter.duplicateFds();
+    const closeFds = (): void => {
+      closeFd(fds.memory);
+      discardFd(fds.lifeline);
+    };
+    try {
+      this.#watchSignaler();
+    } catch (error) {
+      closeFds();
+      throw error;
+    }
     this.#writeEnd = undefined;
-    this.#watchSignaler();
     this.#keepPromise();
     this.#uses.add();
     let mayBeSent = false;
@@ -397,8 +406,7 @@ class TimelineState {
       return [fds.memory, fds.lifeline, writeEnd.fd] as const;
     };
     const release = (): void => {
-      closeFd(fds.memory);
-      discardFd(fds.lifeline);
+      closeFds();
       if (!mayBeSent) {
         this.#end(writeEnd, () => this.#release());
         return;
