@@ -39,7 +39,8 @@ function truncate(text: string, length: number): string {
 export function shortBytes(byteLength: number): string {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let [size, at] = [byteLength, 0];
-  while (size >= 1024 && at < units.length - 1) {
+  // As it is written: 1024 KiB is 1 MiB.
+  while (Number(size.toPrecision(4)) >= 1024 && at < units.length - 1) {
     size /= 1024;
     at += 1;
   }

@@ -41,8 +41,8 @@ const every = (status: string): Record<string, string> => ({
   event: status,
   timeline: status,
 });
-const namespaces = processFacts().namespaces;
 
+/** What /proc alone tells is compared in machine.test.ts. */
 describe('judgePair', () => {
   test('two processes of one place share every kind, once that was tried', () => {
     assert.deepEqual(kindsOf(pair({}, { probes: tried })), every('ok'));
@@ -63,38 +63,33 @@ describe('judgePair', () => {
     remedy: string,
     kinds: Record<string, string>,
   ])[] = [
-    [
-      'the same pid in two pid namespaces',
-      pair({ pid: 1, namespaces: { ...namespaces, pid: 77 } }, {}, { pid: 1 }),
-      'pid number',
-      remedies.pidNamespace,
-      { ...every('unknown'), 'plain memory': 'no', event: 'no' },
-    ],
-    [
-      'no common pid namespace',
-      pair({ namespaces: { ...namespaces, pid: 77 } }),
-      'pid namespace',
-      remedies.pidNamespace,
-      every('unknown'),
-    ],
     ['another GPU', pair({ devices: [deviceB] }), 'GPU', remedies.otherDevice, onDevice],
     ['another MIG slice', pair({ devices: [MIG] }), 'GPU', remedies.mig, onDevice],
     [
-      'another /dev/shm',
-      pair({ sharedMemory: 99 }),
-      '/dev/shm',
-      remedies.sharedMemory,
-      { ...every('unknown'), event: 'no' },
+      'a slice there for a GPU here',
+      pair({ devices: [MIG] }, {}, { devices: [deviceB, deviceA] }),
+      'GPU',
+      remedies.mig,
+      onDevice,
     ],
-    ['WSL', pair({ isWsl: true }), 'WSL', remedies.wsl, onDevice],
     [
-      'a compute mode for one process',
+      'a compute mode for one process, that only the other tells',
       pair({ devices: [{ ...deviceA, computeMode: 3 }] }),
       'compute mode',
       remedies.computeMode,
       onDevice,
     ],
-    ['another user', pair({ user: 0 }), 'user', remedies.otherUser, every('no')],
+    [
+      'a compute mode for one process, of one of two devices',
+      pair(
+        { devices: [deviceA, deviceB] },
+        {},
+        { devices: [deviceA, { ...deviceB, computeMode: 3 }] },
+      ),
+      'compute mode',
+      remedies.computeMode,
+      onDevice,
+    ],
     ['another machine', pair({ machine: 'x' }), 'machine', remedies.otherMachine, every('no')],
     [
       'the emulated driver at one side',
@@ -103,30 +98,6 @@ describe('judgePair', () => {
       'One uses the emulated driver: give both the same CUFFI_DRIVER.',
       onDevice,
     ],
-    [
-      'MPS without a common ipc namespace',
-      pair({
-        namespaces: { ...namespaces, ipc: 88 },
-        environment: { CUDA_MPS_PIPE_DIRECTORY: '/tmp/mps' },
-      }),
-      'ipc namespace',
-      remedies.mps,
-      onDevice,
-    ],
-    [
-      'expandable segments of PyTorch',
-      pair({ environment: { PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True' } }),
-      'PyTorch',
-      remedies.expandableSegments,
-      every('unknown'),
-    ],
-    [
-      'Yama without SYS_PTRACE',
-      pair({ capabilities: '0' }, { ptraceScope: 1 }),
-      'pidfd_getfd',
-      remedies.ptrace,
-      every('unknown'),
-    ],
   ];
   for (const [cause, facts, name, remedy, kinds] of causes)
     test(`finds ${cause}`, () => {
@@ -134,12 +105,6 @@ describe('judgePair', () => {
       assert.deepEqual([found?.status, found?.remedy], ['no', remedy]);
       assert.deepEqual(kindsOf(facts), kinds);
     });
-
-  test('an ipc namespace of its own matters with MPS only', () => {
-    const facts = pair({ namespaces: { ...namespaces, ipc: 88 } });
-    assert.equal(named(facts, 'ipc namespace')?.status, 'ok');
-    assert.deepEqual(kindsOf(facts), every('unknown'));
-  });
 
   test('what was tried counts for more than what it follows from', () => {
     const facts = pair({ sharedMemory: 99 }, { probes: tried });
@@ -169,6 +134,24 @@ describe('judgePair', () => {
   test('a device that has another ordinal there is the same device', () => {
     const facts = pair({ devices: [deviceB, { ...deviceA, ordinal: 1 }] });
     assert.equal(named(facts, 'GPU')?.fact, `in common: ${deviceA.uuid} (here 0, there 1)`);
+    assert.equal(named(pair({}), 'GPU')?.fact, `in common: ${deviceA.uuid}`);
+  });
+
+  test('a device in a compute mode for one process that only one side sees is no obstacle', () => {
+    const exclusive = { ...deviceB, computeMode: 3 };
+    for (const facts of [
+      pair({ devices: [deviceA, exclusive] }),
+      pair({}, {}, { devices: [deviceA, exclusive] }),
+    ])
+      assert.equal(named(facts, 'compute mode'), undefined);
+  });
+
+  test('two versions of one driver, or two paths of it, are no obstacle', () => {
+    const facts = pair({ driver: { name: '/opt/libcuda.so.1', version: '12.8' } });
+    assert.deepEqual(
+      [named(facts, 'driver')?.status, named(facts, 'driver')?.fact],
+      ['ok', 'here /usr/lib/libcuda.so.1 (CUDA 13.0), there /opt/libcuda.so.1 (CUDA 12.8)'],
+    );
   });
 
   test('what /proc does not tell is unknown, and no failure', () => {
