@@ -186,7 +186,7 @@ export function programOf(commandLine: string | undefined): string | undefined {
 }
 
 /** Reads the text of /proc/PID/limits. */
-export function limitsIn(text: string): ProcessFacts['limits'] {
+function limitsIn(text: string): ProcessFacts['limits'] {
   const limit = (name: string): Limit | undefined => {
     const [, soft, hard] = new RegExp(`^${name}\\s+(\\w+)\\s+(\\w+)`, 'm').exec(text) ?? [];
     return soft === undefined ? undefined : { soft: numberOrNull(soft), hard: numberOrNull(hard) };

@@ -4,8 +4,11 @@ import { runLs } from '../../../../src/cli/ls-command.ts';
 import { DeviceBuffer } from '../../../../src/index.ts';
 import { getIpcHandle } from '../../../../src/ipc/index.ts';
 import type { ListReply } from '../../../../src/ipc/inspect/inspect-messages.ts';
-import type { HolderFacts, SharedObject } from '../../../../src/ipc/inspect/shared-objects.ts';
-import { sharedObjects } from '../../../../src/ipc/inspect/shared-objects.ts';
+import {
+  type HolderFacts,
+  type SharedObject,
+  sharedObjects,
+} from '../../../../src/ipc/inspect/shared-objects.ts';
 import { ExportTable } from '../../../../src/ipc/lease/export-table.ts';
 
 const SECOND = 1000;
@@ -50,42 +53,27 @@ const NOT_HELD = 'none by a connection; a descriptor was made';
 
 describe('cuffi ls', () => {
   test('gives each age and size in the largest unit that fits', async () => {
-    const ages = [
-      [0, '0 s'],
-      [SECOND - 1, '0 s'],
-      [SECOND, '1 s'],
-      [MINUTE - 1, '59 s'],
-      [MINUTE, '1 min'],
-      [HOUR - 1, '59 min'],
-      [HOUR, '1 h'],
-      [DAY - 1, '23 h'],
-      [DAY, '1 d'],
-      [2 * DAY - 1, '1 d'],
-    ] as const;
-    const sizes = [
-      [0, '-'],
-      [1, '1 B'],
-      [1023, '1023 B'],
-      [1024, '1 KiB'],
-      [2 ** 20 - 1024, '1023 KiB'],
-      [2 ** 20 - 1, '1 MiB'],
-      [2 ** 20, '1 MiB'],
-      [2 ** 30 - 1, '1 GiB'],
-      [1.5 * 2 ** 30, '1.5 GiB'],
-      [2 ** 40, '1 TiB'],
-      [2 ** 52, '4096 TiB'],
-    ] as const;
+    const ages =
+      `0 0 s, ${SECOND - 1} 0 s, ${SECOND} 1 s, ${MINUTE - 1} 59 s, ${MINUTE} 1 min, ${HOUR - 1} 59 min,
+      ${HOUR} 1 h, ${DAY - 1} 23 h, ${DAY} 1 d, ${2 * DAY - 1} 1 d`.split(/,\s+/);
+    const sizes =
+      `0 -, 1 1 B, 1023 1023 B, 1024 1 KiB, ${2 ** 20 - 1024} 1023 KiB, ${2 ** 20 - 1} 1 MiB, ${2 ** 20} 1 MiB,
+      ${2 ** 30 - 1} 1 GiB, ${1.5 * 2 ** 30} 1.5 GiB, ${2 ** 40} 1 TiB, ${2 ** 52} 4096 TiB`.split(
+        /,\s+/,
+      );
+    const value = (each: string): number => Number(each.split(' ', 1));
+    const said = (each: string): string => each.replace(/^\S+ /, '');
     const { ok, lines } = await ls({
       12: reply([
-        ...ages.map(([age]) => object(1, held(age))),
-        ...sizes.map(([size]) => object(size)),
+        ...ages.map((each) => object(1, held(value(each)))),
+        ...sizes.map((each) => object(value(each))),
       ]),
     });
     assert.equal(ok, true);
     assert.deepEqual(lines, [
       HEADING,
-      ...ages.map(([, said]) => `12 | a.mjs | memory | 1 B | 7 for ${said}`),
-      ...sizes.map(([, said]) => `12 | a.mjs | memory | ${said} | ${NOT_HELD}`),
+      ...ages.map((each) => `12 | a.mjs | memory | 1 B | 7 for ${said(each)}`),
+      ...sizes.map((each) => `12 | a.mjs | memory | ${said(each)} | ${NOT_HELD}`),
     ]);
   });
 

@@ -64,7 +64,7 @@ describe('python -m cuffi', { skip: noPython }, () => {
     assert.equal(status, 0);
   });
 
-  test('doctor says what this process has that sharing needs, and fails if something lacks', () => {
+  test('doctor says what this process has that sharing needs', () => {
     const env = { CUDA_VISIBLE_DEVICES: '0', PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:False' };
     const sound = cuffi(['doctor'], env);
     assert.match(sound.stdout, /\nown pid: \d+, namespaces: pid \d+, ipc \d+, mnt \d+\n/);
@@ -73,12 +73,6 @@ describe('python -m cuffi', { skip: noPython }, () => {
     assert.match(sound.stdout, /\nCUDA_VISIBLE_DEVICES: '0'\n/);
     assert.match(sound.stdout, /\nPYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:False'\n$/);
     assert.equal(sound.status, 0);
-    const limited = spawnSync('sh', ['-c', 'ulimit -n 100; exec python3 -m cuffi doctor'], {
-      env: { ...process.env, PYTHONPATH: folder, CUFFI_DRIVER: 'emulated' },
-      encoding: 'utf8',
-    });
-    assert.match(limited.stdout, /\ndescriptors: \d+ open, at most 100\n {2}→ .*ulimit -n/);
-    assert.equal(limited.status, 1);
   });
 
   test('doctor judges each fact at both sides of its limit', () => {
