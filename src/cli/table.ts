@@ -44,7 +44,8 @@ export function shortBytes(byteLength: number): string {
     size /= 1024;
     at += 1;
   }
-  return `${Number(size.toPrecision(4))} ${units[at]}`;
+  // Just below a unit, it is 0.9996 of it.
+  return `${at > 0 ? Math.max(1, Number(size.toPrecision(4))) : size} ${units[at]}`;
 }
 
 /** How long something has lasted, for a table: `5 s`, `3 min`, `2 h`, `4 d`. */

@@ -51,18 +51,21 @@ export async function gatherExporter(
   const self = localProcess();
   const isSeen = descriptor.machine === self.machine && pidNamespace === self.pidNamespace;
   if (isSeen && self.isAlive(pid, startTime)) return gatherPair(pid, machine);
+  const facts = own(machine);
+  // Its ordinal there is not known.
+  const seen = facts.here.devices?.find(({ uuid }) => uuid === device);
   const there: ProcessFacts = {
     pid,
     startTime,
     machine: descriptor.machine,
     namespaces: { pid: pidNamespace || undefined },
     limits: {},
-    devices: [{ ordinal: 0, uuid: device, name: '', computeMode: 0, peers: [] }],
+    devices: [seen ?? { ordinal: 0, uuid: device, name: '', computeMode: 0, peers: [] }],
   };
   const reason = isSeen
     ? `process ${pid}, which made it, has ended`
     : 'the process that made it is not seen here';
-  return { ...own(machine), there, source: 'its descriptor', probes: notTried(reason) };
+  return { ...facts, there, source: 'its descriptor', probes: notTried(reason) };
 }
 
 function own(machine: Machine): Pick<PairFacts, 'here' | 'ptraceScope'> {

@@ -57,7 +57,7 @@ describe('cuffi ls', () => {
       `0 0 s, ${SECOND - 1} 0 s, ${SECOND} 1 s, ${MINUTE - 1} 59 s, ${MINUTE} 1 min, ${HOUR - 1} 59 min,
       ${HOUR} 1 h, ${DAY - 1} 23 h, ${DAY} 1 d, ${2 * DAY - 1} 1 d`.split(/,\s+/);
     const sizes =
-      `0 -, 1 1 B, 1023 1023 B, 1024 1 KiB, ${2 ** 20 - 1024} 1023 KiB, ${2 ** 20 - 1} 1 MiB, ${2 ** 20} 1 MiB,
+      `0 -, 1 1 B, 1023 1023 B, 1024 1 KiB, ${2 ** 20 - 513} 1023 KiB, ${2 ** 20 - 512} 1 MiB, ${2 ** 20} 1 MiB,
       ${2 ** 30 - 1} 1 GiB, ${1.5 * 2 ** 30} 1.5 GiB, ${2 ** 40} 1 TiB, ${2 ** 52} 4096 TiB`.split(
         /,\s+/,
       );

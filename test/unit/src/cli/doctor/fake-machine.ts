@@ -4,8 +4,8 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import type { Machine } from '../../../../../src/ipc/inspect/process-facts.ts';
 
-/** No process has it: it is above the pids of this machine. */
-export const OTHER_PID = 4_194_303;
+/** The largest that a command line may name: no process has it. */
+export const OTHER_PID = 2 ** 22;
 
 /** What is known of a process, each value as text. */
 const processes = () =>
@@ -58,7 +58,7 @@ export function fakeMachine(changes = ''): Machine & Disposable {
     /(there )?([a-z]+|\/[^ ;]*)(?: ([^;=]+?))? = ?([^;]*)/g,
   )) {
     const process = (who ? there : self) as unknown as Record<string, unknown>;
-    if (key.startsWith('/')) changed[key] = value;
+    if (key.startsWith('/')) changed[key] = value.replaceAll('\\n', '\n');
     else if (key === 'shm') blocks = value;
     else if (name === undefined) process[key] = value;
     else (process[key] as Record<string, string>)[name] = value;

@@ -1,8 +1,13 @@
 /** What `cuffi doctor` prints about machines: each rule at both sides of its limit. */
 import assert from 'node:assert/strict';
 import { after, describe, mock, test } from 'node:test';
+import { gatherExporter } from '../../../../../src/cli/doctor/pair.ts';
+import { judgePair } from '../../../../../src/cli/doctor/pair-rules.ts';
 import { remedies } from '../../../../../src/cli/doctor/remedies.ts';
 import { runDoctor } from '../../../../../src/cli/doctor-command.ts';
+import { Device } from '../../../../../src/device.ts';
+import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { factsFromProc } from '../../../../../src/ipc/inspect/process-facts.ts';
 import { emulate } from '../../emulate.ts';
 import { fakeMachine, OTHER_PID } from './fake-machine.ts';
 
@@ -63,7 +68,7 @@ env CUFFI_INSPECT = 1 | ok CUFFI_INSPECT 1
 env NCCL_P2P_DISABLE = 1 | ok NCCL_P2P_DISABLE 1 | throughHost
 env NCCL_P2P_DISABLE = 0 | ok NCCL_P2P_DISABLE 0
 /python = - | (no) Python not found | python
-/python = #!/bin/true | (no) Python not found | python
+/python = #!/bin/sh\\necho python 3.11.7\\nexit 1 | (no) Python not found | python
 fd = 4 | ok Python packages torch 2.5.1, jax 0.4
 fd = 4 | (no) NCCL not found | nccl
 /site/nvidia/nccl/lib/libnccl.so.2 = ; SYSTEM = | ok NCCL /site/nvidia/nccl/lib/libnccl.so.2
@@ -161,8 +166,8 @@ function judges(table: string, args: readonly string[]): void {
 }
 
 describe('cuffi doctor', () => {
-  /** Nothing is shared with a device that is not there, which takes no second process. */
-  const NO_DEVICE = ['--device', '9'];
+  /** The largest ordinal. Without such a device, no second process is started. */
+  const NO_DEVICE = ['--device', '1023'];
   judges(MACHINES, NO_DEVICE);
 
   test('judges the compute mode of each device, as the driver reports it', async () => {
@@ -198,13 +203,44 @@ describe('cuffi doctor --with', () => {
     assert.ok(!lines.some((line) => line.includes('PyTorch')));
   });
 
+  test('invents no ordinal for a process that only a descriptor tells of', async () => {
+    after(() => emulate());
+    emulate({ CUFFI_EMULATED_DEVICES: '2' });
+    const device = Device.get(1).uuid;
+    const maker = { machine: 'x', pid: 1, pidNamespace: 2, startTime: 3, device };
+    const findings = judgePair(await gatherExporter(maker as IpcDescriptor));
+    assert.equal(findings.find(({ name }) => name === 'GPU')?.fact, `in common: ${device}`);
+  });
+
+  test('tells what the files of a process say', () => {
+    using machine = fakeMachine('there env NCCL_DEBUG = a=b; there env HOME = /; there fd = 3');
+    const facts = factsFromProc(OTHER_PID, machine);
+    assert.deepEqual(facts, {
+      pid: 815,
+      startTime: 18,
+      program: 'server.mjs',
+      user: 1000,
+      machine: 'ba40e59f-1f82-49c6-8a8f-91c85beff5ac',
+      namespaces: { pid: 1, ipc: 2, mnt: 3, net: 4, user: 5 },
+      capabilities: '0000000000000000',
+      sharedMemory: 27,
+      isWsl: false,
+      openDescriptors: 3,
+      limits: {
+        descriptors: { soft: 65_536, hard: 524_288 },
+        lockedMemory: { soft: null, hard: null },
+      },
+      environment: { NCCL_DEBUG: 'a=b' },
+    });
+  });
+
   test('a process that is not there, or is this one, cannot be compared', async () => {
     for (const [pid, message, changes = ''] of [
       ['4711', '4711 is the process of this command'],
       ['4194302', 'there is no process 4194302 that is seen here'],
       [
         String(OTHER_PID),
-        'there is no process 4194303 ',
+        'there is no process 4194304 ',
         `/proc/${OTHER_PID}/stat = 815 (a) Z 1 1`,
       ],
     ] as const)

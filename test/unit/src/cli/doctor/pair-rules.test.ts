@@ -65,6 +65,7 @@ const rows: readonly (readonly [facts: PairFacts, said: string, remedy?: string]
   [driver('/x.so'), `ok driver here ${LIBRARY}, there /x.so (CUDA 12.8)`],
   [driver('emulated'), `no driver here ${LIBRARY}, there emulated (CUDA 12.8)`, SAME_DRIVER],
   [pair({ isWsl: true }), 'no WSL WSL has no CUDA IPC', 'wsl'],
+  [pair({}, {}, { isWsl: true }), 'no WSL WSL has no CUDA IPC', 'wsl'],
   [pair({ machine: 'x' }), `no machine here ${processFacts().machine}, there x`, 'otherMachine'],
 ];
 
@@ -96,6 +97,9 @@ describe('judgePair', () => {
     const facts = pair({ sharedMemory: 99 }, { probes: tried });
     assert.equal(kindsOf(facts)['event'], 'ok');
     assert.deepEqual([named(facts, '/dev/shm')?.status, isSound(judgePair(facts))], ['no', true]);
+    // One of the kinds that another GPU prevents.
+    const one = { results: tried.results.slice(0, 1), reason: '' };
+    assert.equal(named(pair({ devices: [deviceB] }, { probes: one }), 'GPU')?.isOptional, false);
   });
 
   test('a kind that failed says why, with the cause that is known', () => {

@@ -50,6 +50,7 @@ const handles = (...statuses: number[]): Partial<MachineFacts> => ({
 });
 const LIBCUDA = 'no CUDA driver (libcuda.so.1) was found';
 const HIDDEN = processFacts({ environment: { CUDA_VISIBLE_DEVICES: '' } });
+const EXCLUSIVE = { ...deviceB, computeMode: 2 };
 const WSL = processFacts({ isWsl: true });
 const SPEED = 'speed 64 MiB of the other process read at';
 const POOL = 'pool memory of a pool, by file descriptor:';
@@ -64,6 +65,7 @@ const rows: readonly (readonly [Partial<MachineFacts>, said: string, remedy?: st
     { driver: emulated },
     'ok driver emulated, asked for: real processes and shared memory, but no GPU',
   ],
+  [noDriver('x'), 'CUDA'],
   [noDriver('x'), 'unknown devices no driver could be asked'],
   [{ devices: [] }, 'no devices the driver shows none', 'driver'],
   [
@@ -103,7 +105,7 @@ const rows: readonly (readonly [Partial<MachineFacts>, said: string, remedy?: st
   [failed('event', shm(2 ** 20 - 1)), 'no event refused', 'sharedMemorySize'],
   [failed('event', shm(2 ** 20)), 'no event refused', USE_ANOTHER],
   [failed('event', { sharedMemory: undefined }), 'no event refused', 'sharedMemorySize'],
-  [failed('event', device({ computeMode: 2 })), 'no event refused', 'computeMode'],
+  [failed('event', { devices: [deviceA, EXCLUSIVE] }), 'no event refused', 'computeMode'],
   [failed('event', { process: WSL }), 'no event refused', 'wsl'],
 ];
 
