@@ -94,7 +94,7 @@ const rows: readonly (readonly [Partial<MachineFacts>, said: string, remedy?: st
     'noHandle',
   ],
   [read(62.5), `ok ${SPEED} 1.0 GiB/s`],
-  [read(62.6), `no ${SPEED} 1.0 GiB/s`, 'slow'],
+  [read(62.51), `no ${SPEED} 1.0 GiB/s`, 'slow'],
   [{ ...read(625), driver: emulated }, `ok ${SPEED} 0.1 GiB/s, which says nothing about a GPU`],
   [{ throughput: undefined }, 'speed'],
   [tried(9.94), `ok ${POOL} 9.9 ms`],
