@@ -5,11 +5,13 @@ import { SystemError } from './libc.ts';
 /**
  * The start time of a running process, in clock ticks since boot. Undefined if the process has ended
  * or its entry in /proc cannot be read.
+ *
+ * @param root the folder that /proc is in, for tests
  */
-export function processStartTime(pid: number | 'self'): number | undefined {
+export function processStartTime(pid: number | 'self', root = ''): number | undefined {
   let stat: string;
   try {
-    stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
+    stat = readFileSync(`${root}/proc/${pid}/stat`, 'latin1');
   } catch {
     return undefined;
   }
@@ -68,10 +70,10 @@ export function isProcessAlive(pid: number, startTime: number): boolean {
 }
 
 /** The effective user id of a process. Undefined if it cannot be read. */
-export function processUser(pid: number): number | undefined {
+export function processUser(pid: number | 'self', root = ''): number | undefined {
   try {
     // Not the owner of the folder: that is root for programs with capabilities.
-    const status = readFileSync(`/proc/${pid}/status`, 'latin1');
+    const status = readFileSync(`${root}/proc/${pid}/status`, 'latin1');
     const [, user] = /^Uid:\t\d+\t(\d+)\t/m.exec(status) ?? [];
     return user === undefined ? undefined : Number(user);
   } catch {
@@ -92,8 +94,8 @@ export function pidNamespace(): number {
 }
 
 /** The machine's boot id: a UUID that changes at each boot. */
-export const bootId = (): string =>
-  readFileSync('/proc/sys/kernel/random/boot_id', 'latin1').trim();
+export const bootId = (root = ''): string =>
+  readFileSync(`${root}/proc/sys/kernel/random/boot_id`, 'latin1').trim();
 
 /** The error code of signalling a process. Undefined if it can be signalled. */
 function signalError(pid: number): string | undefined {

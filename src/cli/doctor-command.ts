@@ -1,6 +1,7 @@
 /** `cuffi doctor`: what works on this machine, and between two processes. */
 import { arch, platform } from 'node:process';
 import { parseDescriptor } from '../ipc/descriptor-codec.ts';
+import { type Machine, thisMachine } from '../ipc/inspect/process-facts.ts';
 import { type Explanation, explain } from '../ipc/sharing/explain.ts';
 import {
   CannotRunError,
@@ -38,12 +39,16 @@ container, limits, libraries and environment. Each line: ok, no or unknown, the 
 
 Exit code: 0 if all that sharing needs works, 1 if something does not, 2 for wrong use or if it
 could not run. What is unknown does not count.`,
-  run,
+  run: (argv) => runDoctor(argv),
 };
 
 const MAX_DEVICE = 1023;
 
-async function run(argv: readonly string[]): Promise<boolean> {
+/** As {@link doctorCommand}, on any machine. */
+export async function runDoctor(
+  argv: readonly string[],
+  machine: Machine = thisMachine,
+): Promise<boolean> {
   const { values, positionals } = parseCommand(argv, {
     with: { type: 'string' },
     device: { type: 'string', default: '0' },
@@ -56,8 +61,8 @@ async function run(argv: readonly string[]): Promise<boolean> {
     throw new UsageError(
       `--device must be an integer from 0 to ${MAX_DEVICE}, not ${JSON.stringify(values.device)}`,
     );
-  if (values.with !== undefined) return runWith(values.with, values.driver, values.json);
-  const facts = await gatherFacts({ driver: values.driver, device });
+  if (values.with !== undefined) return runWith(values.with, values.driver, values.json, machine);
+  const facts = await gatherFacts({ driver: values.driver, device }, machine);
   const findings = judge(facts);
   const ok = isSound(findings);
   if (values.json) printJson({ ok, findings, facts });
@@ -84,6 +89,7 @@ async function runWith(
   other: string,
   driver: string | undefined,
   isJson: boolean,
+  machine: Machine,
 ): Promise<boolean> {
   const isDescriptor = other === '-';
   if (!isDescriptor && !(/^[1-9]\d*$/.test(other) && Number(other) <= MAX_PID))
@@ -94,8 +100,8 @@ async function runWith(
   const { error, name, reason } = useDriver(driver);
   if (name === undefined) throw new CannotRunError(`${error}\nRun cuffi doctor.`);
   const facts = isDescriptor
-    ? await gatherExporter(checked(message))
-    : await gatherPair(Number(other));
+    ? await gatherExporter(checked(message), machine)
+    : await gatherPair(Number(other), machine);
   const findings = [
     ...judgePair(facts),
     ...(isDescriptor ? [descriptorFinding(explain(message))] : []),

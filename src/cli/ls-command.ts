@@ -17,7 +17,7 @@ in Python, Bun and Deno, and those started with CUFFI_INSPECT=0.
   --help         print this
 
 Exit code: 0; 1 if a process did not answer; 2 for wrong use.`,
-  run,
+  run: (argv) => runLs(argv),
 };
 
 /** A process that was asked. */
@@ -28,12 +28,25 @@ interface Asked {
   readonly error: string;
 }
 
-async function run(argv: readonly string[]): Promise<boolean> {
+/** As {@link lsCommand}, of any processes. */
+export async function runLs(
+  argv: readonly string[],
+  processes = inspectableProcesses,
+  ask = (path: string): Promise<Reply<'list'>> => inspect(path, 'list'),
+): Promise<boolean> {
   const { values, positionals } = parseCommand(argv, {
     json: { type: 'boolean', default: false },
   });
   refuseArguments('ls', positionals);
-  const asked = await Promise.all(inspectableProcesses().map(askOne));
+  const asked = await Promise.all(
+    processes().map(async ({ path, pid }): Promise<Asked> => {
+      try {
+        return { pid, reply: await ask(path), error: '' };
+      } catch (error) {
+        return { pid, reply: undefined, error: (error as Error).message };
+      }
+    }),
+  );
   if (values.json)
     printJson({
       processes: asked.map(({ pid, reply, error }) => ({
@@ -44,14 +57,6 @@ async function run(argv: readonly string[]): Promise<boolean> {
     });
   else print(describe(asked));
   return asked.every(({ reply }) => reply !== undefined);
-}
-
-async function askOne({ path, pid }: { path: string; pid: number }): Promise<Asked> {
-  try {
-    return { pid, reply: await inspect(path, 'list'), error: '' };
-  } catch (error) {
-    return { pid, reply: undefined, error: (error as Error).message };
-  }
 }
 
 function describe(asked: readonly Asked[]): string[] {

@@ -39,11 +39,13 @@ function truncate(text: string, length: number): string {
 export function shortBytes(byteLength: number): string {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let [size, at] = [byteLength, 0];
-  while (size >= 1024 && at < units.length - 1) {
+  // As it is written: 1024 KiB is 1 MiB.
+  while (Number(size.toPrecision(4)) >= 1024 && at < units.length - 1) {
     size /= 1024;
     at += 1;
   }
-  return `${Number(size.toPrecision(4))} ${units[at]}`;
+  // Just below a unit, it is 0.9996 of it.
+  return `${at > 0 ? Math.max(1, Number(size.toPrecision(4))) : size} ${units[at]}`;
 }
 
 /** How long something has lasted, for a table: `5 s`, `3 min`, `2 h`, `4 d`. */

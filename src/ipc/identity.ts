@@ -85,9 +85,10 @@ export const isExporterEnding = (exporter: IpcExporter): boolean =>
   isExporterGone(exporter) ||
   (exporter.pidNamespace === localProcess().pidNamespace && isProcessEnding(exporter.pid) === true);
 
-function isWsl(): boolean {
+/** @param root the folder that /proc is in, for tests */
+export function isWsl(root = ''): boolean {
   try {
-    return /microsoft/i.test(readFileSync('/proc/version', 'utf8'));
+    return /microsoft/i.test(readFileSync(`${root}/proc/version`, 'utf8'));
   } catch {
     return false;
   }

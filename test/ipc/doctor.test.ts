@@ -8,6 +8,9 @@ import { createInterface } from 'node:readline';
 import { after, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import type { Finding } from '../../src/cli/doctor/finding.ts';
+import { DeviceBuffer, VirtualMemory } from '../../src/index.ts';
+import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
+import { exportIpc, getIpcHandle } from '../../src/ipc/index.ts';
 import { factsFromProc, ownFacts } from '../../src/ipc/inspect/process-facts.ts';
 import { killed, programFile, startProcess } from '../support/program.ts';
 
@@ -113,6 +116,24 @@ describe('cuffi doctor --with', () => {
     assert.equal(nobody.code, 2);
     assert.match(nobody.stderr, /^cuffi: there is no process 4194288 that is seen here\n$/);
     assert.match(doctor('-', [], '{}').stderr, /^cuffi: stdin has no descriptor: .*\n\nusage/s);
+  });
+
+  test('compares with the process that made a descriptor, and says if it can be opened', () => {
+    using buffer = DeviceBuffer.allocate(4096);
+    using memory = VirtualMemory.reserve(4096, { shareable: true });
+    const plain = getIpcHandle(buffer);
+    const other = plain.pidNamespace + 1;
+    for (const [descriptor, source, openable, code] of [
+      [plain, /^only \/proc: /, 'unknown', 0],
+      [exportIpc(memory.grow(4096)).descriptor, /^only \/proc: /, 'unknown', 0],
+      [withChecksum({ ...plain, startTime: 1 }), /^only its descriptor: /, 'no', 1],
+      [withChecksum({ ...plain, pidNamespace: other }), /^only its descriptor: /, 'unknown', 0],
+    ] as const) {
+      const { find, code: ended } = doctor('-', [], JSON.stringify(descriptor));
+      assert.match(String(find('asked')?.fact), source);
+      assert.deepEqual([find('openable')?.status, ended], [openable, code]);
+      assert.match(String(find('openable')?.fact), /process|file descriptors|namespace/);
+    }
   });
 
   test('finds that two containers have processes of the same pid', inNamespaces, async () => {

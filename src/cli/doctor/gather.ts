@@ -1,9 +1,9 @@
 /** Gathers the facts that the doctor judges, and really tries what can be tried. */
 
 import { spawnSync } from 'node:child_process';
-import { existsSync, readdirSync, readFileSync, readlinkSync, statfsSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, readlinkSync } from 'node:fs';
 import { release } from 'node:os';
-import { basename, join } from 'node:path';
+import { join } from 'node:path';
 import { BLOCK } from '../../../ffi/arena.ts';
 import { cu, driverName, selectDriver } from '../../../ffi/driver.ts';
 import { packageVersion } from '../../../ffi/package.ts';
@@ -12,7 +12,12 @@ import { Context } from '../../context.ts';
 import { type Device, devices } from '../../device.ts';
 import { driverVersion, isAvailable } from '../../driver.ts';
 import { type ProbeReport, takeProbes } from '../../ipc/inspect/probes.ts';
-import { deviceFacts, ownFacts } from '../../ipc/inspect/process-facts.ts';
+import {
+  deviceFacts,
+  type Machine,
+  ownFacts,
+  thisMachine,
+} from '../../ipc/inspect/process-facts.ts';
 import { type ChildPeer, spawnPeer } from '../../ipc/peer/spawn.ts';
 import { ipcSupport } from '../../ipc/sharing/support.ts';
 import { compilerInUse } from '../../kernel/nvrtc.ts';
@@ -34,9 +39,12 @@ export interface GatherOptions {
 }
 
 /** Gathers everything about this machine. Never rejects: what fails is a fact. */
-export async function gatherFacts({ driver, device }: GatherOptions): Promise<MachineFacts> {
+export async function gatherFacts(
+  { driver, device }: GatherOptions,
+  machine: Machine = thisMachine,
+): Promise<MachineFacts> {
   // As it was started: replacing a missing GPU changes it.
-  const { environment } = ownFacts();
+  const { environment } = ownFacts(machine);
   const chosen = useDriver(driver);
   const all = chosen.name === undefined ? [] : (attempt(devices) ?? []);
   const tried = all[device];
@@ -44,18 +52,18 @@ export async function gatherFacts({ driver, device }: GatherOptions): Promise<Ma
     ? await trySharing(tried, chosen.selection)
     : { probes: { results: [], reason: `there is no device ${device}` }, throughput: undefined };
   return {
-    process: { ...ownFacts(), environment },
+    process: { ...ownFacts(machine), environment },
     versions: { cuffi: packageVersion() ?? 'unknown', node: process.version, kernel: release() },
     driver: chosen,
     devices: all.flatMap((each) => attempt(() => describeDevice(each, all)) ?? []),
     ...sharing,
     handles: tried ? legacyHandles(Context.primary(tried)) : [],
-    sharedMemory: attempt(sharedMemorySize),
-    ptraceScope: ptraceScope(),
-    container: containerSign(),
-    fabric: fabricFacts(),
-    mps: mpsFacts(),
-    libraries: [nvrtc(), ...pythonLibraries(), nccl()],
+    sharedMemory: attempt(() => sharedMemorySize(machine)),
+    ptraceScope: ptraceScope(machine),
+    container: containerSign(machine),
+    fabric: fabricFacts(machine),
+    mps: mpsFacts(machine),
+    libraries: [nvrtc(), ...pythonLibraries(machine), nccl(machine)],
   };
 }
 
@@ -207,47 +215,47 @@ function legacyHandles(context: Context): MachineFacts['handles'] {
 
 // ---- Container ----
 
-function sharedMemorySize(): { readonly byteLength: number; readonly free: number } {
-  const { bsize, blocks, bavail } = statfsSync('/dev/shm');
+function sharedMemorySize(machine: Machine): NonNullable<MachineFacts['sharedMemory']> {
+  const { bsize, blocks, bavail } = machine.statfs(`${machine.root}/dev/shm`);
   return { byteLength: bsize * blocks, free: bsize * bavail };
 }
 
-function containerSign(): string | undefined {
-  const file = ['/.dockerenv', '/run/.containerenv'].find((path) => existsSync(path));
+function containerSign({ root, env }: Machine): string | undefined {
+  const file = ['/.dockerenv', '/run/.containerenv'].find((path) => existsSync(root + path));
   if (file !== undefined) return `yes: ${file}`;
-  if (process.env['KUBERNETES_SERVICE_HOST'] !== undefined) return 'yes: Kubernetes';
-  const groups = attempt(() => read('/proc/1/cgroup')) ?? '';
+  if (env['KUBERNETES_SERVICE_HOST'] !== undefined) return 'yes: Kubernetes';
+  const groups = attempt(() => read(`${root}/proc/1/cgroup`)) ?? '';
   const manager = /docker|containerd|kubepods|libpod|lxc/.exec(groups)?.[0];
   return manager === undefined ? undefined : `yes: ${manager} (cgroup of process 1)`;
 }
 
-function fabricFacts(): MachineFacts['fabric'] {
-  const known = attempt(() => read('/proc/devices')) ?? '';
-  const channels = attempt(() => readdirSync('/dev/nvidia-caps-imex-channels')) ?? [];
+function fabricFacts({ root }: Machine): MachineFacts['fabric'] {
+  const known = attempt(() => read(`${root}/proc/devices`)) ?? '';
+  const channels = attempt(() => readdirSync(`${root}/dev/nvidia-caps-imex-channels`)) ?? [];
   return { hasDriver: known.includes('nvidia-caps-imex-channels'), channels: channels.length };
 }
 
 const DEFAULT_MPS_DIRECTORY = '/tmp/nvidia-mps';
 
-function mpsFacts(): MachineFacts['mps'] {
-  const pipeDirectory = process.env['CUDA_MPS_PIPE_DIRECTORY'] || DEFAULT_MPS_DIRECTORY;
-  const hasControl = existsSync(join(pipeDirectory, 'control'));
+function mpsFacts({ root, env }: Machine): MachineFacts['mps'] {
+  const pipeDirectory = env['CUDA_MPS_PIPE_DIRECTORY'] || DEFAULT_MPS_DIRECTORY;
+  const hasControl = existsSync(join(root, pipeDirectory, 'control'));
   return {
     pipeDirectory,
     hasControl,
-    daemonIpcNamespace: hasControl ? daemonIpcNamespace() : undefined,
+    daemonIpcNamespace: hasControl ? daemonIpcNamespace(`${root}/proc`) : undefined,
   };
 }
 
-function daemonIpcNamespace(): number | undefined {
-  const daemon = readdirSync('/proc').find(
+function daemonIpcNamespace(proc: string): number | undefined {
+  const daemon = readdirSync(proc).find(
     (pid) =>
       /^\d+$/.test(pid) &&
       // The kernel cuts names at 15 characters.
-      attempt(() => read(`/proc/${pid}/comm`)) === 'nvidia-cuda-mps-control'.slice(0, 15),
+      attempt(() => read(`${proc}/${pid}/comm`)) === 'nvidia-cuda-mps-control'.slice(0, 15),
   );
   if (daemon === undefined) return undefined;
-  const link = attempt(() => readlinkSync(`/proc/${daemon}/ns/ipc`)) ?? '';
+  const link = attempt(() => readlinkSync(`${proc}/${daemon}/ns/ipc`)) ?? '';
   return Number(/\d+/.exec(link)?.[0]) || undefined;
 }
 
@@ -285,8 +293,8 @@ print('nccl', spec.submodule_search_locations[0] if spec else '')
 
 let ncclFolder = '';
 
-function pythonLibraries(): LibraryFacts[] {
-  const python = readSetting('CUFFI_PYTHON') ?? 'python3';
+function pythonLibraries({ env }: Machine): LibraryFacts[] {
+  const python = readSetting('CUFFI_PYTHON', env) ?? 'python3';
   const { stdout, status } = spawnSync(python, ['-c', PYTHON_PROGRAM, ...PYTHON_PACKAGES], {
     encoding: 'utf8',
     timeout: PYTHON_TIMEOUT_MS,
@@ -322,15 +330,15 @@ const LIBRARY_FOLDERS = [
   '/usr/local/cuda/lib64',
 ];
 
-function nccl(): LibraryFacts {
-  const named = (process.env['LD_LIBRARY_PATH'] ?? '').split(':').filter(Boolean);
+function nccl({ root, env }: Machine): LibraryFacts {
+  const named = (env['LD_LIBRARY_PATH'] ?? '').split(':').filter(Boolean);
   const python = ncclFolder === '' ? [] : [join(ncclFolder, 'lib')];
   const folder = [...named, ...python, ...LIBRARY_FOLDERS].find((each) =>
-    existsSync(join(each, 'libnccl.so.2')),
+    existsSync(join(root, each, 'libnccl.so.2')),
   );
   return {
     name: 'NCCL',
-    found: folder && join(folder, basename('libnccl.so.2')),
+    found: folder && join(folder, 'libnccl.so.2'),
     remedy:
       'Only collectives of other libraries need it: pip install nvidia-nccl-cu13, or -cu12 for CUDA 12.',
   };

@@ -3,7 +3,7 @@ import { PROBES, type ProbeName, type ProbeReport } from '../../ipc/inspect/prob
 import type { ProcessFacts } from '../../ipc/inspect/process-facts.ts';
 import { type Finding, finding, type Status } from './finding.ts';
 import { remedies } from './remedies.ts';
-import { hasExpandableSegments, mayTrace, probeTitles } from './rules.ts';
+import { hasExpandableSegments, mayTrace, probeTitles, YAMA_NO_ATTACH } from './rules.ts';
 
 /** What is known about two processes. */
 export interface PairFacts {
@@ -254,13 +254,14 @@ function pidfd({ here, there, ptraceScope }: PairFacts): Comparison {
   const name = 'pidfd_getfd';
   const may = [here, there].map(({ capabilities }) => mayTrace(capabilities));
   if ((ptraceScope ?? 0) === 0) return { name, status: 'ok', fact: 'Yama does not restrict it' };
-  if (may.every((each) => each === true))
+  const isNever = ptraceScope === YAMA_NO_ATTACH;
+  if (!isNever && may.every((each) => each === true))
     return { name, status: 'ok', fact: 'both hold SYS_PTRACE' };
   return {
     name,
-    status: may.includes(undefined) ? 'unknown' : 'no',
+    status: !isNever && may.includes(undefined) ? 'unknown' : 'no',
     fact: `Yama ${ptraceScope}, SYS_PTRACE here ${word(may[0])}, there ${word(may[1])}`,
-    remedy: remedies.ptrace,
+    remedy: isNever ? remedies.yama : remedies.ptrace,
   };
 }
 

@@ -10,7 +10,13 @@ import {
   probe,
 } from '../../ipc/inspect/inspect-client.ts';
 import type { ProbeReport } from '../../ipc/inspect/probes.ts';
-import { factsFromProc, ownFacts, type ProcessFacts } from '../../ipc/inspect/process-facts.ts';
+import {
+  factsFromProc,
+  type Machine,
+  ownFacts,
+  type ProcessFacts,
+  thisMachine,
+} from '../../ipc/inspect/process-facts.ts';
 import { CannotRunError } from '../command.ts';
 import type { PairFacts } from './pair-rules.ts';
 
@@ -21,14 +27,15 @@ const notTried = (reason: string): ProbeReport => ({ results: [], reason });
  *
  * @throws CannotRunError if there is no such process, or it is this one
  */
-export async function gatherPair(pid: number): Promise<PairFacts> {
+export async function gatherPair(pid: number, machine: Machine = thisMachine): Promise<PairFacts> {
   const socket = socketOf(pid);
-  if (socket) return viaSocket(socket);
-  if (pid === process.pid) throw new CannotRunError(`${pid} is the process of this command`);
-  const there = factsFromProc(pid);
+  if (socket) return viaSocket(socket, machine);
+  const facts = own(machine);
+  if (pid === facts.here.pid) throw new CannotRunError(`${pid} is the process of this command`);
+  const there = factsFromProc(pid, machine);
   if (!there) throw new CannotRunError(`there is no process ${pid} that is seen here`);
   return {
-    ...own(),
+    ...facts,
     there,
     source: '/proc',
     probes: notTried('it was not tried'),
@@ -36,32 +43,38 @@ export async function gatherPair(pid: number): Promise<PairFacts> {
 }
 
 /** As {@link gatherPair}, for the process that made a descriptor. */
-export async function gatherExporter(descriptor: IpcDescriptor): Promise<PairFacts> {
-  const { machine, pid, pidNamespace, startTime, device } = descriptor;
+export async function gatherExporter(
+  descriptor: IpcDescriptor,
+  machine: Machine = thisMachine,
+): Promise<PairFacts> {
+  const { pid, pidNamespace, startTime, device } = descriptor;
   const self = localProcess();
-  const isSeen = machine === self.machine && pidNamespace === self.pidNamespace;
-  if (isSeen && self.isAlive(pid, startTime)) return gatherPair(pid);
+  const isSeen = descriptor.machine === self.machine && pidNamespace === self.pidNamespace;
+  if (isSeen && self.isAlive(pid, startTime)) return gatherPair(pid, machine);
+  const facts = own(machine);
+  // Its ordinal there is not known.
+  const seen = facts.here.devices?.find(({ uuid }) => uuid === device);
   const there: ProcessFacts = {
     pid,
     startTime,
-    machine,
+    machine: descriptor.machine,
     namespaces: { pid: pidNamespace || undefined },
     limits: {},
-    devices: [{ ordinal: 0, uuid: device, name: '', computeMode: 0, peers: [] }],
+    devices: [seen ?? { ordinal: 0, uuid: device, name: '', computeMode: 0, peers: [] }],
   };
   const reason = isSeen
     ? `process ${pid}, which made it, has ended`
     : 'the process that made it is not seen here';
-  return { ...own(), there, source: 'its descriptor', probes: notTried(reason) };
+  return { ...facts, there, source: 'its descriptor', probes: notTried(reason) };
 }
 
-function own(): Pick<PairFacts, 'here' | 'ptraceScope'> {
-  return { here: ownFacts(), ptraceScope: ptraceScope() };
+function own(machine: Machine): Pick<PairFacts, 'here' | 'ptraceScope'> {
+  return { here: ownFacts(machine), ptraceScope: ptraceScope(machine) };
 }
 
-export function ptraceScope(): number | undefined {
+export function ptraceScope({ root }: Machine): number | undefined {
   try {
-    return Number(readFileSync('/proc/sys/kernel/yama/ptrace_scope', 'latin1'));
+    return Number(readFileSync(`${root}/proc/sys/kernel/yama/ptrace_scope`, 'latin1'));
   } catch {
     return undefined;
   }
@@ -76,7 +89,7 @@ function socketOf(pid: number): InspectedProcess | undefined {
   );
 }
 
-async function viaSocket({ path }: InspectedProcess): Promise<PairFacts> {
+async function viaSocket({ path }: InspectedProcess, machine: Machine): Promise<PairFacts> {
   let there: ProcessFacts;
   try {
     there = await inspect(path, 'facts');
@@ -84,5 +97,5 @@ async function viaSocket({ path }: InspectedProcess): Promise<PairFacts> {
     throw new CannotRunError((error as Error).message);
   }
   const probes = await probe(path).catch((error: Error) => notTried(error.message));
-  return { ...own(), there, source: 'its socket', probes };
+  return { ...own(machine), there, source: 'its socket', probes };
 }

@@ -20,6 +20,7 @@ export const remedies = {
     'Open memory on the GPU of its owner, which is the default, or copy it to the other GPU.',
   ptrace:
     'Send file descriptors through a socket, as cuffi does. Programs that take them from another process (PyTorch with expandable segments) need --cap-add=SYS_PTRACE, or kernel.yama.ptrace_scope=0.',
+  yama: 'Send file descriptors through a socket, as cuffi does. With Yama 3 no process takes them from another one until the next boot.',
   expandableSegments:
     'Turn expandable_segments off in the process whose tensors are shared, or copy into a pool of cuffi.',
   mps: 'Start the daemon (nvidia-cuda-mps-control -d), and give its clients its ipc namespace (--ipc=host) and CUDA_MPS_PIPE_DIRECTORY.',

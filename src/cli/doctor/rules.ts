@@ -244,6 +244,9 @@ export const mayTrace = (capabilities: string | undefined): boolean | undefined 
     ? undefined
     : ((BigInt(`0x${capabilities}`) >> CAP_SYS_PTRACE) & 1n) === 1n;
 
+/** The scope of Yama in which SYS_PTRACE does not help. */
+export const YAMA_NO_ATTACH = 3;
+
 /** The driver and NCCL need some. */
 const MIN_SHARED_MEMORY = 1 << 20;
 
@@ -302,6 +305,11 @@ function sharedMemoryFinding(
 function ptraceFinding({ capabilities }: ProcessFacts, scope: number | undefined): Finding {
   const mayAlways = mayTrace(capabilities);
   const fact = `Yama ${scope ?? 'absent'}, SYS_PTRACE ${mayAlways === undefined ? 'unknown' : mayAlways ? 'held' : 'not held'}`;
+  if (scope === YAMA_NO_ATTACH)
+    return finding('container', 'pidfd_getfd', 'no', fact, {
+      remedy: remedies.yama,
+      isOptional: true,
+    });
   if ((scope ?? 0) === 0 || mayAlways === true)
     return finding('container', 'pidfd_getfd', 'ok', fact);
   return finding('container', 'pidfd_getfd', mayAlways === undefined ? 'unknown' : 'no', fact, {
@@ -312,7 +320,12 @@ function ptraceFinding({ capabilities }: ProcessFacts, scope: number | undefined
 
 function fabricFinding({ hasDriver, channels }: MachineFacts['fabric']): Finding {
   if (channels > 0)
-    return finding('container', 'fabric handles', 'ok', `${channels} IMEX channels`);
+    return finding(
+      'container',
+      'fabric handles',
+      'ok',
+      `${channels} IMEX channel${channels === 1 ? '' : 's'}`,
+    );
   const fact = hasDriver ? 'the driver knows IMEX, but there is no channel' : 'no IMEX channels';
   return finding('container', 'fabric handles', 'no', fact, {
     remedy: remedies.fabric,

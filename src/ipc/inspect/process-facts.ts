@@ -1,10 +1,10 @@
 /** What decides whether two processes can share memory: read from /proc, and from the driver. */
-import { readdirSync, readFileSync, readlinkSync, statSync } from 'node:fs';
+import { readdirSync, readFileSync, readlinkSync, statfsSync, statSync } from 'node:fs';
 import { driverName } from '../../../ffi/driver.ts';
 import { bootId, processStartTime, processUser } from '../../../ffi/linux/process.ts';
 import { type Device, devices } from '../../device.ts';
 import { driverVersion, isInitialized } from '../../driver.ts';
-import { localProcess } from '../identity.ts';
+import { isWsl } from '../identity.ts';
 
 /** The namespaces that matter, as the kernel calls them. */
 export const NAMESPACES = ['pid', 'ipc', 'mnt', 'net', 'user'] as const;
@@ -70,30 +70,45 @@ const WATCHED_VARIABLES =
 /** A longer value is cut. */
 const MAX_VALUE_LENGTH = 200;
 
-/** Facts about this process, including its driver if it is initialized. */
-export function ownFacts(): ProcessFacts {
-  const { machine, pid, startTime, isWsl } = localProcess();
-  return {
-    ...readProcess('self'),
-    pid,
-    startTime,
-    machine,
-    isWsl,
-    environment: watchedVariables(process.env),
-    ...(isInitialized() && driverFacts()),
+/** What facts are read from: tests make one. */
+export interface Machine {
+  /** Precedes each path. */
+  readonly root: string;
+  readonly env: NodeJS.ProcessEnv;
+  stat(path: string): { readonly dev: number };
+  /** Sizes in blocks. */
+  statfs(path: string): {
+    readonly bsize: number;
+    readonly blocks: number;
+    readonly bavail: number;
   };
 }
+
+export const thisMachine: Machine = {
+  root: '',
+  env: process.env,
+  stat: (path) => statSync(path),
+  statfs: (path) => statfsSync(path),
+};
+
+/** Facts about this process, including its driver if it is initialized. */
+export const ownFacts = (machine: Machine = thisMachine): ProcessFacts => ({
+  ...readProcess('self', machine),
+  environment: watchedVariables(machine.env),
+  ...(isInitialized() && driverFacts()),
+});
 
 /**
  * What /proc tells about another process: nothing about its driver and its devices.
  *
  * @returns undefined if there is no such process
  */
-export function factsFromProc(pid: number): ProcessFacts | undefined {
-  const startTime = processStartTime(pid);
-  if (startTime === undefined) return undefined;
-  const { isWsl } = localProcess();
-  return { ...readProcess(pid), startTime, machine: bootId(), isWsl };
+export function factsFromProc(
+  pid: number,
+  machine: Machine = thisMachine,
+): ProcessFacts | undefined {
+  const facts = readProcess(pid, machine);
+  return facts.startTime === undefined ? undefined : facts;
 }
 
 /** The facts about a device that this process sees. */
@@ -123,20 +138,27 @@ function driverFacts(): Pick<ProcessFacts, 'driver' | 'devices'> {
 
 // ---- /proc ----
 
-function readProcess(process: number | 'self'): ProcessFacts {
-  const status = readText(process, 'status') ?? '';
-  const environment = process === 'self' ? undefined : readText(process, 'environ');
+function readProcess(process: number | 'self', machine: Machine): ProcessFacts {
+  const { root } = machine;
+  const folder = `${root}/proc/${process}`;
+  const readText = (file: string): string | undefined =>
+    attempt(() => readFileSync(`${folder}/${file}`, 'latin1'));
+  const status = readText('status') ?? '';
+  const environment = process === 'self' ? undefined : readText('environ');
   return {
     pid: ownPid(status, process),
-    program: programOf(readText(process, 'cmdline')),
-    user: process === 'self' ? globalThis.process.geteuid?.() : processUser(process),
-    namespaces: Object.fromEntries(NAMESPACES.map((name) => [name, namespaceOf(process, name)])),
+    startTime: processStartTime(process, root),
+    program: programOf(readText('cmdline')),
+    user: processUser(process, root),
+    machine: attempt(() => bootId(root)),
+    namespaces: Object.fromEntries(NAMESPACES.map((name) => [name, namespaceOf(folder, name)])),
     capabilities: /^CapEff:\s*([0-9a-f]+)$/m.exec(status)?.[1],
     sharedMemory: attempt(
-      () => statSync(process === 'self' ? '/dev/shm' : `/proc/${process}/root/dev/shm`).dev,
+      () => machine.stat(process === 'self' ? `${root}/dev/shm` : `${folder}/root/dev/shm`).dev,
     ),
-    openDescriptors: attempt(() => readdirSync(`/proc/${process}/fd`).length),
-    limits: limitsIn(readText(process, 'limits') ?? ''),
+    isWsl: isWsl(root),
+    openDescriptors: attempt(() => readdirSync(`${folder}/fd`).length),
+    limits: limitsIn(readText('limits') ?? ''),
     environment:
       environment === undefined ? undefined : watchedVariables(parseEnvironment(environment)),
   };
@@ -148,9 +170,9 @@ function ownPid(status: string, process: number | 'self'): number {
   return pids?.at(-1) ?? (process === 'self' ? globalThis.process.pid : process);
 }
 
-const namespaceOf = (process: number | 'self', name: Namespace): number | undefined =>
+const namespaceOf = (folder: string, name: Namespace): number | undefined =>
   attempt(() => {
-    const link = readlinkSync(`/proc/${process}/ns/${name}`);
+    const link = readlinkSync(`${folder}/ns/${name}`);
     return Number(/\[(\d+)\]$/.exec(link)?.[1]);
   });
 
@@ -164,7 +186,7 @@ export function programOf(commandLine: string | undefined): string | undefined {
 }
 
 /** Reads the text of /proc/PID/limits. */
-export function limitsIn(text: string): ProcessFacts['limits'] {
+function limitsIn(text: string): ProcessFacts['limits'] {
   const limit = (name: string): Limit | undefined => {
     const [, soft, hard] = new RegExp(`^${name}\\s+(\\w+)\\s+(\\w+)`, 'm').exec(text) ?? [];
     return soft === undefined ? undefined : { soft: numberOrNull(soft), hard: numberOrNull(hard) };
@@ -194,9 +216,6 @@ const watchedVariables = (environment: NodeJS.ProcessEnv): Record<string, string
       .filter(([name, value]) => value !== undefined && WATCHED_VARIABLES.test(name))
       .map(([name, value]) => [name, String(value).slice(0, MAX_VALUE_LENGTH)]),
   );
-
-const readText = (process: number | 'self', file: string): string | undefined =>
-  attempt(() => readFileSync(`/proc/${process}/${file}`, 'latin1'));
 
 function attempt<T>(read: () => T): T | undefined {
   try {

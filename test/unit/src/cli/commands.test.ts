@@ -96,6 +96,8 @@ describe('runCommandLine', () => {
         'ls --jsson',
         /^cuffi: Unknown option '--jsson' \(did you mean '--json'\?\)\n\nusage: cuffi ls/,
       ],
+      ['doctor --device 1024', /^cuffi: --device must be an integer from 0 to 1023, not "1024"\n/],
+      ['doctor --with 4194305', /^cuffi: --with takes a pid, or - for .*, not "4194305"\n/],
       ['doctor --device x', /^cuffi: --device must be an integer from 0 to 1023, not "x"\n/],
       ['devices 1', /^cuffi: devices takes no '1'\n\nusage: cuffi devices/],
       ['explain', /^cuffi: explain needs a descriptor\n\nusage: cuffi explain/],

@@ -3,8 +3,9 @@ import { describe, test } from 'node:test';
 import { type Finding, isSound } from '../../../../../src/cli/doctor/finding.ts';
 import { judgePair, type PairFacts } from '../../../../../src/cli/doctor/pair-rules.ts';
 import { remedies } from '../../../../../src/cli/doctor/remedies.ts';
+import { probeTitles } from '../../../../../src/cli/doctor/rules.ts';
 import { PROBES } from '../../../../../src/ipc/inspect/probes.ts';
-import type { ProcessFacts } from '../../../../../src/ipc/inspect/process-facts.ts';
+import type { DeviceFacts, ProcessFacts } from '../../../../../src/ipc/inspect/process-facts.ts';
 import { deviceA, deviceB, machineFacts, processFacts } from './facts.ts';
 
 const NONE = { results: [], reason: 'not tried' };
@@ -33,16 +34,42 @@ const kindsOf = (facts: PairFacts): Record<string, string> =>
 const named = (facts: PairFacts, name: string): Finding | undefined =>
   judgePair(facts).find((found) => found.name === name);
 
-const every = (status: string): Record<string, string> => ({
-  'plain memory': status,
-  pool: status,
-  'virtual memory': status,
-  'read-only': status,
-  event: status,
-  timeline: status,
-});
-const namespaces = processFacts().namespaces;
+const every = (status: string): Record<string, string> =>
+  Object.fromEntries(Object.values(probeTitles).map((title) => [title, status]));
 
+const MIG = { ...deviceA, uuid: 'MIG-aaaa' };
+const [oneOfA, oneOfB] = [deviceA, deviceB].map((each) => ({ ...each, computeMode: 3 }));
+const two = [deviceA, deviceB];
+const devices = (here: unknown[], there: unknown[]): PairFacts =>
+  pair({ devices: there as DeviceFacts[] }, {}, { devices: here as DeviceFacts[] });
+const driver = (name: string): PairFacts => pair({ driver: { name, version: '12.8' } });
+const [A, B] = [deviceA.uuid, deviceB.uuid];
+const LIBRARY = '/usr/lib/libcuda.so.1 (CUDA 13.0)';
+const SAME_DRIVER = 'One uses the emulated driver: give both the same CUFFI_DRIVER.';
+
+/** Two processes, what is printed of them (empty if no such line is), and the remedy or its name. */
+const rows: readonly (readonly [facts: PairFacts, said: string, remedy?: string])[] = [
+  [devices([deviceA], [deviceB]), `no GPU none in common: here ${A}, there ${B}`, 'otherDevice'],
+  [devices([deviceA], [MIG]), `no GPU none in common: here ${A}, there MIG-aaaa`, 'mig'],
+  [devices([MIG], two), `no GPU none in common: here MIG-aaaa, there ${A}, ${B}`, 'mig'],
+  [devices([deviceA], []), `no GPU none in common: here ${A}, there none`, 'otherDevice'],
+  [devices([deviceA], two), `ok GPU in common: ${A}`],
+  [
+    devices([deviceA], [deviceB, { ...deviceA, ordinal: 1 }]),
+    `ok GPU in common: ${A} (here 0, there 1)`,
+  ],
+  [devices(two, [oneOfA]), `no compute mode ${A} admits one process`, 'computeMode'],
+  [devices([deviceA, oneOfB], two), `no compute mode ${B} admits one process`, 'computeMode'],
+  [devices([deviceA], [deviceA, oneOfB]), ''],
+  [devices([deviceA, oneOfB], [deviceA]), ''],
+  [driver('/x.so'), `ok driver here ${LIBRARY}, there /x.so (CUDA 12.8)`],
+  [driver('emulated'), `no driver here ${LIBRARY}, there emulated (CUDA 12.8)`, SAME_DRIVER],
+  [pair({ isWsl: true }), 'no WSL WSL has no CUDA IPC', 'wsl'],
+  [pair({}, {}, { isWsl: true }), 'no WSL WSL has no CUDA IPC', 'wsl'],
+  [pair({ machine: 'x' }), `no machine here ${processFacts().machine}, there x`, 'otherMachine'],
+];
+
+/** What /proc alone tells is compared in machine.test.ts. */
 describe('judgePair', () => {
   test('two processes of one place share every kind, once that was tried', () => {
     assert.deepEqual(kindsOf(pair({}, { probes: tried })), every('ok'));
@@ -53,98 +80,26 @@ describe('judgePair', () => {
     assert.ok(isSound(judgePair(pair({}))));
   });
 
-  const MIG = { ...deviceA, uuid: 'MIG-aaaa' };
-  const onDevice = { ...every('no'), timeline: 'unknown' };
-  /** A cause, the line that names it, its remedy, and what it does to the kinds. */
-  const causes: readonly (readonly [
-    cause: string,
-    facts: PairFacts,
-    name: string,
-    remedy: string,
-    kinds: Record<string, string>,
-  ])[] = [
-    [
-      'the same pid in two pid namespaces',
-      pair({ pid: 1, namespaces: { ...namespaces, pid: 77 } }, {}, { pid: 1 }),
-      'pid number',
-      remedies.pidNamespace,
-      { ...every('unknown'), 'plain memory': 'no', event: 'no' },
-    ],
-    [
-      'no common pid namespace',
-      pair({ namespaces: { ...namespaces, pid: 77 } }),
-      'pid namespace',
-      remedies.pidNamespace,
-      every('unknown'),
-    ],
-    ['another GPU', pair({ devices: [deviceB] }), 'GPU', remedies.otherDevice, onDevice],
-    ['another MIG slice', pair({ devices: [MIG] }), 'GPU', remedies.mig, onDevice],
-    [
-      'another /dev/shm',
-      pair({ sharedMemory: 99 }),
-      '/dev/shm',
-      remedies.sharedMemory,
-      { ...every('unknown'), event: 'no' },
-    ],
-    ['WSL', pair({ isWsl: true }), 'WSL', remedies.wsl, onDevice],
-    [
-      'a compute mode for one process',
-      pair({ devices: [{ ...deviceA, computeMode: 3 }] }),
-      'compute mode',
-      remedies.computeMode,
-      onDevice,
-    ],
-    ['another user', pair({ user: 0 }), 'user', remedies.otherUser, every('no')],
-    ['another machine', pair({ machine: 'x' }), 'machine', remedies.otherMachine, every('no')],
-    [
-      'the emulated driver at one side',
-      pair({ driver: { name: 'emulated', version: '13.0' } }),
-      'driver',
-      'One uses the emulated driver: give both the same CUFFI_DRIVER.',
-      onDevice,
-    ],
-    [
-      'MPS without a common ipc namespace',
-      pair({
-        namespaces: { ...namespaces, ipc: 88 },
-        environment: { CUDA_MPS_PIPE_DIRECTORY: '/tmp/mps' },
-      }),
-      'ipc namespace',
-      remedies.mps,
-      onDevice,
-    ],
-    [
-      'expandable segments of PyTorch',
-      pair({ environment: { PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True' } }),
-      'PyTorch',
-      remedies.expandableSegments,
-      every('unknown'),
-    ],
-    [
-      'Yama without SYS_PTRACE',
-      pair({ capabilities: '0' }, { ptraceScope: 1 }),
-      'pidfd_getfd',
-      remedies.ptrace,
-      every('unknown'),
-    ],
-  ];
-  for (const [cause, facts, name, remedy, kinds] of causes)
-    test(`finds ${cause}`, () => {
-      const found = named(facts, name);
-      assert.deepEqual([found?.status, found?.remedy], ['no', remedy]);
+  for (const [facts, said, remedy = ''] of rows)
+    test(said || 'a compute mode that only one of two processes sees is no obstacle', () => {
+      const found = judgePair(facts).filter(({ group }) => group === 'both sides');
+      const line = found.find(({ status, name, fact }) => `${status} ${name} ${fact}` === said);
+      assert.equal(line?.remedy ?? '', remedies[remedy as keyof typeof remedies] ?? remedy);
+      if (said === '') assert.ok(!found.some(({ name }) => name === 'compute mode'));
+      else assert.ok(line);
+      const kinds = every(said.startsWith('no ') ? 'no' : 'unknown');
+      // It needs no GPU.
+      if (!said.startsWith('no machine')) kinds['timeline'] = 'unknown';
       assert.deepEqual(kindsOf(facts), kinds);
     });
-
-  test('an ipc namespace of its own matters with MPS only', () => {
-    const facts = pair({ namespaces: { ...namespaces, ipc: 88 } });
-    assert.equal(named(facts, 'ipc namespace')?.status, 'ok');
-    assert.deepEqual(kindsOf(facts), every('unknown'));
-  });
 
   test('what was tried counts for more than what it follows from', () => {
     const facts = pair({ sharedMemory: 99 }, { probes: tried });
     assert.equal(kindsOf(facts)['event'], 'ok');
     assert.deepEqual([named(facts, '/dev/shm')?.status, isSound(judgePair(facts))], ['no', true]);
+    // One of the kinds that another GPU prevents.
+    const one = { results: tried.results.slice(0, 1), reason: '' };
+    assert.equal(named(pair({ devices: [deviceB] }, { probes: one }), 'GPU')?.isOptional, false);
   });
 
   test('a kind that failed says why, with the cause that is known', () => {
@@ -166,11 +121,6 @@ describe('judgePair', () => {
     assert.ok(!isSound(judgePair(pair({}, { probes }))));
   });
 
-  test('a device that has another ordinal there is the same device', () => {
-    const facts = pair({ devices: [deviceB, { ...deviceA, ordinal: 1 }] });
-    assert.equal(named(facts, 'GPU')?.fact, `in common: ${deviceA.uuid} (here 0, there 1)`);
-  });
-
   test('what /proc does not tell is unknown, and no failure', () => {
     const facts = pair(
       {
@@ -183,16 +133,8 @@ describe('judgePair', () => {
       },
       { source: '/proc', ptraceScope: 1 },
     );
-    for (const name of [
-      'asked',
-      'machine',
-      'driver',
-      'GPU',
-      'pid namespace',
-      '/dev/shm',
-      'pidfd_getfd',
-    ])
-      assert.equal(named(facts, name)?.status, 'unknown', name);
+    const names = ['asked', 'machine', 'driver', 'GPU', 'pid namespace', '/dev/shm', 'pidfd_getfd'];
+    for (const name of names) assert.equal(named(facts, name)?.status, 'unknown', name);
     assert.deepEqual(kindsOf(facts), every('unknown'));
     assert.ok(isSound(judgePair(facts)));
   });

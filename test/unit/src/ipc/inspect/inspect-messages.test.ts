@@ -7,7 +7,7 @@ import {
   REQUESTS,
 } from '../../../../../src/ipc/inspect/inspect-messages.ts';
 import { listReply } from '../../../../../src/ipc/inspect/inspect-server.ts';
-import { limitsIn, ownFacts, programOf } from '../../../../../src/ipc/inspect/process-facts.ts';
+import { ownFacts, programOf } from '../../../../../src/ipc/inspect/process-facts.ts';
 
 const bytes = (value: unknown): Uint8Array => Buffer.from(JSON.stringify(value));
 
@@ -73,18 +73,5 @@ describe('facts from the text of /proc', () => {
     assert.equal(programOf('/opt/server\0a.js\0'), '/opt/server');
     assert.equal(programOf(''), undefined);
     assert.equal(programOf(undefined), undefined);
-  });
-
-  test('limits are numbers, and no limit is null', () => {
-    const text = [
-      'Limit                     Soft Limit           Hard Limit           Units     ',
-      'Max open files            1024                 4096                 files     ',
-      'Max locked memory         8388608              unlimited            bytes     ',
-    ].join('\n');
-    assert.deepEqual(limitsIn(text), {
-      descriptors: { soft: 1024, hard: 4096 },
-      lockedMemory: { soft: 8_388_608, hard: null },
-    });
-    assert.deepEqual(limitsIn(''), { descriptors: undefined, lockedMemory: undefined });
   });
 });
