@@ -56,6 +56,8 @@ export class Contexts {
   /** For each context, the contexts of other devices whose memory it may access. */
   readonly #accessible = new WeakMap<Context, Set<Context>>();
 
+  #hasForeign = false;
+
   constructor(settings: Settings, handles: Handles) {
     this.#handles = handles;
     this.#visible = settings.visible.devices;
@@ -89,9 +91,15 @@ export class Contexts {
     return context.alive ? context.failure : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
 
-  /** How many contexts there are, without the primary ones. */
+  /** How many contexts there are, without the primary ones and that of another library. */
   get createdCount(): number {
-    return this.#all.size - this.#primary.size;
+    return this.#all.size - this.#primary.size - (this.#hasForeign ? 1 : 0);
+  }
+
+  /** Makes a context current that nobody destroys, as another library of the process may have. */
+  enterForeign(): void {
+    this.push(this.create(this.#visible.length - 1, 0));
+    this.#hasForeign = true;
   }
 
   hasDevice(device: number): boolean {

@@ -87,8 +87,7 @@ export function createEmulatedDriver({
       if (flags !== 0) return CUresult.CUDA_ERROR_INVALID_VALUE;
       const { status } = settings.visible;
       if (status !== CUresult.CUDA_SUCCESS) return status;
-      if (settings.hasForeignContext && !isInitialised)
-        contexts.push(contexts.create(settings.visible.devices.length - 1, 0));
+      if (settings.hasForeignContext && !isInitialised) contexts.enterForeign();
       isInitialised = true;
       return CUresult.CUDA_SUCCESS;
     },

@@ -174,19 +174,31 @@ function* tableEntries(): Found {
 
 // ---- The driver that is selected ----
 
-/** The emulated drivers, and how often a driver had been selected when each was made. */
-const emulators: { readonly open: OpenObjects; readonly selection: number }[] = [];
+interface Emulator {
+  readonly open: OpenObjects;
+  /** How often a driver had been selected when it was made. */
+  readonly selection: number;
+  /** Whether cuffi had one open then: this one is a test's own. */
+  readonly isBeside: boolean;
+}
+
+const emulators: Emulator[] = [];
 subscribe('cuffi.emulated-driver', (message) => {
-  emulators.push({ open: message as OpenObjects, selection: selectionNumber() });
+  const open = message as OpenObjects;
+  emulators.push({ open, selection: selectionNumber(), isBeside: openedSource() !== undefined });
 });
+
+const openedSource = (): { name: string } | undefined =>
+  moduleVariable('ffi/driver.ts openedSource') as { name: string } | undefined;
 
 const selectionNumber = (): number => Number(moduleVariable('ffi/driver.ts selectionCounter') ?? 0);
 
 /** The emulated driver that cuffi uses, unless it uses none. A test may have others for itself. */
 function selectedEmulator(): OpenObjects | undefined {
-  const opened = moduleVariable('ffi/driver.ts openedSource') as { name: string } | undefined;
-  const isOpened = opened?.name === 'emulated';
-  return emulators.findLast(({ selection }) => isOpened || selection < selectionNumber())?.open;
+  const isOpened = openedSource()?.name === 'emulated';
+  return emulators.findLast(({ selection, isBeside }) =>
+    isOpened ? !isBeside : selection < selectionNumber(),
+  )?.open;
 }
 
 function* driverObjects(): Found {

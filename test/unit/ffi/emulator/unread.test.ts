@@ -6,6 +6,7 @@ import { createEmulatedDriver } from '../../../../ffi/emulator/index.ts';
 import { type FunctionName, functionNames, rows } from '../../../../ffi/functions.ts';
 import type { StructName, StructValues } from '../../../../ffi/structs.ts';
 import { callHere, enterContext, pointed, struct } from '../../../support/calls.ts';
+import { leaves } from '../../../support/left-open.ts';
 
 openArena();
 
@@ -37,6 +38,7 @@ describe('the structs of the emulated driver', () => {
   const device = { 'location.type': 1, 'location.id': 0 };
 
   test('are read with all fields, or the call fails', async () => {
+    leaves(/^driver: (pool|physical memory)$/, 'the calls fail when they have made something');
     await enterContext(side);
     const refuses = <S extends StructName>(
       name: S,
@@ -66,7 +68,9 @@ describe('the structs of the emulated driver', () => {
       (it) => ['OUT0', 2 ** 21, it, 0],
     );
     // The next call is not blamed.
-    assert.equal(call('cuMemPoolCreate', 'OUT0', struct('CUmemPoolProps', pool)).status, 0);
+    const { status, out0 } = call('cuMemPoolCreate', 'OUT0', struct('CUmemPoolProps', pool));
+    assert.equal(status, 0);
+    assert.equal(call('cuMemPoolDestroy', out0).status, 0);
   });
 
   test('are not looked at further by a call that refuses them', async () => {
