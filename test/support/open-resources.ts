@@ -52,8 +52,8 @@ function countAll(sources: readonly (() => Found)[]): Map<string, number> {
 
 // ---- The process ----
 
-/** Files that a real driver opens and maps when it likes. */
-const OF_DRIVER = /^\/dev\/(nvidia|char)|^\/proc\/|cuda\.shm/;
+/** Files that a real driver opens and maps when it likes, and what Node opens at its first use. */
+const OF_DRIVER = /^\/dev\/(nvidia|char)|^\/proc\/|cuda\.shm|\[io_uring\]/;
 /** Those of the emulated driver. Callers get descriptors of pools and of physical memory, too. */
 const OF_EMULATOR = /^\/memfd:cuffi\.(memory|events|pool|virtual)/;
 

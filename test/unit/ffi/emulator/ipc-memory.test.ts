@@ -135,10 +135,9 @@ describe('emulated legacy IPC', () => {
             const status = emulated.cu.cuIpcOpenMemHandle_v2(OUT0, altered, 1);
             // Only the size (40 to 47) and the spare bytes (60 on) can change and still fit.
             const mayFit = (index >= 40 && index < 48) || index >= 60;
-            assert.ok(
-              mayFit ? [0, 1].includes(status) : [1, 400].includes(status),
-              `byte ${index}`,
-            );
+            // Another pid (8 to 11) may be that of this process, whose own handles give 201.
+            const refused = index >= 8 && index < 12 ? [1, 201, 400] : [1, 400];
+            assert.ok((mayFit ? [0, 1] : refused).includes(status), `byte ${index}: ${status}`);
           }
         }
         await peer.ask('free', theirs);
