@@ -62,16 +62,8 @@ const ofNode: ReadonlySet<string> = new Set(
   readdirSync('/proc/self/fd').filter((fd) => existsSync(`/proc/self/fd/${fd}`)),
 );
 
-/** The descriptors that were open last, and what they lead to. */
-let lastDescriptors: { readonly numbers: string; readonly kinds: readonly string[] } | undefined;
-
-function kindsOfDescriptors(): readonly string[] {
-  const open = readdirSync('/proc/self/fd');
-  const numbers = open.join();
-  // One that is left open has a number of its own: where none is new, nothing has to be read.
-  if (lastDescriptors?.numbers === numbers) return lastDescriptors.kinds;
-  const kinds: string[] = [];
-  for (const fd of open) {
+function* descriptors(): Found {
+  for (const fd of readdirSync('/proc/self/fd')) {
     if (ofNode.has(fd)) continue;
     let target: string;
     try {
@@ -82,14 +74,8 @@ function kindsOfDescriptors(): readonly string[] {
     }
     const [, emulated] = OF_EMULATOR.exec(target) ?? [];
     if (emulated !== 'memory' && emulated !== 'events' && !OF_DRIVER.test(target))
-      kinds.push(`descriptor of ${emulated ? `cuffi.${emulated}` : nameOf(target)}`);
+      yield [`descriptor of ${emulated ? `cuffi.${emulated}` : nameOf(target)}`];
   }
-  lastDescriptors = { numbers, kinds };
-  return kinds;
-}
-
-function* descriptors(): Found {
-  for (const kind of kindsOfDescriptors()) yield [kind];
   for (const { open } of emulators)
     for (const [name, count] of Object.entries(open.countFds()))
       yield [`descriptor of ${name.replace(/\.$/, '')}`, -count];
