@@ -11,6 +11,12 @@ export interface Arena {
   readonly buffer: ArrayBuffer;
 }
 
+interface GivenStruct {
+  readonly name: StructName;
+  readonly values: Readonly<Record<string, number>>;
+  readonly unread: ReadonlySet<string>;
+}
+
 // The kernel copies less than 2 GiB per call.
 const MAX_TRANSFER_BYTES = 2 ** 30;
 
@@ -26,8 +32,8 @@ export class HostMemory {
   readonly #scratch = Buffer.allocUnsafeSlow(WORD_BYTES);
   readonly #scratchView = new DataView(this.#scratch.buffer);
   readonly #scratchAddress = addressOf(this.#scratch);
-  /** What the current call was given in structs and has not read: fields that are not 0. */
-  #unread: Set<string>[] = [];
+  /** The structs that the current call was given, with the fields that are not 0 and that it has not read. */
+  #structs: GivenStruct[] = [];
 
   constructor(arena: Arena) {
     this.#arena = arena;
@@ -108,25 +114,24 @@ export class HostMemory {
     const values = bytes && decodeStruct(name, bytes);
     const fields: [field: string, value: number][] = Object.entries(values ?? {});
     if (!values || !fields.every(([, value]) => Number.isSafeInteger(value))) return undefined;
-    const unread = new Set<string>();
-    for (const [field, value] of fields)
-      if (value !== 0) unread.add(`${field}, which is ${value}, of a ${name}`);
-    this.#unread.push(unread);
+    const unread = new Set(fields.filter(([, value]) => value !== 0).map(([field]) => field));
+    this.#structs.push({ name, values, unread });
     return new Proxy(values, {
       get(target, field) {
-        const value = target[field as keyof typeof target];
-        unread.delete(`${String(field)}, which is ${value}, of a ${name}`);
-        return value;
+        unread.delete(field as string);
+        return target[field as keyof typeof target];
       },
     });
   }
 
   /** What the current call was given in structs and has not read, which the next call does not get. */
   takeUnread(): string[] {
-    if (this.#unread.length === 0) return [];
-    const unread = this.#unread.flatMap((fields) => [...fields]);
-    this.#unread = [];
-    return unread;
+    if (this.#structs.length === 0) return [];
+    const given = this.#structs;
+    this.#structs = [];
+    return given.flatMap(({ name, values, unread }) =>
+      [...unread].map((field) => `${field}, which is ${values[field]}, of a ${name}`),
+    );
   }
 
   getInt32(address: number): number | undefined {

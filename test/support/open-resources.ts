@@ -33,7 +33,7 @@ export const openResources = (): OpenResources => ({
     activeResources,
     liveTimers,
     children,
-    tableEntries,
+    tableSizes,
   ]),
   inDriver: countAll(onHardware ? [] : [driverObjects, keptByContexts]),
   inContexts: countAll([contextObjects]),
@@ -168,10 +168,6 @@ export function noteFromNowOn(): void {
     // With `promisify`, which it has as a property.
     Object.assign(globalThis, { [name]: Object.assign(noting, start) });
   }
-}
-
-function* tableEntries(): Found {
-  yield* tableSizes();
 }
 
 // ---- The driver that is selected ----

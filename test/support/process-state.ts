@@ -123,21 +123,23 @@ export async function descriptorsReturnTo(before: number): Promise<void> {
 const MAP_PRIVATE_ANONYMOUS = 0x22;
 type Call = (...args: number[]) => number;
 
+/** Puts another function in the place of one of libc, for all that call it. */
+export function replaceLibc(name: keyof typeof libc, value: Call): void {
+  Object.defineProperty(libc, name, { configurable: true, enumerable: true, value });
+}
+
 /** Writes down every private anonymous mapping from now on; dispose stops. */
 export function watchMappings(): Disposable & { readonly open: ReadonlyMap<number, number> } {
   const open = new Map<number, number>();
   const { mmap, munmap } = libc;
-  const replace = (name: 'mmap' | 'munmap', value: Call): void => {
-    Object.defineProperty(libc, name, { configurable: true, enumerable: true, value });
-  };
-  replace('mmap', (...args) => {
+  replaceLibc('mmap', (...args) => {
     const address = mmap(...args);
     const [at, byteLength = 0, , flags] = args;
     if (at === 0 && flags === MAP_PRIVATE_ANONYMOUS && typeof address === 'number')
       open.set(address, byteLength);
     return address;
   });
-  replace('munmap', (...args) => {
+  replaceLibc('munmap', (...args) => {
     const [address = 0, byteLength] = args;
     if (open.get(address) === byteLength) open.delete(address);
     return munmap(...args);
@@ -145,8 +147,8 @@ export function watchMappings(): Disposable & { readonly open: ReadonlyMap<numbe
   return {
     open,
     [Symbol.dispose]: () => {
-      replace('mmap', mmap);
-      replace('munmap', munmap);
+      replaceLibc('mmap', mmap);
+      replaceLibc('munmap', munmap);
     },
   };
 }

@@ -10,7 +10,7 @@ import { CuffiError } from '../../../src/errors.ts';
 import { Context, MemoryPool, PinnedBuffer, VirtualMemory } from '../../../src/index.ts';
 import { Channel, connect, exportIpc, listen, Timeline } from '../../../src/ipc/index.ts';
 import { turns } from '../../support/iterations.ts';
-import { openDescriptors } from '../../support/process-state.ts';
+import { openDescriptors, replaceLibc } from '../../support/process-state.ts';
 import { emulate } from './emulate.ts';
 
 type Call = (...args: number[]) => number;
@@ -51,7 +51,7 @@ class FaultyLibc implements Disposable {
     for (const name of fallible) {
       const real = libc[name] as Call;
       this.#real.set(name, real);
-      this.#replace(name, (...args) => {
+      replaceLibc(name, (...args) => {
         this.calls.push(name);
         const plan = this.#planned;
         if (plan?.name !== name) return real(...args);
@@ -75,12 +75,8 @@ class FaultyLibc implements Disposable {
     return plan !== undefined && plan.left <= 0;
   }
 
-  #replace(name: LibcName, value: Call): void {
-    Object.defineProperty(libc, name, { configurable: true, enumerable: true, value });
-  }
-
   [Symbol.dispose](): void {
-    for (const [name, real] of this.#real) this.#replace(name, real);
+    for (const [name, real] of this.#real) replaceLibc(name, real);
   }
 }
 
