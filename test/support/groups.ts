@@ -9,7 +9,7 @@ const QUICK = /^test\/(unit|abi|driver)\//;
 
 /** What belongs to the whole process: hooks of all tests, settings, signals, and counts of what is open. */
 const OWN_PROCESS =
-  /^(before|after|beforeEach|afterEach|selectDriver|emulate|process\.|registerKernel|using|await|Object\.|for |if )|process\.(on|once|emit|exit|chdir|title)\b|process\.env\[[^\]]*\] ?=[^=]|delete process\.env|startProgram|startProcess|Worker\(|openDescriptors|descriptorNumbers|watchMappings|processState|getActiveResources|new Program|runProgram|PackageFolder|concurrency|FinalizationRegistry|CUFFI_LEAK|collectGarbage|(Managed|Mapped|Pinned)Memory|pinnedArray/m;
+  /^(before|after|beforeEach|afterEach|selectDriver|emulate|process\.|registerKernel|using|await|Object\.|for |if )|process\.(on|once|emit|exit|chdir|title)\b|process\.env\[[^\]]*\] ?=[^=]|delete process\.env|Worker\(|getActiveResources|new Program|PackageFolder|concurrency|FinalizationRegistry|CUFFI_LEAK|collectGarbage/m;
 
 /** Files that take long, and one that changes a table that all tests of a process use. */
 const ALONE = [
