@@ -205,6 +205,8 @@ function* hellos(writer: PlainWriter): Iterable<Vector> {
   yield refused('a value of a later version', writer.wholeFrame(body, { version: version + 1 }));
   yield refused('without versions', writer.wholeFrame('', { kind: 'hello' }));
   yield refused('with one version', writer.wholeFrame(byte(version), { kind: 'hello' }));
+  const long = 'x'.repeat(writer.limit('packageNameByteLength') + 1);
+  yield refused('of too much text', writer.hello(version, version, long));
   yield refused(
     'whose least version is above the greatest',
     writer.hello(version + 1, version, ''),
@@ -334,7 +336,8 @@ function* records(writer: PlainWriter): Iterable<Vector> {
   yield refused('items that are longer than the slot', layout('float32', 17));
   yield refused('items whose size overflows', layout('uint8', 2 ** 32, 2 ** 32));
   yield refused('an unknown dtype', layout('float33', 1));
-  yield refused('a dtype by another name', layout('<f4', 1));
+  for (const other of ['<f4', 'f4', 'V04', 'torch.float32', 'int'])
+    yield refused(`a dtype by another name: ${other}`, layout(other, 1));
   yield refused('no dtype', layout('', 1));
   yield refused('a dtype with a zero in it', layout('uint8\0x', 1));
   yield refused('raw items of no bytes', layout('V0', 1));
@@ -350,10 +353,16 @@ function* records(writer: PlainWriter): Iterable<Vector> {
     '[1,]',
     '01',
     '"\n"',
+    '"\u0001"',
+    '1 2',
+    '1\0',
+    ' ',
+    '[Infinity]',
   ])
     yield refused(`meta ${JSON.stringify(meta)}`, { meta });
   yield refused('meta that is not UTF-8', { metaHex: '22ff22' });
   yield refused('meta of a half of a pair in UTF-8', { metaHex: '22eda08022' });
+  yield refused('meta in UTF-16 with a mark of its byte order', { metaHex: 'fffe' + '3100' });
   yield refused('meta in UTF-16', { metaHex: '22006100' + '2200' });
   yield refused('meta with a mark of its byte order', { metaHex: 'efbbbf' + '312e35' });
 }
@@ -423,10 +432,20 @@ function* sharedMemory(): Iterable<Vector> {
           fds: fds.map((fd, index) => (index === at ? given : fd)),
           code: isOfDriver[part] ?? FAILED,
         };
+  for (const given of ['sparse pages', 'longer pages', 'unsealed pages'])
+    yield {
+      name: `pinned whose memory is ${given}`,
+      of: 'fds',
+      kind: 'pinned',
+      fds: [given],
+      code: FAILED,
+    };
   for (const [kind, fds] of [
     ['virtual', []],
     ['virtual', ['memory', 'memory']],
     ['pool', []],
+    ['timeline', []],
+    ['channel', []],
     ['channel', ['ring', 'seat', 'receives', 'sends', 'memory', 'memory']],
   ] as const)
     yield { name: `${kind} with ${fds.length} descriptors`, of: 'fds', kind, fds, code: NO_FD };
@@ -482,10 +501,29 @@ function* exporters(writer: PlainWriter): Iterable<Vector> {
     yield refused('of another machine', kind, { machine }, 'other-machine', fds);
     const device = 'GPU-00112233-4455-6677-8899-aabbccddeeff';
     yield refused('on a GPU that nobody sees', kind, { device }, 'device-not-visible', fds);
+    yield refused(
+      'of another machine, on a GPU of that',
+      kind,
+      { machine, device },
+      'other-machine',
+      fds,
+    );
     const slice = device.replace('GPU', 'MIG');
     yield refused('on a slice that nobody sees', kind, { device: slice }, 'mig', fds);
     const own = { pid: '$here', startTime: '$here' };
     yield refused('of the process that it comes to', kind, own, 'same-process', fds);
+    if (kind !== whole) continue;
+    const parts = ['ring', 'seat', 'receives', 'sends', 'memory'];
+    for (const [name, values, code] of [
+      ['of another machine, on a GPU of that', { machine, device }, 'other-machine'],
+      ['on a GPU that nobody sees', { device }, 'device-not-visible'],
+      ['of the process that it comes to', own, 'same-process'],
+    ] as const)
+      yield {
+        ...refused(name, kind, values, code, parts),
+        name: `channel in memory ${name}`,
+        isChannel: true,
+      };
   }
   for (const [what, kind] of Object.entries(kinds)) {
     const fds = what === 'pool' ? ['memory'] : [];

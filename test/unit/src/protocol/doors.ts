@@ -63,6 +63,7 @@ export function doorsOf(row: RefusalVector): Reach {
   if (!all) throw new Error(`the doors of ${row.of} are not stated`);
   const { json, fields } = row;
   const isLegacy = row.of !== 'exporter' || fields['kind'] === 'legacy';
+  if (row.isChannel) return only('connection', 'request', 'answer');
   return {
     ...all,
     ...(row.of === 'fields' && json === undefined && onlyBytes),
@@ -74,13 +75,25 @@ const onlyBytes = Object.fromEntries(
   (['JSON', 'handle', 'question'] as const).map((door) => [door, 'JSON has no such field']),
 );
 
-/** Why the companion for Python has no such door. */
-export const notInPython: Partial<Record<Door, string>> = {
+/** Why the companion for Python has no such doors. */
+const notInPython: Partial<Record<Door, string>> = {
   bytes: 'it opens no descriptors that programs pass on',
   JSON: 'it opens no descriptors that programs pass on',
   handle: 'it opens no descriptors that programs pass on',
   question: 'it confirms no descriptors, and reads none',
 };
+
+/** The doors of the companion that data of a row can come in through. */
+export function doorsInPython(row: RefusalVector): Door[] {
+  if (row.of === 'descriptor' || row.of === 'json') return [];
+  return openDoors(row).filter((door) => notInPython[door] === undefined);
+}
+
+/** The doors of Node that data of a row can come in through. */
+export function openDoors(row: RefusalVector): Door[] {
+  const reached = doorsOf(row);
+  return doors.filter((door) => reached[door] === true);
+}
 
 /**
  * The code of the error at a door. An end that is asked for an object says only that it has not got it. To a

@@ -4,7 +4,7 @@ import { constants, mkdtempSync, openSync, rmSync, truncateSync } from 'node:fs'
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { closeFd, createPipe, libc } from '../../../../ffi/linux/libc.ts';
-import { createSealedMemfd } from '../../../../ffi/linux/memfd.ts';
+import { allocatePages, createSealedMemfd } from '../../../../ffi/linux/memfd.ts';
 import { oneWaySockets, socketPair } from '../../../../ffi/linux/socket.ts';
 import { addressOf, withAddress } from '../../../../ffi/native.ts';
 
@@ -14,6 +14,8 @@ const MFD_ALLOW_SEALING = 2;
 const O_PATH = 0o1000_0000;
 const [AF_UNIX, SOCK_STREAM, SOCK_DGRAM] = [1, 1, 2];
 const PIECE = 2 << 20;
+/** The pages of page-locked memory of 10,000 bytes. */
+const PINNED = 12_288;
 
 /** Memory as a vector describes it. */
 export interface Memory {
@@ -42,8 +44,12 @@ export class VectorFds implements Disposable {
         return this.#keep(createSealedMemfd('cuffi-vector', sizes?.[name] ?? 4096));
       case 'memory':
         return this.#keep(createSealedMemfd('cuffi.virtual.0', PIECE));
-      case 'pinned':
-        return this.memory({ type: 'memfd', byteLength: 12_288, seals: ['shrink', 'grow'] });
+      case 'sparse pages':
+        return this.#keep(createSealedMemfd('cuffi-vector', PINNED));
+      case 'longer pages':
+        return this.#allocated({ byteLength: PINNED + 4096, seals: ['shrink', 'grow'] });
+      case 'unsealed pages':
+        return this.#allocated({ byteLength: PINNED });
       case 'receives':
         return this.#end(oneWaySockets(), 0);
       case 'sends':
@@ -81,6 +87,12 @@ export class VectorFds implements Disposable {
     const bits = seals.reduce((sum, name) => sum + (SEALS[name] as number), 0);
     libc.fcntl(fd, F_ADD_SEALS, bits);
     return this.#keep(fd);
+  }
+
+  #allocated({ byteLength, ...memory }: Omit<Memory, 'type'> & { byteLength: number }): number {
+    const fd = this.memory({ type: 'memfd', byteLength, ...memory });
+    allocatePages(fd, byteLength);
+    return fd;
   }
 
   /** The caller owns it from now on. */

@@ -1,7 +1,10 @@
 /** The table of refusals: each row of refused.json, at every door of cuffi that its data can come in through. */
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import { readSync, writeSync } from 'node:fs';
+import { join } from 'node:path';
 import { before, describe, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
 import { isDeepStrictEqual } from 'node:util';
 import { crc32 } from 'node:zlib';
 import type { SystemError } from '../../../../ffi/linux/libc.ts';
@@ -41,16 +44,19 @@ import { FRAGMENT_BYTE_LENGTH } from '../../../../src/ipc/wire/limits.ts';
 import { EncodedValue } from '../../../../src/ipc/wire/value-decoder.ts';
 import { encodeValue } from '../../../../src/ipc/wire/value-encoder.ts';
 import { nextLoopIteration } from '../../../../src/poller.ts';
+import { companionPath } from '../../../../src/python/companion.ts';
 import { openDescriptors, processState } from '../../../support/process-state.ts';
+import { noPython } from '../../../support/python.ts';
 import { bytesOf, readVectors, vectorFolder } from '../../../support/vectors.ts';
 import { rawSend } from '../../ffi/fixtures/descriptors.ts';
 import { emulate } from '../emulate.ts';
 import { own, RawPeer, tableOf } from '../ipc/peer/support.ts';
-import { codeAt, type Door, doors, doorsOf, outcomeAt } from './doors.ts';
+import { codeAt, type Door, doors, doorsInPython, doorsOf, openDoors, outcomeAt } from './doors.ts';
 import { type Sizes, VectorFds } from './fds.ts';
 import { type RefusalVector, refused } from './run-vectors.ts';
 
 const rows = readVectors(vectorFolder, 'refused.json') as unknown as readonly RefusalVector[];
+const fixtures = fileURLToPath(new URL('../../../ipc/fixtures/', import.meta.url));
 const wait = { timeoutMs: 10_000 };
 
 /** What an end does with a connection behind a refusal. */
@@ -100,7 +106,7 @@ const liveFields = (fields: object): AnyFields => {
   return Object.fromEntries(entries) as AnyFields;
 };
 
-const exporter = {
+const someone = {
   device: '$here',
   machine: '$here',
   pid: '$other',
@@ -118,10 +124,13 @@ const range = {
 };
 
 /** An honest object of a kind. */
-function objectOf(kind: string, { slots = 2, byteLength = 64, deliver = 'all' } = {}): Buffer {
+function objectOf(
+  kind: string,
+  { slots = 2, byteLength = 64, deliver = 'all', exporter = someone as object } = {},
+): Buffer {
   const virtual = liveFields({
-    kind: 'virtual',
     ...exporter,
+    kind: 'virtual',
     memory: id,
     firstPiece: 0,
     pieces: [2 << 20],
@@ -198,9 +207,11 @@ const sent: Readonly<Record<string, (row: RefusalVector, fds: VectorFds) => Sent
       kind,
       (names as readonly string[]).map((name) => fds.named(name, sizesOf(2))),
     ),
-  exporter: ({ fields, fds: names }, fds) => {
+  exporter: ({ fields, fds: names, isChannel }, fds) => {
     const numbers = (names as readonly string[]).map((name) => fds.named(name));
-    const bytes = encodeFields(liveFields(fields));
+    const bytes = isChannel
+      ? objectOf('channel', { exporter: fields })
+      : encodeFields(liveFields(fields));
     return { messages: [{ bytes: withObject(bytes, numbers.length), fds: numbers }] };
   },
 };
@@ -453,6 +464,9 @@ async function failureOf(row: RefusalVector, door: Door): Promise<string | undef
 }
 
 describe('what must be refused', () => {
+  /** Which row came in through which door here. */
+  const taken = new Set<string>();
+
   // What is made at the first use stays.
   before(async () => {
     emulate();
@@ -466,10 +480,50 @@ describe('what must be refused', () => {
     test(`is refused at the door ${door}, with its code, and leaves nothing open`, async () => {
       const failures: string[] = [];
       for (const row of rows) {
-        if (doorsOf(row)[door] !== true) continue;
+        if (!openDoors(row).includes(door)) continue;
         const failure = await failureOf(row, door);
+        taken.add(`${door}: ${row.name}`);
         if (failure !== undefined) failures.push(failure);
       }
       assert.equal(failures.join('\n'), '');
     });
+
+  test('is refused by the companion for Python at each of its doors', { skip: noPython }, () => {
+    const { stdout, stderr, status } = spawnSync(
+      'python3',
+      ['-B', join(fixtures, 'refusals.py'), vectorFolder],
+      {
+        env: { ...process.env, PYTHONPATH: `${companionPath()}:${fixtures}` },
+        encoding: 'utf8',
+        timeout: 120_000,
+      },
+    );
+    assert.equal(status, 0, stderr);
+    const { ran, failures } = JSON.parse(stdout) as { ran: string[][]; failures: string[] };
+    assert.equal(failures.join('\n'), '');
+    const expected = rows.flatMap((row) => doorsInPython(row).map((door) => [row.name, door]));
+    const missing = expected.filter((pair) => !ran.some((one) => isDeepStrictEqual(one, pair)));
+    assert.deepEqual(missing, [], 'a door of the companion is left out');
+    assert.equal(ran.length, expected.length);
+  });
+
+  test('comes in through each door that is not closed to it for a stated reason', () => {
+    assert.equal(new Set(rows.map(({ name }) => name)).size, rows.length);
+    for (const row of rows) {
+      assert.ok(openDoors(row).length > 0, row.name);
+      for (const [door, why] of Object.entries(doorsOf(row)))
+        assert.ok(why === true || why.length > 10, `${row.name}: ${door}`);
+    }
+    for (const door of doors)
+      assert.ok(
+        rows.some((row) => openDoors(row).includes(door)),
+        door,
+      );
+    const asked = rows.flatMap((row) => openDoors(row).map((door) => `${door}: ${row.name}`));
+    assert.deepEqual(
+      asked.filter((one) => !taken.has(one)),
+      [],
+      'a door of Node is left out',
+    );
+  });
 });

@@ -601,6 +601,8 @@ export interface RefusalVector {
   readonly kind: string;
   /** Of an object, some of its exporter with the placeholders `$here` and `$other`. */
   readonly fields: Readonly<Record<string, unknown>>;
+  /** Whether the object is the memory of a channel. */
+  readonly isChannel?: boolean;
   readonly deliver: 'all' | 'one';
   readonly slots: number;
   readonly when: 'opens' | 'receives';
