@@ -614,23 +614,16 @@ export interface RefusalVector {
 }
 
 function checkRefusal(vector: RefusalVector): void {
+  const { of, code, versions = [] } = vector;
   assert.throws(
-    () => refused[vector.of]?.(vector),
+    () => refused[of]?.(vector),
     (error: unknown) => {
-      assertRefusal(error, vector);
+      assert.ok(error instanceof IpcError, `${error}`);
+      assert.equal(error.code, code, error.message);
+      for (const version of versions) assert.match(error.message, new RegExp(`\\b${version}\\b`));
       return true;
     },
   );
-}
-
-/** Checks the error of a refusal. */
-export function assertRefusal(
-  error: unknown,
-  { code, versions = [] }: Pick<RefusalVector, 'code' | 'versions'>,
-): void {
-  assert.ok(error instanceof IpcError, `${error}`);
-  assert.equal(error.code, code, error.message);
-  for (const version of versions) assert.match(error.message, new RegExp(`\\b${version}\\b`));
 }
 
 /** How what is refused is read alone, by its kind. */
