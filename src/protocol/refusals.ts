@@ -326,6 +326,10 @@ function* records(writer: PlainWriter): Iterable<Vector> {
     layout: { dtype, shape },
   });
   yield refused('65 axes', { ...layout('uint8', 1), ndim: 65 });
+  yield refused('the most axes that a record can state', {
+    ...layout('uint8', 1),
+    ndim: 2 ** 32 - 1,
+  });
   yield refused('an axis below 0', layout('uint8', -1));
   yield refused('an unsafe axis', layout('uint8', UNSAFE));
   yield refused('an unsafe axis of an array of no items', layout('uint8', 2 ** 53, 0));

@@ -489,6 +489,11 @@ function* fields(writer: PlainWriter): Iterable<Vector> {
     channel,
     layoutOf('float32', [512, 1024], [4096, 4]),
   );
+  yield wrong(
+    'a channel of arrays whose end overflows',
+    channel,
+    layoutOf('uint8', [2, 2], [UNSAFE - 1, 1]),
+  );
   yield wrong('a channel of an unknown dtype', channel, layoutOf('float33', [4], [4]));
   yield wrong('a channel of a dtype by another name', channel, layoutOf('<f4', [4], [4]));
   yield wrong(
