@@ -77,6 +77,8 @@ interface Sent {
 
 const PLACE = Buffer.of(Tag.gpuObject);
 const NULL = Buffer.of(Tag.null);
+/** A list of a long text and what follows. */
+const LONG = `${Buffer.of(Tag.array, 2, Tag.latin1, 0xd0, 15).toString('hex')}${'78'.repeat(2000)}`;
 const wholePages = (byteLength: number): number =>
   Math.ceil(byteLength / PAGE_BYTE_LENGTH) * PAGE_BYTE_LENGTH;
 const recordsAt = (slots: number): number => (RingWord.filled + 2 * slots) * WORD_BYTE_LENGTH;
@@ -311,7 +313,16 @@ const refusalOf = (attempt: () => unknown): unknown => {
 const enter: Readonly<
   Record<Door, (row: RefusalVector, fds: VectorFds) => Promise<readonly [unknown, Then?]>>
 > = {
-  reader: async (row) => [refusalOf(() => refused[row.of]?.(row))],
+  reader: async (row) => {
+    const read = refused[row.of] as (row: RefusalVector) => unknown;
+    const error = refusalOf(() => read(row));
+    // Long values are checked before they are built.
+    if (row.of === 'value') {
+      const long = refusalOf(() => read({ ...row, hex: [LONG, ...[row.hex].flat()] }));
+      assert.equal((long as IpcError).code, (error as IpcError).code);
+    }
+    return [error];
+  },
   connection: async (row, fds) => {
     using other = new HostileEnd(row.of === 'hello' ? 'no hello' : 'hello');
     const first = (sent[row.of] as (typeof sent)[string])(row, fds);
