@@ -77,8 +77,8 @@ interface Sent {
 
 const PLACE = Buffer.of(Tag.gpuObject);
 const NULL = Buffer.of(Tag.null);
-/** A list of a long text and what follows. */
-const LONG = `${Buffer.of(Tag.array, 2, Tag.latin1, 0xd0, 15).toString('hex')}${'78'.repeat(2000)}`;
+/** A Set of a long text and what follows. */
+const LONG = `${Buffer.of(Tag.set, 2, Tag.latin1, 0xd0, 15).toString('hex')}${'78'.repeat(2000)}`;
 const wholePages = (byteLength: number): number =>
   Math.ceil(byteLength / PAGE_BYTE_LENGTH) * PAGE_BYTE_LENGTH;
 const recordsAt = (slots: number): number => (RingWord.filled + 2 * slots) * WORD_BYTE_LENGTH;
