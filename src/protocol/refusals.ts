@@ -615,12 +615,6 @@ function* conversations(writer: PlainWriter): Iterable<Vector> {
       [objectOf(4)],
       [objectOf(second)],
     ]);
-  const most = writer.limit('pendingRequests') + 1;
-  yield refused(
-    'too many requests that wait',
-    Array.from({ length: most }, (_, at): Part => [nothing, { kind: 'request', request: at + 1 }]),
-    EXCEEDED,
-  );
 }
 
 const lengthOf = (bytes: Bytes): number =>

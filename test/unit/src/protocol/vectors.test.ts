@@ -14,7 +14,7 @@ import { readVectors, type Vector, vectorFolder, vectorHash } from '../../../sup
 import { failuresOf } from './run-vectors.ts';
 
 /** Vectors of a released version are never edited: a change here adds to them. */
-const HASH = 'b4a4e1c7eaa112aa00ac84e6dd7f71053fe620731188f72f0c44388cf7ca28dc';
+const HASH = '65d747c80d80bfc17fd02ee74c547c5a4144619b049943edd93898abde323f4f';
 
 const files = [...vectors(readFacts()).keys()].map((path) => path.replace('test/protocol/', ''));
 const fixtures = fileURLToPath(new URL('../../../ipc/fixtures/', import.meta.url));
