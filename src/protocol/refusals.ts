@@ -5,8 +5,11 @@ import {
   type Bytes,
   byte,
   type Fields,
+  length,
   type MessageRecord,
+  number,
   type PlainWriter,
+  table,
   type Vector,
 } from './writer.ts';
 
@@ -15,6 +18,23 @@ const MISMATCH = 'version-mismatch';
 const NO_FD = 'no-file-descriptor';
 
 export function* refusals(writer: PlainWriter): Iterable<Vector> {
+  for (const row of all(writer)) {
+    const connection = outcomeOf(row);
+    yield connection ? { ...row, connection } : row;
+  }
+}
+
+/** What becomes of a connection that it comes over: what an object is concerns its value alone. */
+function outcomeOf({ of, use, name }: Vector): 'ends' | 'goes on' | undefined {
+  if (of === 'descriptor' || of === 'json') return undefined;
+  if (use === 'counters') return 'ends';
+  // Whether it is repeated is known only when the value is built.
+  if (of === 'value' && / twice/.test(name)) return 'goes on';
+  const ending = ['value', 'control', 'message', 'hello', 'frames', 'messages'];
+  return ending.includes(of as string) ? 'ends' : 'goes on';
+}
+
+function* all(writer: PlainWriter): Iterable<Vector> {
   yield* refusedValues(writer);
   yield* descriptors(writer);
   yield* json(writer);
@@ -22,6 +42,9 @@ export function* refusals(writer: PlainWriter): Iterable<Vector> {
   yield* frames(writer);
   yield* records(writer);
   yield* sharedMemory();
+  yield* exporters(writer);
+  yield* conversations(writer);
+  yield* channels();
 }
 
 // ---- Descriptors that a program passes on ----
@@ -182,6 +205,8 @@ function* hellos(writer: PlainWriter): Iterable<Vector> {
   yield refused('a value of a later version', writer.wholeFrame(body, { version: version + 1 }));
   yield refused('without versions', writer.wholeFrame('', { kind: 'hello' }));
   yield refused('with one version', writer.wholeFrame(byte(version), { kind: 'hello' }));
+  const long = 'x'.repeat(writer.limit('packageNameByteLength') + 1);
+  yield refused('of too much text', writer.hello(version, version, long));
   yield refused(
     'whose least version is above the greatest',
     writer.hello(version + 1, version, ''),
@@ -301,6 +326,10 @@ function* records(writer: PlainWriter): Iterable<Vector> {
     layout: { dtype, shape },
   });
   yield refused('65 axes', { ...layout('uint8', 1), ndim: 65 });
+  yield refused('the most axes that a record can state', {
+    ...layout('uint8', 1),
+    ndim: 2 ** 32 - 1,
+  });
   yield refused('an axis below 0', layout('uint8', -1));
   yield refused('an unsafe axis', layout('uint8', UNSAFE));
   yield refused('an unsafe axis of an array of no items', layout('uint8', 2 ** 53, 0));
@@ -311,7 +340,8 @@ function* records(writer: PlainWriter): Iterable<Vector> {
   yield refused('items that are longer than the slot', layout('float32', 17));
   yield refused('items whose size overflows', layout('uint8', 2 ** 32, 2 ** 32));
   yield refused('an unknown dtype', layout('float33', 1));
-  yield refused('a dtype by another name', layout('<f4', 1));
+  for (const other of ['<f4', 'f4', 'V04', 'torch.float32', 'int'])
+    yield refused(`a dtype by another name: ${other}`, layout(other, 1));
   yield refused('no dtype', layout('', 1));
   yield refused('a dtype with a zero in it', layout('uint8\0x', 1));
   yield refused('raw items of no bytes', layout('V0', 1));
@@ -327,10 +357,16 @@ function* records(writer: PlainWriter): Iterable<Vector> {
     '[1,]',
     '01',
     '"\n"',
+    '"\u0001"',
+    '1 2',
+    '1\0',
+    ' ',
+    '[Infinity]',
   ])
     yield refused(`meta ${JSON.stringify(meta)}`, { meta });
   yield refused('meta that is not UTF-8', { metaHex: '22ff22' });
   yield refused('meta of a half of a pair in UTF-8', { metaHex: '22eda08022' });
+  yield refused('meta in UTF-16 with a mark of its byte order', { metaHex: 'fffe' + '3100' });
   yield refused('meta in UTF-16', { metaHex: '22006100' + '2200' });
   yield refused('meta with a mark of its byte order', { metaHex: 'efbbbf' + '312e35' });
 }
@@ -381,4 +417,252 @@ function* sharedMemory(): Iterable<Vector> {
       fds: count,
       code: NO_FD,
     };
+  const parts = {
+    timeline: ['page', 'lifeline'],
+    signaler: ['page', 'lifeline', 'write end'],
+    pinned: ['pinned'],
+    virtual: ['memory'],
+    pool: ['memory'],
+    channel: ['ring', 'seat', 'receives', 'sends', 'memory'],
+  } as const;
+  const isOfDriver = { memory: NO_FD } as Readonly<Record<string, string>>;
+  for (const [kind, fds] of Object.entries(parts))
+    for (const [at, part] of fds.entries())
+      for (const given of STRANGE.filter((one) => one !== part))
+        yield {
+          name: `${kind} whose ${part} is a ${given}`,
+          of: 'fds',
+          kind,
+          fds: fds.map((fd, index) => (index === at ? given : fd)),
+          code: isOfDriver[part] ?? FAILED,
+        };
+  for (const given of ['sparse pages', 'longer pages', 'unsealed pages'])
+    yield {
+      name: `pinned whose memory is ${given}`,
+      of: 'fds',
+      kind: 'pinned',
+      fds: [given],
+      code: FAILED,
+    };
+  for (const [kind, fds] of [
+    ['virtual', []],
+    ['virtual', ['memory', 'memory']],
+    ['pool', []],
+    ['timeline', []],
+    ['channel', []],
+    ['channel', ['ring', 'seat', 'receives', 'sends', 'memory', 'memory']],
+  ] as const)
+    yield { name: `${kind} with ${fds.length} descriptors`, of: 'fds', kind, fds, code: NO_FD };
+}
+
+/** What comes in place of a descriptor. */
+const STRANGE = [
+  'device',
+  'file',
+  'folder',
+  'path',
+  'fifo',
+  'lifeline',
+  'write end',
+  'socket',
+  'datagram socket',
+  'named socket',
+  'unsealed memory',
+  'page for reading',
+];
+// ---- Who has made an object ----
+
+/** Objects of a process that is not what they say. `$here` and `$other` are this process and one that lives. */
+function* exporters(writer: PlainWriter): Iterable<Vector> {
+  const kinds = { legacy: samples.legacy, pool: samples.pool, event: samples.event } as const;
+  const live = {
+    device: '$here',
+    machine: '$here',
+    pid: '$other',
+    startTime: '$other',
+    pidNamespace: '$here',
+  };
+  const refused = (
+    name: string,
+    kind: Fields,
+    values: Fields,
+    code: string,
+    fds: readonly string[] = [],
+  ): Vector => ({
+    name: `${kind['kind']} ${name}`,
+    of: 'exporter',
+    fields: { ...kind, ...live, ...values },
+    // Its first 54 bytes are the kind and the exporter.
+    hex: writer.object({ ...kind, access: values['access'] ?? kind['access'] }),
+    fds,
+    code,
+  });
+  const { virtual, legacy, event } = samples;
+  const whole = { ...virtual, pieces: [2_097_152], baseByteLength: 2_097_152, byteLength: 1024 };
+  for (const kind of [...Object.values(kinds), whole]) {
+    const fds = kind['kind'] === 'virtual' || kind['kind'] === 'pool' ? ['memory'] : [];
+    const machine = '0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0';
+    yield refused('of another machine', kind, { machine }, 'other-machine', fds);
+    const device = 'GPU-00112233-4455-6677-8899-aabbccddeeff';
+    yield refused('on a GPU that nobody sees', kind, { device }, 'device-not-visible', fds);
+    yield refused(
+      'of another machine, on a GPU of that',
+      kind,
+      { machine, device },
+      'other-machine',
+      fds,
+    );
+    const slice = device.replace('GPU', 'MIG');
+    yield refused('on a slice that nobody sees', kind, { device: slice }, 'mig', fds);
+    const own = { pid: '$here', startTime: '$here' };
+    yield refused('of the process that it comes to', kind, own, 'same-process', fds);
+    if (kind !== whole) continue;
+    const parts = ['ring', 'seat', 'receives', 'sends', 'memory'];
+    for (const [name, values, code] of [
+      ['of another machine, on a GPU of that', { machine, device }, 'other-machine'],
+      ['on a GPU that nobody sees', { device }, 'device-not-visible'],
+      ['of the process that it comes to', own, 'same-process'],
+    ] as const)
+      yield {
+        ...refused(name, kind, values, code, parts),
+        name: `channel in memory ${name}`,
+        isChannel: true,
+      };
+  }
+  for (const [what, kind] of Object.entries(kinds)) {
+    const fds = what === 'pool' ? ['memory'] : [];
+    yield refused('of a process that has ended', kind, { startTime: 1 }, 'exporter-gone', fds);
+    yield refused('of no process', kind, { pid: 2 ** 32 - 1 }, 'exporter-gone', fds);
+  }
+  for (const kind of [legacy, event])
+    yield refused(
+      'of the same number in another pid namespace',
+      kind,
+      { pid: '$here', pidNamespace: 1 },
+      'same-pid',
+    );
+  for (const kind of [kinds.legacy, kinds.pool])
+    yield refused('that is read-only', kind, { access: 'read' }, 'not-supported', [
+      ...(kind === kinds.pool ? ['memory'] : []),
+    ]);
+  for (const kind of Object.values(kinds))
+    yield refused('that the driver does not know', kind, {}, FAILED, [
+      ...(kind === kinds.pool ? ['memory'] : []),
+    ]);
+}
+
+// ---- Messages that do not follow from those before ----
+
+function* conversations(writer: PlainWriter): Iterable<Vector> {
+  type Part = readonly [body: Bytes, header?: Fields, fds?: readonly string[]];
+  const refused = (name: string, parts: readonly Part[], code = FAILED): Vector => ({
+    name,
+    of: 'messages',
+    frames: parts.map(([body, header = {}, fds = []], sequence) => {
+      const byteLength = lengthOf(body);
+      const head = writer.header({ byteLength, sequence, ...header });
+      return { hex: typeof body === 'string' ? head + body : [head, ...body], fds };
+    }),
+    code,
+  });
+  const f = writer.field.bind(writer);
+  const control = { kind: 'control' };
+  const nothing = writer.value(null);
+  const release = number(7) + byte(1) + writer.points([]);
+  const page: Part = [f('timelinePage'), control, ['page']];
+  const place = writer.value({ $object: 0 });
+  const objectOf = (lease: number): string => place + table(lease, [{ fds: 0, hex: '' }]);
+  yield refused('the release of what was never sent', [
+    [f('released', length(1), release), control],
+  ]);
+  yield refused('the revocation of what never came', [
+    [f('revoked', length(1), number(7)), control],
+  ]);
+  yield refused('a request to keep what was never sent', [
+    [f('forwardRequests', length(1), number(7), number(1), number(1)), control, ['lifeline']],
+  ]);
+  yield refused('points before their page', [[nothing + f('points', writer.points([[0, 1]]))]]);
+  yield refused('a second page', [page, page]);
+  for (const given of ['device', 'socket', 'unsealed memory', 'page for reading'])
+    yield refused(`a page of counters that is a ${given}`, [[f('timelinePage'), control, [given]]]);
+  for (const kind of ['response', 'failure', 'unserved'])
+    yield refused(`a ${kind} that nobody asked for`, [[nothing, { kind, request: 1 }]]);
+  for (const kind of ['cancellation', 'unserved'])
+    yield refused(`a ${kind} that is not null`, [[writer.value(1), { kind, request: 1 }]]);
+  for (const kind of ['cancellation', 'unserved', 'verification'])
+    yield refused(`a ${kind} with an object`, [[objectOf(0), { kind, request: 1 }]]);
+  for (const [first, second] of [
+    ['request', 'request'],
+    ['request', 'verification'],
+  ])
+    yield refused(`a ${second} of the number of a ${first} that waits`, [
+      [nothing, { kind: first, request: 7 }],
+      [nothing, { kind: second, request: 7 }],
+    ]);
+  const text = writer.limit('verificationByteLength') - 3;
+  yield refused(
+    'a verification that is too long',
+    [
+      [
+        [writer.tagged('latin1', length(text)), { repeat: '78', times: text }],
+        { kind: 'verification', request: 1 },
+      ],
+    ],
+    EXCEEDED,
+  );
+  for (const second of [4, 3])
+    yield refused(`an object of lease ${second} behind one of lease 4`, [
+      [objectOf(4)],
+      [objectOf(second)],
+    ]);
+}
+
+const lengthOf = (bytes: Bytes): number =>
+  typeof bytes === 'string'
+    ? bytes.length / 2
+    : bytes.reduce(
+        (sum, part) =>
+          sum + (typeof part === 'string' ? part.length : part.repeat.length * part.times) / 2,
+        0,
+      );
+
+// ---- Words of a channel ----
+
+/** Words that a hostile producer stores, before the consumer opens the channel or before it receives. */
+function* channels(): Iterable<Vector> {
+  const refused = (
+    name: string,
+    deliver: 'all' | 'one',
+    words: { readonly ring?: Fields; readonly seat?: Fields },
+    when: 'opens' | 'receives' = 'receives',
+  ): Vector => ({
+    name: `channel: ${name}`,
+    of: 'channel',
+    deliver,
+    slots: 2,
+    when,
+    ...words,
+    code: FAILED,
+  });
+  const unsafe = String(2n ** 53n);
+  const greatest = String(2n ** 63n - 1n);
+  const published = 0;
+  const [start, granted, grant] = [4, 5, 8 + 2];
+  for (const word of [unsafe, greatest, String(2n ** 64n - 1n)]) {
+    yield refused(`a first message of ${word}`, 'all', { seat: { [start]: word } }, 'opens');
+    yield refused(`${word} messages`, 'all', { ring: { [published]: word } });
+    yield refused(`a grant of message ${word}`, 'one', {
+      ring: { [published]: '1' },
+      seat: { [granted]: '1', [grant]: word },
+    });
+    yield refused(`a grant of one of ${word} messages`, 'one', {
+      ring: { [published]: word },
+      seat: { [granted]: '1' },
+    });
+  }
+  yield refused('more messages than slots', 'all', { ring: { [published]: '3' } });
+  yield refused('a grant of a message that was not published', 'one', {
+    ring: { [published]: '1' },
+    seat: { [granted]: '1', [grant]: '1' },
+  });
 }

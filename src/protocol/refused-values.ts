@@ -352,10 +352,21 @@ function* fields(writer: PlainWriter): Iterable<Vector> {
   /** Fields of which some are wrong: their values, or their bytes. */
   const wrong = (
     name: string,
-    sample: Fields,
+    sample: Fields & { readonly kind: string },
     values: Fields,
     raw: Readonly<Record<string, string>> = {},
-  ): Vector => refused(name, writer.object({ ...sample, ...values }, raw));
+  ): Vector => {
+    const fields = { ...sample, ...values };
+    const hasForms = writer.facts.kinds.some(
+      ({ name: kind, hasExporter }) => kind === fields.kind && hasExporter,
+    );
+    // Bytes that are no field, and numbers that JSON lacks, come as bytes only.
+    const isPlain = Object.keys(raw).length === 0 && isJson(fields);
+    return {
+      ...refused(name, writer.object(fields, raw)),
+      ...(hasForms && isPlain && { json: writer.message(fields) }),
+    };
+  };
   const memory = (values: Fields): Fields => ({
     memory: { ...(channel['memory'] as Fields), ...values },
   });
@@ -478,6 +489,11 @@ function* fields(writer: PlainWriter): Iterable<Vector> {
     channel,
     layoutOf('float32', [512, 1024], [4096, 4]),
   );
+  yield wrong(
+    'a channel of arrays whose end overflows',
+    channel,
+    layoutOf('uint8', [2, 2], [UNSAFE - 1, 1]),
+  );
   yield wrong('a channel of an unknown dtype', channel, layoutOf('float33', [4], [4]));
   yield wrong('a channel of a dtype by another name', channel, layoutOf('<f4', [4], [4]));
   yield wrong(
@@ -487,3 +503,8 @@ function* fields(writer: PlainWriter): Iterable<Vector> {
   );
   yield wrong('the memory of a channel is of no process', channel, memory({ pid: 0 }));
 }
+
+const isJson = (fields: Fields): boolean =>
+  !/"\$bigint"/.test(
+    JSON.stringify(fields, (_, value) => (typeof value === 'bigint' ? { $bigint: 1 } : value)),
+  );

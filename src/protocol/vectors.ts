@@ -453,7 +453,23 @@ function* records(writer: PlainWriter): Iterable<Vector> {
     ['a layout of no items', 1, { layout: { dtype: 'uint8', shape: [3, 0] } }],
     ['a layout of raw items', 48, { layout: { dtype: 'V12', shape: [4] } }],
     ['a layout of 64 axes', 2, { layout: { dtype: 'bfloat16', shape: new Array(64).fill(1) } }],
+    ['meta of half a character', 64, { meta: '"\\ud800x"' }],
+    [
+      'a layout of no items beside the longest axis',
+      1,
+      {
+        layout: { dtype: 'int8', shape: [0, 2 ** 53 - 1] },
+      },
+    ],
     ['a layout and meta', 64, { layout: { dtype: 'bool', shape: [64] }, meta: '[1,"水"]' }],
   ] as const)
     yield { name, slotByteLength, hex: writer.record(record), record, roundtrip: true };
+  for (const meta of [' \t\n\r{"a": [1, 2.5e3]} ', '{"a":1,"a":2}', '"\u007f\u2028\\u0000"'])
+    yield {
+      name: `meta as another end may write it: ${JSON.stringify(meta)}`,
+      slotByteLength: 64,
+      hex: writer.record({ meta }),
+      record: { meta },
+      roundtrip: false,
+    };
 }

@@ -68,9 +68,10 @@ export async function comesBackTo(
  * Whether a descriptor is of a file with a name, as `/dev/nvidiactl` and memfds are not, or the one
  * by which a thread watches all others, which is opened at its first use and stays.
  */
-function isUncounted(fd: string): boolean {
+function isUncounted(fd: string, of = /./): boolean {
   try {
-    return /^\/(?!memfd:|dev\/)|eventpoll/.test(readlinkSync(`/proc/self/fd/${fd}`));
+    const link = readlinkSync(`/proc/self/fd/${fd}`);
+    return /^\/(?!memfd:|dev\/)|eventpoll/.test(link) || !of.test(link);
   } catch {
     // Closed since, as is the one that the folder was read through.
     return true;
@@ -101,10 +102,12 @@ export const openedSince = (before: ReadonlySet<string>): string[] =>
 /**
  * How many descriptors this process has open, other than epolls and files on disk: the thread that
  * loads TypeScript opens and closes those of its cache when it likes.
+ *
+ * @param of what the link of each must match
  */
-export function openDescriptors(): number {
+export function openDescriptors(of?: RegExp): number {
   discardsDone();
-  return readdirSync('/proc/self/fd').filter((fd) => !isUncounted(fd)).length;
+  return readdirSync('/proc/self/fd').filter((fd) => !isUncounted(fd, of)).length;
 }
 
 /**

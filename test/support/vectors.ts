@@ -10,6 +10,8 @@ export const vectorFolder: string = fileURLToPath(new URL('../protocol/', import
 /** An entry of a file. What else it has depends on the file. */
 export interface Vector {
   readonly name: string;
+  /** What it is of, in files of several kinds. */
+  readonly of?: string;
 }
 
 /** The names of the files in a folder, in order. */

@@ -310,14 +310,16 @@ export class Requests {
 
   /** Counts a request of the peer as pending. @throws IpcError if it may not be; then closes `fds` */
   #admit(number: number, fds: readonly number[], size: MessageSize): void {
-    if (this.#received.has(number) || !this.#receivedSize.add(size)) {
-      discardFds(fds);
-      throw new IpcError(
-        this.#received.has(number)
-          ? `request ${number} came twice`
-          : `more came than the ${this.#receivedSize} that may wait for their answers`,
-      );
-    }
+    const isRepeated = this.#received.has(number);
+    if (!isRepeated && this.#receivedSize.add(size)) return;
+    discardFds(fds);
+    throw isRepeated
+      ? new IpcError(`request ${number} came twice`)
+      : new IpcError(
+          `more came than the ${this.#receivedSize} that may wait for their answers`,
+          undefined,
+          'limit-exceeded',
+        );
   }
 
   /** Aborts the signal of a request's handler. Does nothing if the request was answered meanwhile. */

@@ -114,6 +114,8 @@ function checkLength(
   if (byteLength > MAX_VERIFICATION_BYTE_LENGTH)
     throw new IpcError(
       `the other end sent ${what} of ${formatBytes(byteLength)}: it may have ${MAX_VERIFICATION_BYTE_LENGTH}`,
+      undefined,
+      'limit-exceeded',
     );
 }
 

@@ -246,7 +246,11 @@ function receivePool(
   if (known instanceof ReceivedPool) return known;
   if (owned.numbers.length !== 1) return undefined;
   if (receivedPools.size >= MAX_RECEIVED_POOLS)
-    throw new IpcError(`more than ${MAX_RECEIVED_POOLS} memory pools came over one connection`);
+    throw new IpcError(
+      `more than ${MAX_RECEIVED_POOLS} memory pools came over one connection`,
+      undefined,
+      'limit-exceeded',
+    );
   const [fd] = owned.take();
   const isSentByMaker = pid === sender?.pid && pidNamespace === localProcess().pidNamespace;
   const pool = new ReceivedPool(fd as number, isSentByMaker);

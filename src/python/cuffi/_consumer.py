@@ -14,7 +14,9 @@ from ._channel_end import END, ChannelEnd, ChannelState, Slots, Stores
 from ._devices import device_by_uuid, stream_handle
 from ._errors import CuffiError, IpcError, NotSupportedError, PeerGoneError
 from ._files import is_sealed, seal_against_holes
+from ._mappings import check_place
 from ._owner import Owner
+from ._process import this_process
 from ._protocol import (
     CHANNEL_FLAG_AHEAD,
     CHANNEL_FLAG_TO_ONE,
@@ -418,7 +420,11 @@ class ChannelFields:
     def open(self, connection: Connection, fds: list[int], lease: int) -> ChannelConsumer:
         if len(fds) <= 4:
             raise IpcError(f'a channel needs more than 4 descriptors, but {len(fds)} came with it', 'no-file-descriptor')
-        memory, device, is_ahead = self.memory, device_by_uuid(self.memory.exporter.device), bool(self.bits & CHANNEL_FLAG_AHEAD)
+        memory, is_ahead = self.memory, bool(self.bits & CHANNEL_FLAG_AHEAD)
+        if this_process().has_made(memory) and connection.pid != this_process().pid:
+            raise IpcError(f'{connection.name} sent a channel in memory of this very process', 'same-process')
+        check_place(memory)
+        device = device_by_uuid(memory.exporter.device)
         for fd, length in ((fds[0], Ring.length(self.slots, not is_ahead)), (fds[1], seat_length(self.slots))):
             if not is_sealed(fd, length):
                 raise IpcError('received a channel whose memory is not sealed memory of its size')

@@ -145,8 +145,11 @@ class Decoder:
             name = self._from.string()
             if len(name) > MAX_NAME_LENGTH // 2 and utf16_length(name) > MAX_NAME_LENGTH:
                 raise limit_exceeded(f'a name of an object has more than {MAX_NAME_LENGTH} characters')
-            if name in found or name == '__proto__':
-                raise IpcError(f'the name {name[:80]!r} of an object is repeated or not allowed')
+            if name == '__proto__':
+                raise IpcError('the name __proto__ of an object is not allowed')
+            if name in found:
+                # As a key that comes twice: it concerns the caller that takes the value, not the connection.
+                self.refusal = self.refusal or (f'an object has the name {name[:80]!r} twice', 'ipc-failed')
             found[name] = None
             found[name] = self.read(_Item(found, name), depth)
         return found

@@ -430,7 +430,9 @@ def _check_channel(fields: Fields) -> None:
             raise ValueError('its slots lie outside of its memory')
         if layout is None:
             raise ValueError('it has no layout')
-        needed = math.prod(check_shape(layout.shape)) * received_dtype(layout.dtype).itemsize
+        itemsize = received_dtype(layout.dtype).itemsize
+        checked_extents(layout.shape, layout.strides, itemsize)
+        needed = math.prod(check_shape(layout.shape)) * itemsize
         if needed > fields.byte_length:
             raise ValueError(f'an array of {needed} bytes does not fit into a slot of {fields.byte_length}')
     except (TypeError, ValueError) as error:

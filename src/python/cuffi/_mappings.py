@@ -25,7 +25,7 @@ from ._errors import IpcError
 from ._files import close_fds, is_same_file
 from ._memory import Mapping, mapped_at, mappings, reserve
 from ._process import locks, start_time_of, this_process
-from ._protocol import KIND_EVENT, KIND_LEGACY, KIND_VIRTUAL
+from ._protocol import KIND_EVENT, KIND_LEGACY, KIND_POOL, KIND_VIRTUAL
 from ._releases import releases_of
 
 if TYPE_CHECKING:
@@ -67,17 +67,27 @@ def opening(exporter: _descriptors.Exporter) -> Generator[None, None, None]:
         raise IpcError(f'memory of process {exporter.pid} could not be opened: {error}') from None
 
 
-def check_exporter(fields: Fields, allow_other_users: bool) -> None:
-    """Raises IpcError for what cannot be opened here, before the driver is asked."""
+def check_place(fields: Fields) -> None:
+    """Raises IpcError for what no device here can open, whatever becomes of the exporter."""
     here = this_process()
-    _, machine, pid, start_time, namespace = fields.exporter
+    _, machine, pid, _, namespace = fields.exporter
     if machine != here.machine:
         raise IpcError('the descriptor was made on another machine, or before the last boot of this one: '
                        'device memory can only be shared within one machine', 'other-machine')  # fmt: skip
+    is_by_pid = fields.kind in (KIND_LEGACY, KIND_EVENT)
+    if is_by_pid and pid == here.pid and namespace != here.namespace:
+        raise IpcError(f"its exporter has this process's pid number, {pid}, in another pid namespace: the driver "
+                       'mistakes it for this process', 'same-pid')  # fmt: skip
+    if fields.kind in (KIND_LEGACY, KIND_POOL) and fields.read_only:
+        raise IpcError('memory that the driver always maps for writing was sent as read-only', 'not-supported')
+
+
+def check_exporter(fields: Fields, allow_other_users: bool) -> None:
+    """Raises IpcError for what cannot be opened here, before the driver is asked."""
+    check_place(fields)
+    here = this_process()
+    _, _, pid, start_time, namespace = fields.exporter
     if namespace != here.namespace or namespace == 0:
-        if pid == here.pid and fields.kind in (KIND_LEGACY, KIND_EVENT):
-            raise IpcError(f"its exporter has this process's pid number, {pid}, in another pid namespace: the driver "
-                           'mistakes it for this process', 'same-pid')  # fmt: skip
         return
     # The descriptors of virtual memory keep it alive themselves.
     if fields.kind != KIND_VIRTUAL and start_time_of(pid) != start_time:

@@ -18,11 +18,11 @@ from ._errors import ClosedError, IpcError, PeerGoneError
 from ._event import CudaEvent
 from ._files import close_fds
 from ._inbox import NO_ROOM_FOR_FDS
-from ._mappings import check_exporter, opening
+from ._mappings import check_exporter, check_place, opening
 from ._memory import BorrowedMemory, ReceivedMemory
 from ._pinned import PinnedFields
 from ._process import this_process
-from ._protocol import KIND_CHANNEL, KIND_EVENT, KIND_PINNED, KIND_SIGNALER, KIND_TIMELINE, KIND_VIRTUAL
+from ._protocol import KIND_CHANNEL, KIND_EVENT, KIND_PINNED, KIND_SIGNALER, KIND_TIMELINE
 from ._signals import signals
 from ._timeline import TimelineFields
 from ._waits import EventHandle
@@ -118,13 +118,13 @@ def _open_object(arrived: Arrived, data: bytes, fds: list[int], lease: int, stre
         return HOST_KINDS[fields.kind](fields).open(connection, fds, lease)
     if this_process().has_made(fields):
         return _open_own(connection, fields, lease)
+    check_place(fields)
     device = device_by_uuid(fields.exporter.device)
     if fields.kind == KIND_EVENT:
         check_exporter(fields, connection.allow_other_users)
         return _open_event(fields, device, (connection, lease, data))
-    if fields.read_only and fields.kind != KIND_VIRTUAL:
-        raise IpcError('memory that the driver always maps for writing was sent as read-only', 'not-supported')
     if fields.ready_event:
+        check_exporter(fields.ready_event, connection.allow_other_users)
         event = _open_event(fields.ready_event, device)
         if stream is None:
             arrived.events.append(event)

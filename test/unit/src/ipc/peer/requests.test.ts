@@ -562,7 +562,10 @@ describe('an end that follows no rule', () => {
         while (!other.send(one, { kind: FrameKind.request, request: n + 1, sequence: n }))
           await nextLoopIteration();
       }
-      await assert.rejects(other.peer.receive(), ends(/more came than the 1024 requests of /));
+      await assert.rejects(other.peer.receive(), {
+        ...ends(/more came than the 1024 requests of /),
+        code: 'limit-exceeded',
+      });
     }
     const before = openDescriptors();
     {

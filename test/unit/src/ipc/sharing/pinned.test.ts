@@ -1,27 +1,17 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { selectDriver } from '../../../../../ffi/driver.ts';
-import { closeFd, createPipe, isOpenFd } from '../../../../../ffi/linux/libc.ts';
-import { allocatePages, createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
+import { isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { Context, DeviceBuffer, PinnedBuffer, Stream } from '../../../../../src/index.ts';
 import { exportIpc, leases } from '../../../../../src/ipc/index.ts';
-import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
-import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { processState } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 
 const bytesOf = ({ buffer }: PinnedBuffer): Uint8Array => new Uint8Array(buffer);
-
-/** The end of a pipe whose other end is closed. */
-function endOfPipe(): number {
-  const [readEnd, writeEnd] = createPipe();
-  closeFd(writeEnd);
-  return readEnd;
-}
 
 describe('a shareable PinnedBuffer', () => {
   test('is the same memory at both ends, for hosts and devices', async () => {
@@ -131,36 +121,5 @@ describe('a shareable PinnedBuffer', () => {
     assert.throws(() => PinnedBuffer.allocate(64, { shareable: true }), { name: 'CudaError' });
     selectDriver(emulated);
     assert.deepEqual(processState(), before);
-  });
-
-  test('from a hostile process: other memory is refused, and its descriptors are closed', async () => {
-    emulate();
-    const size = 4096;
-    const allocated = (byteLength: number): number => {
-      const fd = createSealedMemfd('pinned', byteLength);
-      allocatePages(fd, byteLength);
-      return fd;
-    };
-    for (const make of [
-      () => [],
-      () => [allocated(size), allocated(size)],
-      () => [allocated(2 * size)],
-      // Its pages would be allocated here.
-      () => [createSealedMemfd('pinned', size)],
-      () => [endOfPipe()],
-    ]) {
-      const fds = make();
-      assert.throws(
-        () => importFromPeer({ kind: 'pinned', byteLength: size }, fds, emptySharingSession()),
-        { name: 'IpcError' },
-      );
-      await until(() => fds.every((fd) => !isOpenFd(fd)));
-    }
-    const opened = importFromPeer(
-      { kind: 'pinned', byteLength: size },
-      [allocated(size)],
-      emptySharingSession(),
-    ) as PinnedBuffer;
-    opened.close();
   });
 });

@@ -233,18 +233,6 @@ describe('EncodedValue', () => {
     assert.equal(other.peer.closed, true);
   });
 
-  test('a repeated name in an object fails only its value, when that is taken', async () => {
-    using other = new RawPeer();
-    const name = [Tag.latin1, 1, 65];
-    other.send(Buffer.of(Tag.object, 2, ...name, Tag.null, ...name, Tag.null));
-    other.send(Buffer.of(Tag.true), { sequence: 1 });
-    await assert.rejects(other.peer.receive(), {
-      name: 'IpcError',
-      message: /"A" is not allowed/,
-    });
-    assert.equal(await other.peer.receive(), true);
-  });
-
   test('the typed arrays of a value and the digits of a bigint are limited at both ends', async () => {
     using pair = peerPair();
     const empty = new Uint8Array(0);
