@@ -30,8 +30,6 @@ const KEPT: readonly { readonly kind: string; readonly most: number; readonly pe
   // The tables of the threads of a process (src/worker-counts.ts).
   { kind: 'descriptor of cuffi-mappings-N', most: 2 },
   { kind: 'mapping of cuffi-mappings-N', most: 1 },
-  // The process that was checked last (ffi/linux/pidfd.ts).
-  { kind: 'descriptor of anon_inode:[pidfd]', most: 1 },
   // How cuffi notices the end of this process (src/ipc/peer/spawn.ts).
   { kind: 'listener of process for uncaughtExceptionMonitor', most: 1 },
   // The emulated driver's, one of each instance of its module.
