@@ -111,39 +111,39 @@ class FaultyLibc implements Disposable {
   }
 }
 
-const name = `@cuffi-test-${process.pid}-libc`;
+let listeners = 0;
 const wait = { timeoutMs: 20_000 };
 
-/** Sends an object to the other end, and closes what arrives there. */
-async function lend(make: () => Shareable & { close(): void }, stream?: Stream): Promise<void> {
+type Lent = Shareable & { close(): void };
+
+/** Sends objects to the other end in one value, and closes what arrives there. */
+async function lend(makers: readonly (() => Lent)[], stream?: Stream): Promise<void> {
   using both = peerPair();
-  const object = make();
+  const objects: Lent[] = [];
   try {
+    for (const make of makers) objects.push(make());
     const received = both.b.receive({ ...wait, ...(stream && { stream }) });
     // Its end has another reason if the send fails.
     received.catch(() => {});
-    await both.a.send({ object }, stream && { stream });
-    const there = (await received) as { readonly object: { close(): void } };
-    there.object.close();
+    await both.a.send(objects, stream && { stream });
+    for (const there of (await received) as readonly Lent[]) there.close();
   } finally {
-    object.close();
+    for (const object of objects) object.close();
   }
 }
 
-/** What can be lent, made anew each time. */
-const lent: Readonly<Record<string, () => Shareable & { close(): void }>> = {
-  'a buffer': () => DeviceBuffer.allocate(4096),
-  'an event': () => CudaEvent.create({ interprocess: true }),
-  'a timeline': () => Timeline.create(),
-  'the right to signal': () => {
+/** Objects of the kinds that need nothing else. If one cannot be lent, none is. */
+const lent: readonly (() => Lent)[] = [
+  () => DeviceBuffer.allocate(4096),
+  () => CudaEvent.create({ interprocess: true }),
+  () => Timeline.create(),
+  () => {
     using timeline = Timeline.create();
     return timeline.signaler();
   },
-  'a channel': () => Channel.create({ slots: 2, byteLength: 64, deliver: 'all' }),
-  'a channel that streams wait for': () =>
-    Channel.create({ slots: 2, byteLength: 64, deliver: 'all', ahead: true }),
-  'page-locked memory': () => PinnedBuffer.allocate(4096, { shareable: true }),
-};
+  () => Channel.create({ slots: 2, byteLength: 64, deliver: 'all', ahead: true }),
+  () => PinnedBuffer.allocate(4096, { shareable: true }),
+];
 
 /** Two ends, of which the second echoes each request. */
 async function request(use: (asking: Peer) => Promise<unknown>): Promise<void> {
@@ -215,27 +215,22 @@ async function forward(): Promise<void> {
 
 /** What goes through a connection of which this process has both ends. */
 const connected: Readonly<Record<string, () => unknown>> = {
-  ...Object.fromEntries(
-    Object.entries(lent).map(([what, make]) => [`lending ${what}`, () => lend(make)]),
-  ),
-  'lending memory of a pool': async () => {
+  'lending an object of each kind': async () => {
     using pool = MemoryPool.create({ maxSize: 1 << 20, shareable: true });
-    await lend(() => pool.allocate(4096));
-  },
-  'lending virtual memory': async () => {
     using memory = VirtualMemory.reserve(4 << 20, { shareable: true });
-    await lend(() => memory.grow(100));
+    await lend([...lent, () => pool.allocate(4096), () => memory.grow(100)]);
   },
   'lending memory on which a stream is at work': async () => {
     using stream = Stream.create({ nonBlocking: true });
     using latch = new Latch();
     latch.hold(stream);
     setImmediate(() => latch.open());
-    await lend(() => {
+    const make = (): DeviceBuffer => {
       const buffer = DeviceBuffer.allocate(4096);
       buffer.fill(1, { stream });
       return buffer;
-    }, stream);
+    };
+    await lend([make], stream);
     await stream.synchronize();
   },
   'a request with memory in it': () =>
@@ -284,6 +279,8 @@ const operations: Readonly<Record<string, () => unknown>> = {
   'allocating page-locked memory that processes share': () =>
     PinnedBuffer.allocate(4096, { shareable: true }).close(),
   'listening and connecting': async () => {
+    listeners += 1;
+    const name = `@cuffi-test-${process.pid}-libc-${listeners}`;
     using listener = listen(name);
     using near = await connect(name, wait);
     // A listener refuses the process for which nothing is left, and waits for the next one.
