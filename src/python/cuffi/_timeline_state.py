@@ -220,7 +220,7 @@ class TimelineState:
                 raise self.gone()
             if self.write_end < 0:
                 raise CuffiError('this process does not signal this timeline: it has no signaler to send')
-            fds = duplicates(self.fds) + [self.write_end]
+            fds = [*duplicates(self.fds), self.write_end]
             self.write_end = -1
             self.uses += 1
         self.watch()
