@@ -56,12 +56,18 @@ export function pidfdOf(pid: number): number | undefined {
   }
 }
 
-/** The process of the last check. From the second check on it has a descriptor. */
-let lastChecked: { readonly pid: number; readonly startTime: number; pidfd?: number | undefined } =
-  {
-    pid: 0,
-    startTime: 0,
-  };
+interface CheckedProcess {
+  readonly pid: number;
+  readonly startTime: number;
+  /** From the second check on. */
+  pidfd?: number | undefined;
+}
+
+/** The process of the last check. */
+let lastChecked: CheckedProcess = {
+  pid: 0,
+  startTime: 0,
+};
 
 /**
  * Like {@link isProcessAlive}, for repeated checks of the same process. Reading /proc for each

@@ -1,7 +1,7 @@
 /** Blocking calls beside streams that wait for another process: the call itself must see that it ends. */
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
-import { after, describe, test } from 'node:test';
+import { describe, test } from 'node:test';
 import {
   Context,
   CudaEvent,
@@ -18,7 +18,7 @@ import {
   Timeline,
 } from '../../src/ipc/index.ts';
 import { killed, programFile } from '../support/program.ts';
-import { SharedProcesses, StepProcess } from './fixtures/steps.ts';
+import { StepProcess, shareSteps } from './fixtures/steps.ts';
 import type { Step } from './fixtures/timelines.ts';
 
 const options = { timeout: 60_000 };
@@ -34,8 +34,7 @@ class Other extends StepProcess<Step> {
   }
 }
 
-const shared = new SharedProcesses<Step, Other>(() => new Other(), { do: 'clear' });
-after(() => shared[Symbol.asyncDispose]());
+const shared = shareSteps(1, () => new Other());
 
 function start(url: URL): ChildPeer {
   const { path, execArgv } = programFile(url);
@@ -147,7 +146,7 @@ describe('a blocking call beside a stream that waits', () => {
     });
 
   test('returns when the other process signals, with what that has written', options, async () => {
-    const [other] = await shared.lend(1);
+    const [other] = shared.lend();
     using own = Timeline.create();
     using timeline = await other.ask<Timeline>({ do: 'take', timeline: own });
     using stream = Stream.create({ nonBlocking: true });
@@ -163,7 +162,7 @@ describe('a blocking call beside a stream that waits', () => {
   });
 
   test('copies of the default stream do not wait for the stream that waits', options, async () => {
-    const [other] = await shared.lend(1);
+    const [other] = shared.lend();
     using own = Timeline.create();
     using timeline = await other.ask<Timeline>({ do: 'take', timeline: own });
     using stream = Stream.create({ nonBlocking: true });

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { after, describe, test } from 'node:test';
+import { describe, test } from 'node:test';
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { cu, recordCalls } from '../../ffi/driver.ts';
 import type { CUcontext } from '../../ffi/types.ts';
@@ -11,17 +11,22 @@ import { iterations } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
-import { endLent, lend, type Read, WorkerProcess } from './fixtures/index.ts';
+import { SharedProcesses } from '../support/shared-processes.ts';
+import { type Read, WorkerProcess } from './fixtures/index.ts';
 
 if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
 
 const deadline = { timeout: 60_000 };
 
-after(endLent);
+const shared = new SharedProcesses(2, {
+  start: () => new WorkerProcess(),
+  clear: (user) => user.do('clear'),
+  end: (user) => user.kill(),
+});
 
 describe('buffers between processes', () => {
   test('what one process writes the other reads, both ways', deadline, async () => {
-    const [user] = await lend();
+    const [user] = shared.lend();
     using buffer = DeviceBuffer.allocate(1 << 20);
     buffer.fill(17);
     await Context.primary().synchronize();
@@ -44,7 +49,7 @@ describe('buffers between processes', () => {
     'process.send of the buffer itself sends a description, and opening that says what to send',
     deadline,
     async () => {
-      const [user] = await lend();
+      const [user] = shared.lend();
       using buffer = DeviceBuffer.allocate(16);
       await assert.rejects(user.do('open', { key: 'a', message: buffer }), {
         message: /the description of an object, not the object: send what getIpcHandle\(\) returns/,
@@ -58,7 +63,7 @@ describe('buffers between processes', () => {
     'a sub-range arrives as that range, also of a small allocation beside others',
     deadline,
     async () => {
-      const [user] = await lend();
+      const [user] = shared.lend();
       using neighbour = DeviceBuffer.allocate(1000);
       using buffer = DeviceBuffer.allocate(1000);
       neighbour.fill(1);
@@ -81,7 +86,7 @@ describe('buffers between processes', () => {
   );
 
   test('opened twice it is mapped once, and closing one leaves the other', deadline, async () => {
-    const [user] = await lend();
+    const [user] = shared.lend();
     const message = await user.do('allocate', { key: 'x', byteLength: 4096, value: 5 });
     const recorder = recordCalls();
     const count = (name: string): number =>
@@ -117,7 +122,7 @@ describe('buffers between processes', () => {
   });
 
   test('a range beyond the allocation is refused, and nothing stays mapped', deadline, async () => {
-    const [user] = await lend();
+    const [user] = shared.lend();
     const message = await user.do<IpcBufferDescriptor>('allocate', {
       key: 'x',
       byteLength: 1 << 20,
@@ -143,7 +148,7 @@ describe('buffers between processes', () => {
     'a descriptor that was corrupted on its way is refused without a driver call',
     deadline,
     async () => {
-      const [user] = await lend();
+      const [user] = shared.lend();
       const message = await user.do<IpcBufferDescriptor>('allocate', {
         key: 'x',
         byteLength: 4 << 20,
@@ -171,7 +176,7 @@ describe('buffers between processes', () => {
   );
 
   test('what the exporter has freed is refused', deadline, async () => {
-    const [user] = await lend();
+    const [user] = shared.lend();
     const message = await user.do('allocate', { key: 'x', byteLength: 4 << 20, value: 5 });
     await user.do('close', { key: 'x' });
     await user.do('flush');
@@ -198,7 +203,7 @@ describe('buffers between processes', () => {
   });
 
   test('imported memory is passed on by the descriptor that it came with', deadline, async () => {
-    const [owner, third] = await lend(2);
+    const [owner, third] = shared.lend(2);
     const message = await owner.do('allocate', { key: 'x', byteLength: 4096, value: 5 });
     using buffer = openIpcBuffer(message);
     assert.deepEqual(getIpcHandle(buffer), message);
@@ -212,7 +217,7 @@ describe('buffers between processes', () => {
     'a second context of the same device cannot open it too, and says why',
     deadline,
     async () => {
-      const [user] = await lend();
+      const [user] = shared.lend();
       const message = await user.do('allocate', { key: 'x', byteLength: 4 << 20, value: 5 });
       assert.equal(cu.cuCtxCreate_v2(OUT0, 0, Device.get().handle), 0);
       const handle = readHandle<CUcontext>(OUT0);
@@ -234,7 +239,7 @@ describe('buffers between processes', () => {
   );
 
   test('on two devices the same memory is mapped twice', deadline, async (t) => {
-    const [owner, user] = await lend(2);
+    const [owner, user] = shared.lend(2);
     if ((await user.do<number>('deviceCount')) < 2) {
       t.skip('needs a second GPU');
       return;
@@ -248,7 +253,7 @@ describe('buffers between processes', () => {
   });
 
   test('closing imported memory while the GPU is held up returns at once', deadline, async () => {
-    const [user] = await lend();
+    const [user] = shared.lend();
     const message = await user.do('allocate', { key: 'x', byteLength: 4 << 20, value: 5 });
     const stream = Stream.create({ nonBlocking: true });
     const latch = new Latch();
@@ -271,7 +276,7 @@ describe('buffers between processes', () => {
     'opening and closing many times leaves nothing behind on either side',
     deadline,
     async () => {
-      const [user] = await lend();
+      const [user] = shared.lend();
       const rounds = iterations(25, 1000);
       const context = Context.primary();
       const cycle = async (): Promise<void> => {

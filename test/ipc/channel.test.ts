@@ -1,6 +1,6 @@
 /** Channels between real processes: every message arrives, in order, however either side ends. */
 import assert from 'node:assert/strict';
-import { after, describe, test } from 'node:test';
+import { describe, test } from 'node:test';
 import { OUT0, readSize, writeStruct } from '../../ffi/arena.ts';
 import { cu } from '../../ffi/driver.ts';
 import { Device, DeviceBuffer, Stream, toDevice } from '../../src/index.ts';
@@ -16,7 +16,7 @@ import { loadKernels } from '../support/kernels.ts';
 import { Latch } from '../support/latch.ts';
 import { processState } from '../support/process-state.ts';
 import type { Seen, Step } from './fixtures/channels.ts';
-import { placements, SharedProcesses, StepProcess } from './fixtures/steps.ts';
+import { placements, StepProcess, shareSteps } from './fixtures/steps.ts';
 
 if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
 
@@ -38,8 +38,7 @@ class Other extends StepProcess<Step> {
   }
 }
 
-const shared = new SharedProcesses<Step, Other>(() => new Other(), { do: 'clear' });
-after(() => shared[Symbol.asyncDispose]());
+const shared = shareSteps(3, () => new Other());
 
 const small = { slots: 4, shape: 16, dtype: 'uint32', deliver: 'all' } as const;
 
@@ -60,7 +59,7 @@ describe('a channel between processes', () => {
       `to all, busyPollUs ${busyPollUs}: three consumers see each message`,
       options,
       async () => {
-        const others = await shared.lend();
+        const others = shared.lend(3);
         using channel = Channel.create({ ...small, busyPollUs });
         using stream = Stream.create({ nonBlocking: true });
         for (const other of others) await other.ask({ do: 'take', channel, busyPollUs });
@@ -84,7 +83,7 @@ describe('a channel between processes', () => {
     'a late consumer starts at the next message, and holds up the producer from then on',
     options,
     async () => {
-      const [other] = await shared.lend(1);
+      const [other] = shared.lend();
       using channel = Channel.create(small);
       using stream = Stream.create({ nonBlocking: true });
       await produce(channel, stream, 10);
@@ -110,7 +109,7 @@ describe('a channel between processes', () => {
     'a message arrives when its work is done, and its slot returns when the work that uses it is',
     options,
     async () => {
-      const [other] = await shared.lend(1);
+      const [other] = shared.lend();
       using channel = Channel.create({ ...small, slots: 1 });
       using stream = Stream.create({ nonBlocking: true });
       await other.ask({ do: 'take', channel });
@@ -138,7 +137,7 @@ describe('a channel between processes', () => {
     async () => {
       for (let round = 0; round < iterations(1, 100); round += 1) {
         await using first = new Other();
-        const [second] = await shared.lend(1);
+        const [second] = shared.lend();
         using channel = Channel.create({ ...small, deliver: 'one' });
         using stream = Stream.create({ nonBlocking: true });
         for (const other of [first, second]) await other.ask({ do: 'take', channel });
@@ -162,7 +161,7 @@ describe('a channel between processes', () => {
   );
 
   test('to one: the messages are shared out, and none is lost or doubled', options, async () => {
-    const others = await shared.lend();
+    const others = shared.lend(3);
     using channel = Channel.create({ ...small, deliver: 'one' });
     using stream = Stream.create({ nonBlocking: true });
     for (const other of others) await other.ask({ do: 'take', channel });
@@ -218,7 +217,7 @@ describe('a channel between processes', () => {
   test('a killed consumer holds up no one', options, async () => {
     for (let round = 0; round < iterations(1, 100); round += 1) {
       await using first = new Other();
-      const [second] = await shared.lend(1);
+      const [second] = shared.lend();
       using channel = Channel.create(small);
       using stream = Stream.create({ nonBlocking: true });
       for (const other of [first, second]) await other.ask({ do: 'take', channel });
@@ -234,7 +233,7 @@ describe('a channel between processes', () => {
   });
 
   test('a consumer that closes gives its slots back', options, async () => {
-    const [other] = await shared.lend(1);
+    const [other] = shared.lend();
     using channel = Channel.create(small);
     using stream = Stream.create({ nonBlocking: true });
     await other.ask({ do: 'take', channel });
@@ -268,7 +267,7 @@ describe('a channel between processes', () => {
       options,
       async () => {
         await using apart = there === 0 ? undefined : new Other(there);
-        const other = apart ?? (await shared.lend(1))[0];
+        const other = apart ?? shared.lend()[0];
         const theirs = await consumerOf(other, { ...small, slots: 2, ahead: true });
         assert.equal(theirs.device.ordinal, there);
         using stream = Stream.create({ device: here, nonBlocking: true });
@@ -309,7 +308,7 @@ describe('a channel between processes', () => {
     const saxpy = module.kernel('saxpy', ['float32', 'pointer', 'pointer', 'uint32']);
     const shape = { grid: 1, block: 32 };
     for (const readOnly of [false, true]) {
-      const [other] = await shared.lend(1);
+      const [other] = shared.lend();
       const channel = await consumerOf(other, { ...small, readOnly });
       await other.ask({ do: 'produce', count: 1 });
       const { array } = (await channel.receive()) as ConsumerSlot;
@@ -347,7 +346,7 @@ describe('a channel between processes', () => {
     ...options,
     skip: noReachingDevice,
   }, async () => {
-    const [other] = await shared.lend(1);
+    const [other] = shared.lend();
     using channel = Channel.create(small);
     await other.ask({ do: 'take', channel });
     using module = loadKernels({ device: 1 });
@@ -378,7 +377,7 @@ describe('a channel between processes', () => {
     test(`streams that wait for slots go on after the producer's ${end}`, options, async () => {
       for (let round = 0; round < iterations(1, 100); round += 1) {
         await using ended = end === 'kill' ? new Other() : undefined;
-        const other = ended ?? (await shared.lend(1))[0];
+        const other = ended ?? shared.lend()[0];
         const channel = await consumerOf(other, { ...small, ahead: true });
         using stream = Stream.create({ nonBlocking: true });
         await other.ask({ do: 'produceAhead', count: 1 });
@@ -433,7 +432,7 @@ describe('a channel between processes', () => {
       `a host that is blocked by its waiting stream goes on when the ${end} closes`,
       options,
       async () => {
-        const [other] = await shared.lend(1);
+        const [other] = shared.lend();
         using stream = Stream.create({ nonBlocking: true });
         using another = Stream.create({ nonBlocking: true });
         const channels: (Channel | ChannelConsumer)[] = [];
@@ -469,7 +468,7 @@ describe('a channel between processes', () => {
     );
 
   test('many messages: memory, descriptors and mappings stay as they are', options, async () => {
-    const [other] = await shared.lend(1);
+    const [other] = shared.lend();
     using channel = Channel.create({ ...small, slots: 8 });
     using stream = Stream.create({ nonBlocking: true });
     await other.ask({ do: 'take', channel });

@@ -1,7 +1,7 @@
 /** Every kind of memory, opened and closed many times on both sides of a connection. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { after, afterEach, describe, test } from 'node:test';
+import { afterEach, describe, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import { type KindName, kindNames, kinds } from '../../src/cli/kinds.ts';
 import {
@@ -20,6 +20,7 @@ import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
 import { programFile } from '../support/program.ts';
 import type { Request } from './fixtures/connected.ts';
+import { ask, shareConnected } from './fixtures/connected-children.ts';
 
 const deadline = { timeout: 60_000 };
 const program = programFile(new URL('./fixtures/connected.ts', import.meta.url)).path;
@@ -33,14 +34,6 @@ function start(): ChildPeer {
   return child;
 }
 
-/** The child of the tests that don't end it: a start takes longer than most of them do. */
-let shared: ChildPeer | undefined;
-async function lend(): Promise<ChildPeer> {
-  shared ??= spawnPeer(program);
-  assert.equal(await ask(shared, { do: 'drop' }), 'dropped');
-  return shared;
-}
-
 async function end(child: ChildPeer): Promise<void> {
   const { process: running } = child;
   const exit = once(running, 'exit');
@@ -48,10 +41,6 @@ async function end(child: ChildPeer): Promise<void> {
   child.close();
 }
 
-async function ask<T>(child: ChildPeer, request: Request): Promise<T> {
-  await child.send(request);
-  return (await child.receive({ timeoutMs: 30_000 })) as T;
-}
 const unsupported = (kind: KindName): string | false =>
   support[kinds[kind].capability].reason || false;
 
@@ -78,16 +67,14 @@ describe('opening and closing many times', () => {
   afterEach(async () => {
     for (const child of children.splice(0)) await end(child);
   });
-  after(async () => {
-    if (shared) await end(shared);
-  });
+  const shared = shareConnected(1);
 
   for (const kind of kindNames)
     test(`opened and closed many times, ${kind} memory leaves nothing on either side`, {
       timeout: 600_000,
       skip: unsupported(kind),
     }, async () => {
-      const child = await lend();
+      const [child] = shared.lend();
       using pool =
         kind === 'pool' ? MemoryPool.create({ maxSize: 64 << 20, shareable: true }) : null;
       const round = async (): Promise<void> => {
@@ -108,7 +95,7 @@ describe('opening and closing many times', () => {
     timeout: 600_000,
     skip: unsupported('pool'),
   }, async () => {
-    const child = await lend();
+    const [child] = shared.lend();
     const round = async (): Promise<void> => {
       using pool = MemoryPool.create({ maxSize: 64 << 20, shareable: true });
       const mine = pool.allocate(BYTE_LENGTH);
@@ -172,7 +159,7 @@ describe('opening and closing many times', () => {
       ...deadline,
       skip: unsupported(kind),
     }, async () => {
-      const child = await lend();
+      const [child] = shared.lend();
       using first = Stream.create({ nonBlocking: true });
       using second = Stream.create({ nonBlocking: true });
       using latch = new Latch();

@@ -33,6 +33,7 @@ import { encodeRequest } from '../../src/ipc/inspect/inspect-messages.ts';
 import { PROBES } from '../../src/ipc/inspect/probes.ts';
 import { factsFromProc, ownFacts } from '../../src/ipc/inspect/process-facts.ts';
 import { killed, startProgram } from '../support/program.ts';
+import { SharedProcesses } from '../support/shared-processes.ts';
 
 const runtime = mkdtempSync(join(tmpdir(), 'cuffi-inspect-'));
 process.env['XDG_RUNTIME_DIR'] = runtime;
@@ -85,19 +86,10 @@ async function sharing() {
   return { ...(await start(['share', listener])), listener };
 }
 
-/** The process of the tests that leave it as it was: a start takes longer than most of them do. */
-let shared: ReturnType<typeof sharing> | undefined;
-function lend(): ReturnType<typeof sharing> {
-  shared ??= sharing();
-  return shared;
-}
-/** For tests of all processes that can be asked. */
-async function endLent(): Promise<void> {
-  await (await shared)?.[Symbol.asyncDispose]();
-  shared = undefined;
-}
-after(endLent);
 const descriptorsOf = (pid: number): number => readdirSync(`/proc/${pid}/fd`).length;
+
+const asRoot = { skip: process.geteuid?.() !== 0 && 'only root can be another user' };
+const OTHER = '65534';
 
 describe('the socket for inspection', () => {
   test('lists what a process shares, and who has it', async () => {
@@ -119,43 +111,6 @@ describe('the socket for inspection', () => {
     );
   });
 
-  test('tells what decides whether memory can be shared, as /proc does', async () => {
-    const sharer = await lend();
-    const path = await socketOf(sharer.pid);
-    const told = await inspect(path, 'facts');
-    const seen = factsFromProc(sharer.pid);
-    assert.equal(told.pid, sharer.pid);
-    assert.equal(told.startTime, seen?.startTime);
-    for (const facts of [seen, ownFacts()]) {
-      assert.deepEqual(told.namespaces, facts?.namespaces);
-      assert.equal(told.sharedMemory, facts?.sharedMemory);
-      assert.equal(told.machine, facts?.machine);
-      assert.equal(told.user, facts?.user);
-    }
-    assert.equal(told.devices?.length, ownFacts().devices?.length ?? told.devices?.length);
-    assert.match(String(told.devices?.[0]?.uuid), /^(GPU|MIG)-/);
-    assert.equal(factsFromProc(0x7fff_fff0), undefined);
-  });
-
-  test('every kind of sharing is tried with the process, and nothing of it is left', async () => {
-    const sharer = await lend();
-    const path = await socketOf(sharer.pid);
-    const names = (): Promise<string[]> =>
-      inspect(path, 'list').then(({ objects }) => objects.map(({ kind }) => kind));
-    const { results, reason } = await probe(path);
-    assert.equal(reason, '');
-    assert.deepEqual(
-      results.map(({ name, ok, reason: why }) => [name, ok ? 'ok' : why]),
-      PROBES.map((name) => [name, 'ok']),
-    );
-    assert.deepEqual(await eventually(names, (kinds) => kinds.length === 0), []);
-    const again = await eventually(
-      () => probe(path).catch(() => undefined),
-      (report) => report !== undefined,
-    );
-    assert.equal(again?.results.length, PROBES.length);
-  });
-
   test('keeps no process alive, and is removed at its exit', async () => {
     await using exporter = await start(['export']);
     const path = await socketOf(exporter.pid);
@@ -175,7 +130,6 @@ describe('the socket for inspection', () => {
   });
 
   test('CUFFI_INSPECT=0, and a worker thread, open none', async () => {
-    await endLent();
     await using off = await start(['export'], { CUFFI_INSPECT: '0' });
     await using worker = await start(['worker']);
     assert.equal(await exitOf(off.child), 0);
@@ -190,74 +144,7 @@ describe('the socket for inspection', () => {
     });
   });
 
-  test('a hostile client gets nothing, and others are answered', async () => {
-    const sharer = await lend();
-    const path = await socketOf(sharer.pid);
-    await inspect(path, 'list');
-    const before = descriptorsOf(sharer.pid);
-    const file = openSync('/dev/null', 'r');
-    const clients: number[] = [];
-    const send = (bytes: Uint8Array, fds: readonly number[] = []): void => {
-      const socket = connectSocket(path);
-      clients.push(socket);
-      sendMessage(socket, bytes, fds);
-    };
-    send(Buffer.from('{"cuffi":1,"ask":"everything"}'));
-    send(Buffer.from('{'));
-    send(Buffer.from('null'));
-    send(Buffer.alloc(60_000, 0x20));
-    send(encodeRequest('list'), [file, file, file]);
-    // They say nothing, so they hold the places of others until they close.
-    for (let count = 0; count < 40; count += 1) clients.push(connectSocket(path));
-    // The kernel tells of every connection before it accepts the next.
-    await assert.rejects(inspect(path, 'list'), /refused to answer/);
-    for (const client of clients) closeSocket(client);
-    closeFd(file);
-    const answered = await eventually(
-      () => inspect(path, 'list').catch(() => undefined),
-      (reply) => reply !== undefined,
-    );
-    assert.equal(answered?.process.pid, sharer.pid);
-    await eventually(
-      () => descriptorsOf(sharer.pid),
-      (count) => count <= before,
-    );
-  });
-
-  test('one client at a time is offered probes, and may go at any moment', async () => {
-    const sharer = await lend();
-    const path = await socketOf(sharer.pid);
-    const silent = connectSocket(path);
-    sendMessage(silent, encodeRequest('probes'));
-    await inspect(path, 'list');
-    await assert.rejects(probe(path), /refused to answer/);
-    sendMessage(silent, Buffer.alloc(100, 0xff));
-    closeSocket(silent);
-    const report = await eventually(
-      () => probe(path).catch(() => undefined),
-      (found) => found !== undefined,
-    );
-    assert.ok(report?.results.every(({ ok }) => ok));
-  });
-
-  const asRoot = { skip: process.geteuid?.() !== 0 && 'only root can be another user' };
-  const OTHER = '65534';
-
-  test('another user is not answered', asRoot, async () => {
-    const sharer = await lend();
-    const path = await socketOf(sharer.pid);
-    for (const folder of [runtime, join(runtime, 'cuffi'), directory]) chmodSync(folder, 0o755);
-    chmodSync(path, 0o666);
-    try {
-      await using stranger = await start(['ask-as', OTHER, path]);
-      assert.equal(stranger.line, 'end');
-    } finally {
-      for (const folder of [runtime, join(runtime, 'cuffi'), directory]) chmodSync(folder, 0o700);
-    }
-  });
-
   test("another user's socket is not asked", asRoot, async () => {
-    await endLent();
     const folder = join(runtime, 'theirs');
     mkdirSync(folder, { mode: 0o777 });
     chmodSync(folder, 0o777);
@@ -267,5 +154,114 @@ describe('the socket for inspection', () => {
     renameSync(join(folder, 'socket'), path);
     assert.deepEqual(inspectableProcesses(), []);
     await assert.rejects(inspect(path, 'list'), { code: 'other-user' });
+  });
+
+  describe('of a process that shares', () => {
+    const shared = new SharedProcesses(1, {
+      start: sharing,
+      // It gives all that connect the same, and keeps nothing.
+      clear: () => Promise.resolve(),
+      end: (sharer) => sharer[Symbol.asyncDispose](),
+    });
+
+    test('tells what decides whether memory can be shared, as /proc does', async () => {
+      const [sharer] = shared.lend();
+      const path = await socketOf(sharer.pid);
+      const told = await inspect(path, 'facts');
+      const seen = factsFromProc(sharer.pid);
+      assert.equal(told.pid, sharer.pid);
+      assert.equal(told.startTime, seen?.startTime);
+      for (const facts of [seen, ownFacts()]) {
+        assert.deepEqual(told.namespaces, facts?.namespaces);
+        assert.equal(told.sharedMemory, facts?.sharedMemory);
+        assert.equal(told.machine, facts?.machine);
+        assert.equal(told.user, facts?.user);
+      }
+      assert.equal(told.devices?.length, ownFacts().devices?.length ?? told.devices?.length);
+      assert.match(String(told.devices?.[0]?.uuid), /^(GPU|MIG)-/);
+      assert.equal(factsFromProc(0x7fff_fff0), undefined);
+    });
+
+    test('every kind of sharing is tried with the process, and nothing of it is left', async () => {
+      const [sharer] = shared.lend();
+      const path = await socketOf(sharer.pid);
+      const names = (): Promise<string[]> =>
+        inspect(path, 'list').then(({ objects }) => objects.map(({ kind }) => kind));
+      const { results, reason } = await probe(path);
+      assert.equal(reason, '');
+      assert.deepEqual(
+        results.map(({ name, ok, reason: why }) => [name, ok ? 'ok' : why]),
+        PROBES.map((name) => [name, 'ok']),
+      );
+      assert.deepEqual(await eventually(names, (kinds) => kinds.length === 0), []);
+      const again = await eventually(
+        () => probe(path).catch(() => undefined),
+        (report) => report !== undefined,
+      );
+      assert.equal(again?.results.length, PROBES.length);
+    });
+
+    test('a hostile client gets nothing, and others are answered', async () => {
+      const [sharer] = shared.lend();
+      const path = await socketOf(sharer.pid);
+      await inspect(path, 'list');
+      const before = descriptorsOf(sharer.pid);
+      const file = openSync('/dev/null', 'r');
+      const clients: number[] = [];
+      const send = (bytes: Uint8Array, fds: readonly number[] = []): void => {
+        const socket = connectSocket(path);
+        clients.push(socket);
+        sendMessage(socket, bytes, fds);
+      };
+      send(Buffer.from('{"cuffi":1,"ask":"everything"}'));
+      send(Buffer.from('{'));
+      send(Buffer.from('null'));
+      send(Buffer.alloc(60_000, 0x20));
+      send(encodeRequest('list'), [file, file, file]);
+      // They say nothing, so they hold the places of others until they close.
+      for (let count = 0; count < 40; count += 1) clients.push(connectSocket(path));
+      // The kernel tells of every connection before it accepts the next.
+      await assert.rejects(inspect(path, 'list'), /refused to answer/);
+      for (const client of clients) closeSocket(client);
+      closeFd(file);
+      const answered = await eventually(
+        () => inspect(path, 'list').catch(() => undefined),
+        (reply) => reply !== undefined,
+      );
+      assert.equal(answered?.process.pid, sharer.pid);
+      await eventually(
+        () => descriptorsOf(sharer.pid),
+        (count) => count <= before,
+      );
+    });
+
+    test('one client at a time is offered probes, and may go at any moment', async () => {
+      const [sharer] = shared.lend();
+      const path = await socketOf(sharer.pid);
+      const silent = connectSocket(path);
+      sendMessage(silent, encodeRequest('probes'));
+      await inspect(path, 'list');
+      await assert.rejects(probe(path), /refused to answer/);
+      sendMessage(silent, Buffer.alloc(100, 0xff));
+      closeSocket(silent);
+      const report = await eventually(
+        () => probe(path).catch(() => undefined),
+        (found) => found !== undefined,
+      );
+      assert.ok(report?.results.every(({ ok }) => ok));
+    });
+
+    test('another user is not answered', asRoot, async () => {
+      const [sharer] = shared.lend();
+      const path = await socketOf(sharer.pid);
+      for (const folder of [runtime, join(runtime, 'cuffi'), directory]) chmodSync(folder, 0o755);
+      chmodSync(path, 0o666);
+      try {
+        await using stranger = await start(['ask-as', OTHER, path]);
+        assert.equal(stranger.line, 'end');
+      } finally {
+        for (const folder of [runtime, join(runtime, 'cuffi'), directory]) chmodSync(folder, 0o700);
+      }
+    });
   });
 });

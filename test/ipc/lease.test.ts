@@ -1,7 +1,7 @@
 /** Sent memory stays alive exactly as long as a process uses it, whichever process dies first. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { after, afterEach, describe, test } from 'node:test';
+import { afterEach, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { isDeepStrictEqual } from 'node:util';
 import { recordCalls } from '../../ffi/driver.ts';
@@ -17,14 +17,7 @@ import {
   uint8,
   VirtualMemory,
 } from '../../src/index.ts';
-import {
-  type ChildPeer,
-  connect,
-  exportIpc,
-  getIpcHandle,
-  leases,
-  spawnPeer,
-} from '../../src/ipc/index.ts';
+import { type ChildPeer, connect, exportIpc, getIpcHandle, leases } from '../../src/ipc/index.ts';
 import { MAX_FORWARDS_IN_PROGRESS } from '../../src/ipc/lease/forward.ts';
 import { nextLoopIteration } from '../../src/poller.ts';
 import { onHardware } from '../support/driver.ts';
@@ -37,11 +30,16 @@ import {
   processState,
   withoutChunk,
 } from '../support/process-state.ts';
-import { programFile } from '../support/program.ts';
 import type { Kind, Step } from './fixtures/consumer.ts';
+import {
+  ask,
+  kill as killConsumer,
+  shareConsumers,
+  startConsumer,
+  warmUp,
+} from './fixtures/consumers.ts';
 
 const deadline = { timeout: 60_000 + iterations(0, 1_800_000) };
-const program = programFile(new URL('./fixtures/consumer.ts', import.meta.url)).path;
 /** The emulated driver then does as some machines' do. */
 process.env['CUFFI_EMULATED_SAME_HANDLES'] = '1';
 process.env['CUFFI_EMULATED_TEARDOWN_MS'] = '30';
@@ -51,23 +49,13 @@ const kinds: readonly Kind[] = MemoryPool.supported(0, { shareable: true })
   : ['legacy'];
 
 function start(): ChildPeer {
-  const child = spawnPeer(program);
+  const child = startConsumer();
   children.add(child);
   return child;
 }
 async function kill(child: ChildPeer): Promise<void> {
-  const { process: running } = child;
-  running.kill('SIGKILL');
-  if (running.exitCode === null && running.signalCode === null) await once(running, 'exit');
-  await child.ended;
-  child.close();
   children.delete(child);
-  if (shared.includes(child)) shared.splice(shared.indexOf(child), 1);
-}
-
-async function ask<T>(child: ChildPeer, step: Step): Promise<T> {
-  await child.send(step);
-  return (await child.receive({ timeoutMs: 30_000 })) as T;
+  await killConsumer(child);
 }
 const settled = async () => {
   await leases.drain({ timeoutMs: 20_000 });
@@ -87,43 +75,6 @@ async function steady(): Promise<ProcessState> {
 
 const comesBackTo = (before: ProcessState, what?: string) => isBack(before, what, settled);
 
-/**
- * Lends children to a test that does not end them. They are started and warmed up at the first use, which
- * takes most of the time of such a test, and give back all they have after each test.
- */
-async function borrow(count = 1): Promise<readonly [ChildPeer, ChildPeer, ChildPeer]> {
-  const begun = shared.length;
-  while (shared.length < count) shared.push(spawnPeer(program));
-  for (const child of shared.slice(begun)) await warmUp(child);
-  // The releases of what the warm-up had arrive a moment later.
-  if (shared.length > begun) await leases.drain({ timeoutMs: 20_000 });
-  return shared.slice(0, count) as never;
-}
-const shared: ChildPeer[] = [];
-
-/** Whether a shared child has given back what it had, and is as it was when it was lent. */
-async function isCleared(child: ChildPeer): Promise<boolean> {
-  try {
-    return (await ask(child, { do: 'clear' })) === 'cleared';
-  } catch {
-    return false;
-  }
-}
-
-/** Once with work that runs on both sides: what a connection needs for that it keeps. */
-async function warmUp(child: ChildPeer): Promise<void> {
-  using stream = Stream.create({ nonBlocking: true });
-  using buffer = DeviceBuffer.allocate(4096);
-  // Mapped before: whether memory is opened while a stream is held up is not the question here.
-  await ask(child, { do: 'keep', buffer });
-  await ask(child, { do: 'hold' });
-  await ask(child, { do: 'copy', buffer });
-  buffer.fill(1, { stream });
-  await child.send({ do: 'copy', buffer } satisfies Step, { stream });
-  await child.receive();
-  await ask(child, { do: 'open' });
-  await ask(child, { do: 'release' });
-}
 /** Memory of a kind, and the way to close all of it. */
 function allocate(kind: Kind): { readonly buffer: DeviceBuffer; close(): void } {
   if (kind === 'legacy') {
@@ -202,18 +153,14 @@ const beforeOwnerEnds: Readonly<
 describe('leases', () => {
   afterEach(async () => {
     for (const child of children) await kill(child);
-    for (const child of [...shared]) if (!(await isCleared(child))) await kill(child);
-    await leases.drain({ timeoutMs: 20_000 });
   });
-  after(async () => {
-    for (const child of [...shared]) await kill(child);
-  });
+  const shared = shareConsumers(3);
 
   test(
     'returned() resolves when each receiver has closed an object and its work on it is done',
     deadline,
     async () => {
-      const [first, second] = await borrow(2);
+      const [first, second] = shared.lend(2);
       using buffer = DeviceBuffer.allocate(1 << 20);
       buffer.fill(5);
       const isReturned = (): Promise<boolean> =>
@@ -263,7 +210,7 @@ describe('leases', () => {
   });
 
   test('memory that is closed here stays until its receiver has closed it', deadline, async () => {
-    const [child] = await borrow();
+    const [child] = shared.lend();
     // The first of each kind makes what a driver keeps for the next.
     for (const [nth, kind] of [...kinds, ...kinds].entries()) {
       const before = await settled();
@@ -305,7 +252,7 @@ describe('leases', () => {
     let next = 0;
     let longest = 0;
     // The first child makes what stays: threads and descriptors of the runtime.
-    await borrow();
+    shared.lend();
     const before = await steady();
     for (const [what, todo] of steps)
       for (let time = 0; time < times; time++) {
@@ -355,7 +302,7 @@ describe('leases', () => {
     'a receiver that resets its context gives back what it had, and goes on',
     deadline,
     async () => {
-      const [child] = await borrow();
+      const [child] = shared.lend();
       for (const kind of kinds) {
         const { buffer, close } = allocate(kind);
         buffer.fill(6);
@@ -530,7 +477,7 @@ describe('leases', () => {
   );
 
   test('what is revoked throws where it is used, and comes back', deadline, async () => {
-    const [child] = await borrow();
+    const [child] = shared.lend();
     using buffer = DeviceBuffer.allocate(4096);
     const before = await steady();
     await ask(child, { do: 'keep', buffer });
@@ -554,7 +501,7 @@ describe('leases', () => {
     'close refuses for arrays and for virtual memory, too, what others have',
     deadline,
     async () => {
-      const [child] = await borrow();
+      const [child] = shared.lend();
       using array = toDeviceSync(new Float32Array(16));
       const memory = VirtualMemory.supported()
         ? VirtualMemory.reserve(4096, { shareable: true })
@@ -580,7 +527,7 @@ describe('leases', () => {
     'a descriptor is confirmed by its maker, and one of memory that was freed is refused',
     deadline,
     async () => {
-      const [child] = await borrow();
+      const [child] = shared.lend();
       // A block of small allocations stays while it has one.
       using neighbour = DeviceBuffer.allocate(4096);
       const first = DeviceBuffer.allocate(4096);
@@ -652,7 +599,7 @@ describe('leases', () => {
     'what is revoked is revoked from those to whom it was passed on, too',
     deadline,
     async () => {
-      const [between, last] = await borrow(2);
+      const [between, last] = shared.lend(2);
       for (const [at, kind] of kinds.entries()) {
         const name = `@cuffi-revoke-${process.pid}-${at}`;
         const { buffer, close } = allocate(kind);
@@ -679,7 +626,7 @@ describe('leases', () => {
   );
 
   test('all that comes is passed on, however much is waiting', deadline, async () => {
-    const [between, last] = await borrow(2);
+    const [between, last] = shared.lend(2);
     const name = `@cuffi-relay-${process.pid}`;
     const count = iterations(100, 5000);
     using buffer = DeviceBuffer.allocate(4096);
@@ -694,7 +641,7 @@ describe('leases', () => {
   const many = { ...deadline, skip: !isSoak && 'npm run test:soak runs it' };
   test('more than is kept for others at a time waits, and breaks nothing', many, async () => {
     const between = start();
-    const [last] = await borrow();
+    const [last] = shared.lend();
     const name = `@cuffi-hoard-${process.pid}`;
     const count = MAX_FORWARDS_IN_PROGRESS + 76;
     using buffer = DeviceBuffer.allocate(4096);
@@ -713,7 +660,7 @@ describe('leases', () => {
     'at the limit of forwarded leases the next value waits, and other connections do not',
     deadline,
     async () => {
-      const [between, last, other] = await borrow(3);
+      const [between, last, other] = shared.lend(3);
       const names = [1, 2, 3].map((n) => `@cuffi-crowd-${n}-${process.pid}`);
       using crowding = DeviceBuffer.allocate(4096);
       using single = DeviceBuffer.allocate(4096);
@@ -776,7 +723,7 @@ describe('leases', () => {
     'what is passed on while its context is reset is kept for the third process',
     deadline,
     async () => {
-      const [between, last] = await borrow(2);
+      const [between, last] = shared.lend(2);
       const name = `@cuffi-reset-${process.pid}`;
       // More than is asked for in one message.
       const count = 70;

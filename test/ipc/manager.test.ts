@@ -13,22 +13,27 @@ import { type Read, WorkerProcess } from './fixtures/index.ts';
 
 /** Gives out parts of one allocation, each at a distance from the last. */
 class Parts extends DriverMemoryManager {
-  #whole: DeviceBuffer | undefined;
+  static #whole: DeviceBuffer | undefined;
   #next = 256;
 
   override memalloc(byteLength: number): MemoryPointer {
-    this.#whole ??= DeviceMemory.create({ context: this.context }).allocate(4 << 20);
-    const pointer = this.#whole.address + this.#next;
+    Parts.#whole ??= DeviceMemory.create({ context: this.context }).allocate(4 << 20);
+    const pointer = Parts.#whole.address + this.#next;
     this.#next += Math.ceil(byteLength / 256) * 256;
-    return new MemoryPointer({ context: this.context, pointer, byteLength, owner: this.#whole });
+    return new MemoryPointer({ context: this.context, pointer, byteLength, owner: Parts.#whole });
+  }
+
+  static close(): void {
+    Parts.#whole?.close();
   }
 }
 
 describe('the memory manager between processes', () => {
   test('memory of a manager is shared with another process, at its place in the allocation', {
     timeout: 60_000,
-  }, async () => {
+  }, async (t) => {
     setMemoryManager(Parts);
+    t.after(() => Parts.close());
     await using user = new WorkerProcess();
     using neighbour = DeviceBuffer.allocate(1000);
     using buffer = DeviceBuffer.allocate(1000);
@@ -48,7 +53,7 @@ describe('the memory manager between processes', () => {
     for (const key of ['a', 'part']) await user.do('close', { key });
     // Here, too, a range is counted from where the allocation begins, and not the part.
     for (const own of [buffer, buffer.subarray(300, 400), neighbour]) {
-      const alias = openIpcBuffer(getIpcHandle(own), { sameProcess: 'alias' });
+      using alias = openIpcBuffer(getIpcHandle(own), { sameProcess: 'alias' });
       assert.deepEqual([alias.address, alias.byteLength], [own.address, own.byteLength]);
     }
   });

@@ -1,7 +1,6 @@
 /** Work of two processes comes in order, and neither host waits for it. */
 import assert from 'node:assert/strict';
-import { once } from 'node:events';
-import { after, before, describe, test } from 'node:test';
+import { describe, test } from 'node:test';
 import { cu, recordCalls, selectDriver } from '../../ffi/driver.ts';
 import { type Driver, functionNames } from '../../ffi/functions.ts';
 import {
@@ -12,20 +11,18 @@ import {
   Stream,
   VirtualMemory,
 } from '../../src/index.ts';
-import { type ChildPeer, leases, spawnPeer } from '../../src/ipc/index.ts';
+import { leases } from '../../src/ipc/index.ts';
 import { without } from '../support/driver.ts';
 import { iterations } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
-import { programFile } from '../support/program.ts';
 import type { Step } from './fixtures/consumer.ts';
+import { ask as askConsumer, shareConsumers } from './fixtures/consumers.ts';
 
 const options = { timeout: 60_000 + iterations(0, 600_000) };
-let child: ChildPeer;
+const shared = shareConsumers(1);
 
-async function ask<T>(step: Step, stream?: Stream): Promise<T> {
-  await child.send(step, stream ? { stream } : {});
-  return (await child.receive({ timeoutMs: 30_000 })) as T;
-}
+const ask = <T>(step: Step, stream?: Stream): Promise<T> =>
+  askConsumer<T>(shared.lend()[0], step, stream);
 
 const valuesOf = async (buffer: DeviceBuffer, stream: Stream): Promise<number[]> => [
   ...new Set(await buffer.copyToHost(undefined, { stream })),
@@ -96,16 +93,6 @@ async function receiverIsLate(
 }
 
 describe('the order of work between processes', () => {
-  before(() => {
-    child = spawnPeer(programFile(new URL('./fixtures/consumer.ts', import.meta.url)).path);
-  });
-  after(async () => {
-    child.process.kill('SIGKILL');
-    await child.ended;
-    if (child.process.exitCode === null && child.process.signalCode === null)
-      await once(child.process, 'exit');
-  });
-
   test(
     'what is read was written before, and what is written was read before',
     options,
@@ -244,6 +231,7 @@ describe('the order of work between processes', () => {
   test('nothing of a connection gets into a graph that is captured', options, async () => {
     using stream = Stream.create({ nonBlocking: true });
     using mine = DeviceBuffer.allocate(4096);
+    const [child] = shared.lend();
     const theirs = await ask<DeviceBuffer>({ do: 'make', value: 3 });
     await child.receive();
     const refused: Promise<unknown>[] = [];

@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { after, afterEach, describe, test } from 'node:test';
+import { afterEach, describe, test } from 'node:test';
 import { recordCalls } from '../../ffi/driver.ts';
 import type { KindName } from '../../src/cli/kinds.ts';
 import {
@@ -24,6 +24,7 @@ import { valuesOf } from '../support/layouts.ts';
 import { processState } from '../support/process-state.ts';
 import { programFile } from '../support/program.ts';
 import type { Request } from './fixtures/connected.ts';
+import { ask, shareConnected } from './fixtures/connected-children.ts';
 
 const deadline = { timeout: 60_000 };
 const program = programFile(new URL('./fixtures/connected.ts', import.meta.url)).path;
@@ -34,23 +35,12 @@ function start(...args: string[]): ChildPeer {
   children.push(child);
   return child;
 }
-/** Children for tests that don't end them: a start takes longer than most tests do. */
-const shared: ChildPeer[] = [];
-async function lend(count = 1): Promise<readonly [ChildPeer, ChildPeer]> {
-  while (shared.length < count) shared.push(spawnPeer(program));
-  for (const child of shared) assert.equal(await ask(child, { do: 'drop' }), 'dropped');
-  return shared.slice(0, count) as never;
-}
 const ended = async (child: ChildPeer): Promise<number | string> => {
   const { process: running } = child;
   if (running.exitCode === null && running.signalCode === null) await once(running, 'exit');
   return running.signalCode ?? (running.exitCode as number);
 };
 
-async function ask<T>(child: ChildPeer, request: Request): Promise<T> {
-  await child.send(request);
-  return (await child.receive({ timeoutMs: 30_000 })) as T;
-}
 const settled = async () => {
   await Context.primary().flush();
   return processState();
@@ -104,9 +94,7 @@ describe('Peer', () => {
   afterEach(async () => {
     for (const child of children.splice(0)) await end(child);
   });
-  after(async () => {
-    for (const child of shared) await end(child);
-  });
+  const shared = shareConnected(2);
 
   test(
     'buffers and events go both ways, anywhere in a value, without a copy',
@@ -140,7 +128,7 @@ describe('Peer', () => {
   );
 
   test('hundreds of sends of mixed values leave nothing on either side', deadline, async () => {
-    const [child] = await lend();
+    const [child] = shared.lend();
     using buffer = DeviceBuffer.allocate(4096);
     buffer.fill(3);
     await Context.primary().synchronize();
@@ -316,7 +304,7 @@ describe('Peer', () => {
 
   test('unrelated processes connect by a path and by an abstract name', deadline, async () => {
     const folder = mkdtempSync(join(tmpdir(), 'cuffi-strangers-'));
-    const [host, guest] = await lend(2);
+    const [host, guest] = shared.lend(2);
     try {
       for (const name of [join(folder, 'meet'), `@cuffi-meet-${process.pid}`]) {
         await host.send({ do: 'listen', name } satisfies Request);
@@ -404,7 +392,7 @@ describe('Peer', () => {
     ...deadline,
     skip: !MemoryPool.supported(0, { shareable: true }) && 'no shareable pools',
   }, async () => {
-    const [child] = await lend();
+    const [child] = shared.lend();
     using stream = Stream.create({ nonBlocking: true });
     const pool = MemoryPool.create({ maxSize: 64 << 20, shareable: true });
     const memory = VirtualMemory.reserve(4 << 20, { shareable: true });
@@ -435,7 +423,7 @@ describe('Peer', () => {
     'what cannot be shared is refused with its place, and nothing of it goes out',
     deadline,
     async () => {
-      const [child] = await lend();
+      const [child] = shared.lend();
       using pool = MemoryPool.create({ maxSize: 64 << 20 });
       using pooled = pool.allocate(100);
       const closed = DeviceBuffer.allocate(16);

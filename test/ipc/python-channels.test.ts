@@ -1,8 +1,15 @@
 /** Timelines, channels and page-locked memory between Node and the companion for Python. */
 import assert from 'node:assert/strict';
-import { after, describe, test } from 'node:test';
+import { after, afterEach, before, describe, test } from 'node:test';
 import { libc } from '../../ffi/linux/libc.ts';
-import { Context, type DeviceArray, DeviceBuffer, PinnedBuffer, Stream } from '../../src/index.ts';
+import {
+  Context,
+  type DeviceArray,
+  DeviceBuffer,
+  deviceArray,
+  PinnedBuffer,
+  Stream,
+} from '../../src/index.ts';
 import {
   Channel,
   type ChannelConsumer,
@@ -21,13 +28,42 @@ const program = new URL('./fixtures/python-channels.py', import.meta.url);
 /** A process in Python. Those that were not killed serve the next tests as well. */
 class Python extends PythonWorker {
   static readonly idle: Python[] = [];
+  #isWarm = false;
+
+  /** Starts as many as most tests need, in place of those that the last one has ended. */
+  static async startIdle(): Promise<void> {
+    while (Python.idle.length < 2) {
+      const python = new Python('serve', {}, program);
+      Python.idle.push(python);
+      await python.warmUp();
+    }
+  }
 
   static start(): Python {
     return Python.idle.pop() ?? new Python('serve', {}, program);
   }
 
+  /** What a connection needs for work that runs on both sides, it keeps from then on. */
+  async warmUp(): Promise<void> {
+    using stream = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    const theirs = await this.ask<DeviceArray>('make_array', { name: 'warm' });
+    using mine = deviceArray(16, 'uint32');
+    latch.hold(stream);
+    mine.fill(1, { stream });
+    theirs.fill(1, { stream });
+    const asked = this.peer.request({ do: 'fill', array: mine, value: 1 } as never, { stream });
+    theirs.close({ stream });
+    latch.open();
+    await asked;
+    await stream.synchronize();
+    await this.ask('forget');
+    this.#isWarm = true;
+  }
+
   override async [Symbol.asyncDispose](): Promise<void> {
-    if (await this.ask('forget').catch(() => false)) Python.idle.push(this);
+    const isUsable = this.#isWarm && (await this.ask('forget').catch(() => false));
+    if (isUsable) Python.idle.push(this);
     else await super[Symbol.asyncDispose]();
   }
 
@@ -40,6 +76,8 @@ class Python extends PythonWorker {
   }
 }
 
+before(Python.startIdle);
+afterEach(Python.startIdle);
 after(() => Promise.all(Python.idle.map((python) => python.end())));
 
 async function until(condition: () => Promise<boolean>): Promise<void> {

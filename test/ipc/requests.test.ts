@@ -1,7 +1,7 @@
 /** Requests between processes: memory both ways, errors, time-outs, and the end of either. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { after, afterEach, describe, test } from 'node:test';
+import { afterEach, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { Context, DeviceBuffer, PeerGoneError, Stream } from '../../src/index.ts';
 import { type ChildPeer, leases, spawnPeer } from '../../src/ipc/index.ts';
@@ -9,6 +9,7 @@ import { iterations, until } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { comesBackTo, type ProcessState, processState } from '../support/process-state.ts';
 import { programFile } from '../support/program.ts';
+import { SharedProcesses } from '../support/shared-processes.ts';
 import type { Asked } from './fixtures/served.ts';
 
 const deadline = { timeout: 60_000 + iterations(0, 600_000) };
@@ -19,13 +20,6 @@ function start(): ChildPeer<unknown, Asked | string> {
   const child = spawnPeer<unknown, Asked | string>(program);
   children.push(child);
   return child;
-}
-
-/** The child of the tests that don't end it: a start takes longer than most of them do. */
-let shared: ReturnType<typeof start> | undefined;
-function lend(): ReturnType<typeof start> {
-  shared ??= spawnPeer<unknown, Asked | string>(program);
-  return shared;
 }
 
 async function end(child: ChildPeer): Promise<void> {
@@ -43,40 +37,48 @@ const valuesOf = async (buffer: DeviceBuffer, stream: Stream): Promise<number[]>
   ...(await buffer.copyToHost(undefined, { stream })),
 ];
 
+/** Requests a copy of memory when the host is far ahead of the stream that fills it. */
+async function copyLate(
+  child: ChildPeer<unknown, Asked | string>,
+  input: DeviceBuffer,
+  value: number,
+  stream: Stream,
+): Promise<void> {
+  using latch = new Latch();
+  latch.hold(stream);
+  input.fill(value, { stream });
+  const asked = child.request({ do: 'copy', input, value: 200 }, { stream });
+  using answer = (await asked) as DeviceBuffer;
+  assert.equal(stream.done, false);
+  latch.open();
+  const copied = [200, 200, 200, 200, ...new Array<number>(4).fill(value)];
+  assert.deepEqual(await valuesOf(answer, stream), copied);
+}
+
 describe('requests between processes', () => {
   afterEach(async () => {
     for (const child of children.splice(0)) await end(child);
   });
-  after(async () => {
-    if (shared) await end(shared);
+  const shared = new SharedProcesses(1, {
+    start: () => spawnPeer<unknown, Asked | string>(program),
+    // With its pool, which stays, and with what a connection needs for work that runs on both sides.
+    async warmUp(child) {
+      using stream = Stream.create({ nonBlocking: true });
+      using input = DeviceBuffer.allocate(8);
+      await copyLate(child, input, 1, stream);
+    },
+    clear: (child) => child.request({ do: 'pid' }),
+    end,
   });
 
   test(
     'memory goes both ways, ordered behind busy streams, and nothing is left of it',
     deadline,
     async () => {
-      const child = lend();
+      const [child] = shared.lend();
       using stream = Stream.create({ nonBlocking: true });
       using input = DeviceBuffer.allocate(8);
-      const ask = async (value: number): Promise<void> => {
-        // The host is far ahead of the stream that fills the input.
-        const latch = new Latch();
-        latch.hold(stream);
-        input.fill(value, { stream });
-        const asked = child.request({ do: 'copy', input, value: 200 }, { stream });
-        const answer = (await asked) as DeviceBuffer;
-        assert.equal(stream.done, false);
-        latch.open();
-        assert.deepEqual(await valuesOf(answer, stream), [
-          200,
-          200,
-          200,
-          200,
-          ...new Array(4).fill(value),
-        ]);
-        latch[Symbol.dispose]();
-        answer.close();
-      };
+      const ask = (value: number): Promise<void> => copyLate(child, input, value, stream);
       for (let value = 1; value <= 5; value++) await ask(value);
       await Context.primary().flush();
       const before = processState();
@@ -94,7 +96,7 @@ describe('requests between processes', () => {
   );
 
   test('a loop of values goes on beside requests', deadline, async () => {
-    const child = lend();
+    const [child] = shared.lend();
     const answers = Promise.all(
       Array.from({ length: 20 }, () => child.request({ do: 'pid' }, { timeoutMs: 30_000 })),
     );
@@ -106,7 +108,7 @@ describe('requests between processes', () => {
   });
 
   test('an error of the handler arrives as that error, with both stacks', deadline, async () => {
-    const child = lend();
+    const [child] = shared.lend();
     await assert.rejects(child.request({ do: 'fail', value: 3 }), (error: unknown) => {
       assert.ok(error instanceof RangeError);
       assert.equal(error.message, 'no 3');
@@ -120,7 +122,7 @@ describe('requests between processes', () => {
   });
 
   test('a time-out and an abort reach the handler', deadline, async () => {
-    const child = lend();
+    const [child] = shared.lend();
     assert.equal(await child.request({ do: 'abortedCount' }), 0);
     const abort = new AbortController();
     const aborted = child.request({ do: 'hang' }, { signal: abort.signal });

@@ -4,7 +4,7 @@
  */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { after, before, describe, test } from 'node:test';
+import { after, afterEach, before, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import {
   Context,
@@ -15,7 +15,8 @@ import {
   Stream,
   VirtualMemory,
 } from '../../src/index.ts';
-import { Channel, type ChildPeer, spawnPeer, Timeline } from '../../src/ipc/index.ts';
+import { Channel, type ChildPeer, leases, spawnPeer, Timeline } from '../../src/ipc/index.ts';
+import { Resource } from '../../src/lifetime.ts';
 import { onHardware } from '../support/driver.ts';
 import { Latch } from '../support/latch.ts';
 import { programFile } from '../support/program.ts';
@@ -172,11 +173,17 @@ const calls: Readonly<Record<string, (made: Made) => Call | Promise<Call>>> = {
   },
   'send of pool memory': ({ giver, pool, free }) => {
     const buffer = pool.allocate(4096);
-    return () => giver.send({ buffer } as never, { stream: free });
+    return async () => {
+      await giver.send({ buffer } as never, { stream: free });
+      buffer.close();
+    };
   },
   'send of memory, without a stream': ({ giver }) => {
     const buffer = DeviceBuffer.allocate(4096);
-    return () => giver.send({ buffer } as never);
+    return async () => {
+      await giver.send({ buffer } as never);
+      buffer.close();
+    };
   },
   ...Object.fromEntries(
     kinds.flatMap((kind): [string, (made: Made) => Promise<Call>][] => [
@@ -206,6 +213,15 @@ const calls: Readonly<Record<string, (made: Made) => Call | Promise<Call>>> = {
     return () => made.latch.open();
   },
 };
+
+/** Closes what a call has made or received. */
+async function closeResult(outcome: unknown): Promise<void> {
+  const result = (await outcome) as
+    | (Partial<Closable> & { readonly object?: Closable })
+    | undefined;
+  if (result instanceof Resource) result.close();
+  result?.object?.close();
+}
 
 /** Finds a call that waits in the driver, which sleeps meanwhile, and ends the wait by `release`. */
 function watchSleeps(release: () => void): Disposable & { readonly blocked: string[] } {
@@ -251,7 +267,26 @@ describe('beside as many waiting streams as there may be', { skip }, () => {
     const [small, large] = [DeviceBuffer.allocate(4), DeviceBuffer.allocate(MIB)];
     made = { giver, free, pool, small, large, latch: new Latch() };
     timeline = (await receive(made, 'timeline')) as unknown as Timeline;
+    // What a connection needs for each kind, it keeps from then on.
+    for (const name of Object.keys(calls)) {
+      const call = await calls[name]?.(made);
+      await closeResult(call?.());
+      await forget();
+    }
+    holdStreams([Stream.legacyDefault()]);
+    giver.process.kill('SIGUSR2');
+    await timeline.reached(value);
   });
+
+  afterEach(forget);
+
+  /** Has the other process close all but its timeline, and waits for what it has of this one. */
+  async function forget(): Promise<void> {
+    const { giver, free } = made;
+    await giver.send('forget', { stream: free });
+    await giver.receive({ stream: free });
+    await leases.drain({ timeoutMs: 10_000 });
+  }
 
   after(async () => {
     made.latch[Symbol.dispose]();
@@ -302,7 +337,7 @@ describe('beside as many waiting streams as there may be', { skip }, () => {
         await delay(20);
         release();
         await timeline.reached(value);
-        await outcome;
+        await closeResult(outcome);
         await Context.primary().synchronize();
         assert.deepEqual(watch.blocked, []);
       });

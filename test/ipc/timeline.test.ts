@@ -1,7 +1,7 @@
 /** Timelines between real processes: the order holds, however either side ends. */
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { after, describe, test } from 'node:test';
+import { describe, test } from 'node:test';
 import { createMemfd, isOpenFd, libc } from '../../ffi/linux/libc.ts';
 import { Stream } from '../../src/index.ts';
 import { Timeline } from '../../src/ipc/index.ts';
@@ -9,7 +9,7 @@ import { emulated } from '../support/driver.ts';
 import { iterations, spinUntil, turns } from '../support/iterations.ts';
 import { Latch } from '../support/latch.ts';
 import { killed } from '../support/program.ts';
-import { placements, SharedProcesses, StepProcess } from './fixtures/steps.ts';
+import { placements, StepProcess, shareSteps } from './fixtures/steps.ts';
 import type { Step } from './fixtures/timelines.ts';
 
 if (emulated) process.env['CUFFI_EMULATED_DEVICES'] = '2';
@@ -30,8 +30,7 @@ class Other extends StepProcess<Step> {
   }
 }
 
-const shared = new SharedProcesses<Step, Other>(() => new Other(), { do: 'clear' });
-after(() => shared[Symbol.asyncDispose]());
+const shared = shareSteps(3, () => new Other());
 
 describe('a timeline between processes', () => {
   for (const [here, there] of placements())
@@ -40,7 +39,7 @@ describe('a timeline between processes', () => {
       options,
       async () => {
         await using apart = there === 0 ? undefined : new Other(there);
-        const other = apart ?? (await shared.lend(1))[0];
+        const other = apart ?? shared.lend()[0];
         using timeline = Timeline.create();
         using theirs = await other.take(timeline);
         using producer = Stream.create({ device: here, nonBlocking: true });
@@ -63,7 +62,7 @@ describe('a timeline between processes', () => {
     );
 
   test('three processes wait for one, in streams and in hosts', options, async () => {
-    const others = await shared.lend();
+    const others = shared.lend(3);
     using timeline = Timeline.create();
     using stream = Stream.create({ nonBlocking: true });
     for (const other of others) (await other.take(timeline)).close();
@@ -108,7 +107,7 @@ describe('a timeline between processes', () => {
       async () => {
         await using maker = new Other();
         await using middle = new Other();
-        const [third] = await shared.lend(1);
+        const [third] = shared.lend();
         await maker.ask({ do: 'hold' });
         await maker.ask({ do: 'signal', value: 5 });
         const given = await maker.ask<Timeline>({ do: 'signaler' });
@@ -160,7 +159,7 @@ describe('a timeline between processes', () => {
     'a host that is blocked by its waiting stream goes on when the signaler closes',
     options,
     async () => {
-      const [other] = await shared.lend(1);
+      const [other] = shared.lend();
       for (const how of ['close', 'signaler'] as const) {
         using timeline = Timeline.create();
         using theirs = await other.take(timeline);
@@ -204,7 +203,7 @@ describe('a timeline between processes', () => {
   test('a killed signaler frees the streams and hosts that wait for it', options, async () => {
     for (let round = 0; round < iterations(2, 100); round += 1) {
       await using other = new Other();
-      const [third] = await shared.lend(1);
+      const [third] = shared.lend();
       using timeline = Timeline.create();
       using theirs = await other.take(timeline);
       (await third.take(theirs)).close();
@@ -230,7 +229,7 @@ describe('a timeline between processes', () => {
   test('a process that is killed while it waits disturbs no other', options, async () => {
     for (let round = 0; round < iterations(1, 100); round += 1) {
       await using other = new Other();
-      const [third] = await shared.lend(1);
+      const [third] = shared.lend();
       using timeline = Timeline.create();
       using stream = Stream.create({ nonBlocking: true });
       (await other.take(timeline)).close();

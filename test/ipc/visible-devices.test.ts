@@ -8,6 +8,7 @@ import { kindNames, kinds } from '../../src/cli/kinds.ts';
 import { Context, Device, DeviceBuffer, devices } from '../../src/index.ts';
 import { type ChildPeer, getIpcHandle, ipcSupport, spawnPeer } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
+import { leaves } from '../support/left-open.ts';
 import { killed, programFile } from '../support/program.ts';
 import { noPython, PythonWorker } from '../support/python.ts';
 import type { Request } from './fixtures/seeing.ts';
@@ -154,6 +155,7 @@ describe('CUDA_VISIBLE_DEVICES', () => {
   );
 
   test('memory of a device that a process does not see is refused by name', needsTwo, async () => {
+    leaves('descriptor of cuffi.virtual', 'what makes sharing quick, of one more device');
     await using child = new Seeing(uuids[last]);
     for (const kind of sharedKinds) {
       using memory = kinds[kind].allocate(4096, Context.primary(0));

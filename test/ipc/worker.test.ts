@@ -25,6 +25,7 @@ import { nextLoopIteration } from '../../src/poller.ts';
 import { emulated } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';
 import { valuesOf } from '../support/layouts.ts';
+import { leaves } from '../support/left-open.ts';
 import { startProgram, startWorker } from '../support/program.ts';
 import { WorkerProcess } from './fixtures/index.ts';
 import { Mailbox } from './fixtures/mailbox.ts';
@@ -33,6 +34,7 @@ import type { Request } from './fixtures/worker.ts';
 const deadline = { timeout: 60_000 };
 const rounds = iterations(1, 50);
 const workers: Worker[] = [];
+const NOBODY_CLOSES = 'nobody closes what a thread has that is terminated';
 
 function start(): Worker {
   const worker = startWorker(new URL('./fixtures/worker.ts', import.meta.url), undefined);
@@ -87,6 +89,7 @@ describe('worker threads', () => {
   });
 
   test('a worker thread may be terminated while values come to it', deadline, async () => {
+    leaves(/^descriptor of (socket|anon_inode:\[pidfd\])$/, NOBODY_CLOSES, rounds);
     const name = `@cuffi-test-${process.pid}-worker`;
     using listener = listen(name);
     for (let n = 0; n < rounds; n++) {
@@ -350,6 +353,12 @@ describe('worker threads', () => {
     'a worker thread consumes a channel of this one, and its end gives the slots back',
     deadline,
     async () => {
+      leaves(/^descriptor of (socket|anon_inode:\[pidfd\]|cuffi\.virtual)$/, NOBODY_CLOSES, 6);
+      leaves(
+        /^(entry of src\/ipc|entry of ffi\/linux\/poll|timer|driver: |listener of a context)/,
+        'the leases of a thread that was terminated stay as long as the process',
+        3,
+      );
       const name = `@cuffi-test-${process.pid}-channel`;
       using listener = listen(name);
       const worker = start();
@@ -385,6 +394,11 @@ describe('worker threads', () => {
   );
 
   test('what a worker thread has sent ends when the thread is terminated', deadline, async () => {
+    leaves(
+      /^descriptor of (socket|pipe|anon_inode:\[pidfd\]|cuffi(\.virtual|-channel|-timeline))$/,
+      NOBODY_CLOSES,
+      2,
+    );
     const name = `@cuffi-test-${process.pid}-holds`;
     using listener = listen(name);
     const worker = start();

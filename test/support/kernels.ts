@@ -115,7 +115,7 @@ const keepPlaces = (change: (file: string, source: string) => string): Plugin =>
   },
 });
 
-const COMPARED = /^test\/(unit|driver)\/.*\.test\.ts$/;
+const COMPARED = /^test\/(unit|driver|ipc)\/.*\.test\.ts$/;
 
 /** Has test files compare what is open before and after each test: see left-open.ts. */
 function withLeftOpen(file: string, source: string): string {

@@ -28,7 +28,13 @@ export class LatchWord implements Disposable {
   }
 
   static create(): LatchWord {
-    return new LatchWord(createMemfd('latch', BYTE_LENGTH));
+    const fd = createMemfd('latch', BYTE_LENGTH);
+    try {
+      return new LatchWord(fd);
+    } catch (error) {
+      closeFd(fd);
+      throw error;
+    }
   }
 
   /** The word that another process made, by its pid and descriptor number. */

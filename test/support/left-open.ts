@@ -1,6 +1,6 @@
 /**
  * Compares what is open in this process before and after each test, and fails a test that leaves something
- * open. The build of the tests (kernels.ts) has the test files of test/unit and test/driver call it. What
+ * open. The build of the tests (kernels.ts) has the test files of test/unit, test/driver and test/ipc call it. What
  * several tests share is opened before them, by `before`, and closed after them. A test that leaves something
  * for a reason says so: see {@link leaves}.
  */
@@ -30,8 +30,6 @@ const KEPT: readonly { readonly kind: string; readonly most: number; readonly pe
   // The tables of the threads of a process (src/worker-counts.ts).
   { kind: 'descriptor of cuffi-mappings-N', most: 2 },
   { kind: 'mapping of cuffi-mappings-N', most: 1 },
-  // The process that was checked last (ffi/linux/pidfd.ts).
-  { kind: 'descriptor of anon_inode:[pidfd]', most: 1 },
   // How cuffi notices the end of this process (src/ipc/peer/spawn.ts).
   { kind: 'listener of process for uncaughtExceptionMonitor', most: 1 },
   // The emulated driver's, one of each instance of its module.
@@ -100,9 +98,11 @@ function begin(context: object): void {
 }
 
 /** How many turns of the event loop what was closed may take to be released. */
-const MOST_TURNS = 500;
+const MOST_TURNS = 300;
 /** The turns that need no timer: most releases are done by then. */
 const QUICK_TURNS = 5;
+/** The turns that last a millisecond. Later ones last longer: most of what they wait for is the work of others. */
+const SHORT_TURNS = 100;
 /** After which turns garbage is collected, and what is kept for later is released. */
 const COLLECTING: ReadonlySet<number> = new Set([QUICK_TURNS, 30, 100]);
 
@@ -118,7 +118,7 @@ async function finish(context: object): Promise<void> {
   let now = openResources();
   let found = differences(group, now);
   for (let turns = 0; found.length > 0 && turns < MOST_TURNS; turns += 1) {
-    await (turns < QUICK_TURNS ? turn() : delay(1));
+    await (turns < QUICK_TURNS ? turn() : delay(turns < SHORT_TURNS ? 1 : 5));
     now = openResources();
     found = differences(group, now, turns >= QUICK_TURNS);
     if (found.length > 0 && COLLECTING.has(turns)) releaseCached();

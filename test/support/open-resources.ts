@@ -76,6 +76,11 @@ function* descriptors(): Found {
     if (emulated !== 'memory' && emulated !== 'events' && !OF_DRIVER.test(target))
       yield [`descriptor of ${emulated ? `cuffi.${emulated}` : nameOf(target)}`];
   }
+  // That of the process that was checked last is kept.
+  const checked = moduleVariable('ffi/linux/pidfd.ts lastChecked') as
+    | { readonly pidfd?: number | undefined }
+    | undefined;
+  if (checked?.pidfd !== undefined) yield ['descriptor of anon_inode:[pidfd]', -1];
   for (const { open } of emulators)
     for (const [name, count] of Object.entries(open.countFds()))
       yield [`descriptor of ${name.replace(/\.$/, '')}`, -count];

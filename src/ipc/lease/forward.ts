@@ -225,6 +225,7 @@ export class ForwardedLease {
   readonly #watch: FdWatch;
   readonly #graceMs: number;
   #stopWatching: (() => void) | undefined;
+  #graceTimer: NodeJS.Timeout | undefined;
   readonly #onReleased: () => void;
   #isEnded = false;
 
@@ -268,13 +269,15 @@ export class ForwardedLease {
   #onLinkClosed(): void {
     this.#watch.close();
     const isEnding = this.#process?.isExitObservable ? this.#process.isEnding : undefined;
-    if (isEnding === undefined) setTimeout(() => this.#end(), this.#graceMs).unref();
+    if (isEnding === undefined)
+      this.#graceTimer = setTimeout(() => this.#end(), this.#graceMs).unref();
     else if (!isEnding) this.#end();
   }
 
   #end(): void {
     if (this.#isEnded) return;
     this.#isEnded = true;
+    clearTimeout(this.#graceTimer);
     this.#watch.close();
     discardFd(this.#link);
     // Not set yet if the process was gone from the start.

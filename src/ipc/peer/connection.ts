@@ -132,6 +132,7 @@ export class Connection implements FramedSocketHandler {
   #controlImmediate: NodeJS.Immediate | undefined;
   #controlRetry: NodeJS.Timeout | undefined;
   #closeTimer: NodeJS.Timeout | undefined;
+  #exitTimer: NodeJS.Timeout | undefined;
   /** Called once nothing can be sent and nothing more arrives. */
   onEnd: ((reason: ConnectionEnd) => void) | undefined;
   /** Called once nothing can be sent and all received values were taken. */
@@ -754,6 +755,7 @@ export class Connection implements FramedSocketHandler {
 
   #closeSocket(): void {
     clearTimeout(this.#closeTimer);
+    clearTimeout(this.#exitTimer);
     this.#closeTimer = undefined;
     connections.delete(this);
     this.#socket.close(this.#end as ConnectionEnd);
@@ -773,7 +775,7 @@ export class Connection implements FramedSocketHandler {
     }
     this.#held.byHostWait = true;
     if (isEnding !== undefined) return;
-    setTimeout(() => {
+    this.#exitTimer = setTimeout(() => {
       // If the process is gone, more is known already or will be.
       if (!process.isGone) this.#on('end explained', this.#endReason());
     }, MAX_EXIT_MS).unref();

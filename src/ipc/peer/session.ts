@@ -93,6 +93,8 @@ export class Session implements SharingSession {
   readonly #descriptors = new Map<string, AnyFields>();
   #forwardedCount = 0;
   #stopWatching: (() => void) | undefined;
+  /** Runs while the end of a process that cannot be observed is assumed to be still to come. */
+  #graceTimer: NodeJS.Timeout | undefined;
   /** What is called when points of the peer are reached. */
   readonly #awaited = new Set<{
     readonly points: readonly TimelinePoint[];
@@ -549,7 +551,7 @@ export class Session implements SharingSession {
     this.forwardRequester.end();
     this.imports.end();
     if (!this.process.isExitObservable && !this.isGone)
-      setTimeout(() => this.#onPeerGone(), this.#graceMs).unref();
+      this.#graceTimer = setTimeout(() => this.#onPeerGone(), this.#graceMs).unref();
     // The page tells how far the peer's work is on what it has returned.
     if (this.#awaited.size === 0) this.#closeTimeline();
   }
@@ -561,6 +563,7 @@ export class Session implements SharingSession {
   #onPeerGone(): void {
     if (this.isGone) return;
     this.isGone = true;
+    clearTimeout(this.#graceTimer);
     this.#abandonedWaits = this.timeline.abandonWaits();
     if (this.#abandonedWaits > 0 && this.isClosedByPeer) this.#warnAbandonedWaits();
     this.forwardRequester.end();
@@ -583,8 +586,9 @@ export class Session implements SharingSession {
 
   /** Stops watching the other process if nothing depends on its end. */
   #stopWatchingIfUnused(): void {
-    if (this.#isEnded && this.exports.size === 0 && this.#awaited.size === 0)
-      this.#stopWatching?.();
+    if (!this.#isEnded || this.exports.size > 0 || this.#awaited.size > 0) return;
+    this.#stopWatching?.();
+    clearTimeout(this.#graceTimer);
   }
 }
 

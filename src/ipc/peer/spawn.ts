@@ -234,14 +234,15 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
     });
     child.on('error', (error) => {
       // This event also reports a failed kill, and an abort.
-      if (child.pid === undefined)
-        connection.fail(
-          new IpcError(
-            `the child could not be started: ${error.message}${init.remedy ?? ''}`,
-            undefined,
-            'spawn-failed',
-          ),
-        );
+      if (child.pid !== undefined) return;
+      connection.fail(
+        new IpcError(
+          `the child could not be started: ${error.message}${init.remedy ?? ''}`,
+          undefined,
+          'spawn-failed',
+        ),
+      );
+      peerProcess.markGone();
     });
   }
 

@@ -136,8 +136,12 @@ def connect(name: str, *, timeout: Optional[float] = None, allow_other_users: bo
                 raise TimeoutError(f'connecting to {name} took more than {timeout} s: nobody listens there: start the '
                                    'process that calls listen()') from None  # fmt: skip
             time.sleep(0.01)
-    _trust(sock, allow_other_users)
-    return Peer(Connection(sock, allow_other_users))
+    try:
+        _trust(sock, allow_other_users)
+        return Peer(Connection(sock, allow_other_users))
+    except OSError as error:
+        sock.close()
+        raise IpcError(f'cannot connect to {name}: {error.strerror}') from None
 
 
 class Listener(Context):

@@ -11,6 +11,7 @@ import socket
 import stat
 import struct
 import threading
+from collections.abc import Iterable
 from typing import Any, Optional
 
 from ._errors import IpcError
@@ -122,10 +123,27 @@ def _close_others() -> None:
             os.close(fd)
 
 
+def duplicates(fds: Iterable[int]) -> list[int]:
+    """Copies of descriptors. Raises OSError if one is not to be had; then there is none."""
+    made: list[int] = []
+    try:
+        for fd in fds:
+            made.append(os.dup(fd))
+    except OSError:
+        for fd in made:
+            os.close(fd)
+        raise
+    return made
+
+
 def sealed_memory(byte_length: int, name: str = 'cuffi-points') -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, byte_length)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    try:
+        os.ftruncate(fd, byte_length)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

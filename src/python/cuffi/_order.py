@@ -62,8 +62,13 @@ class Order:
                 # Nobody could wait for points any more, or none is left for this stream.
                 return None
             if self.own is None:
-                self._own_fd = sealed_memory(PAGE_BYTE_LENGTH)
-                self.own = SharedWords(self._own_fd)
+                fd = sealed_memory(PAGE_BYTE_LENGTH)
+                try:
+                    self.own = SharedWords(fd)
+                except OSError:
+                    os.close(fd)
+                    raise
+                self._own_fd = fd
             counter = self._counters.setdefault(key, [len(self._counters), 0])
             counter[1] += 1
             enqueue_store(self.own, counter[0], counter[1], stream_of(device, stream))

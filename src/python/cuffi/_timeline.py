@@ -11,7 +11,7 @@ from ._deadlines import await_until, check_count, wait_until
 from ._descriptors import Fields
 from ._errors import IpcError
 from ._export import Exported
-from ._files import sealed_memory, take_fds
+from ._files import duplicates, sealed_memory, take_fds
 from ._owner import Closable
 from ._protocol import KIND_SIGNALER, KIND_TIMELINE, PAGE_BYTE_LENGTH, TIMELINE_VALUE
 from ._timeline_state import TimelineState
@@ -39,7 +39,12 @@ class Timeline(Closable):
 
     def __init__(self) -> None:
         memory = sealed_memory(PAGE_BYTE_LENGTH, 'cuffi-timeline')
-        super().__init__(TimelineState(memory, *os.pipe2(os.O_CLOEXEC), 0, nothing))
+        try:
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            os.close(memory)
+            raise
+        super().__init__(TimelineState(memory, read_end, write_end, 0, nothing))
 
     @classmethod
     def _opened(cls, state: TimelineState) -> Timeline:
@@ -112,7 +117,7 @@ class Timeline(Closable):
 
     def _export(self) -> Exported:
         state: TimelineState = self._held()
-        return Exported(_descriptors.encode(Fields(KIND_TIMELINE)), (), None, None, owned=[os.dup(fd) for fd in state.fds], root=state)
+        return Exported(_descriptors.encode(Fields(KIND_TIMELINE)), (), None, None, owned=duplicates(state.fds), root=state)
 
 
 class TimelineSignaler(Closable):

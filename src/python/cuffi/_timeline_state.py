@@ -13,7 +13,7 @@ from ._background import background, lifelines
 from ._bytes import SAFE
 from ._devices import is_context_lost
 from ._errors import ClosedError, CuffiError, IpcError, PeerGoneError
-from ._files import close_fds, has_ended, is_pipe_end
+from ._files import close_fds, duplicates, has_ended, is_pipe_end
 from ._protocol import (
     END_OF_WAITS,
     OUTCOME_ABANDONED,
@@ -220,7 +220,7 @@ class TimelineState:
                 raise self.gone()
             if self.write_end < 0:
                 raise CuffiError('this process does not signal this timeline: it has no signaler to send')
-            fds = [os.dup(fd) for fd in self.fds] + [self.write_end]
+            fds = [*duplicates(self.fds), self.write_end]
             self.write_end = -1
             self.uses += 1
         self.watch()

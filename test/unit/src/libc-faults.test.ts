@@ -4,14 +4,43 @@
  */
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
+import { setTimeout as delay } from 'node:timers/promises';
 import { koffi } from '../../../ffi/koffi.ts';
-import { libc, SystemError } from '../../../ffi/linux/libc.ts';
-import { CuffiError } from '../../../src/errors.ts';
-import { Context, MemoryPool, PinnedBuffer, VirtualMemory } from '../../../src/index.ts';
-import { Channel, connect, exportIpc, listen, Timeline } from '../../../src/ipc/index.ts';
-import { turns } from '../../support/iterations.ts';
+import { closeFd, libc, SystemError } from '../../../ffi/linux/libc.ts';
+import { processStartTime } from '../../../ffi/linux/process.ts';
+import { ClosedError, CuffiError } from '../../../src/errors.ts';
+import {
+  Context,
+  CudaEvent,
+  DeviceBuffer,
+  MemoryPool,
+  PinnedBuffer,
+  Stream,
+  VirtualMemory,
+} from '../../../src/index.ts';
+import {
+  Channel,
+  connect,
+  exportIpc,
+  listen,
+  type Peer,
+  type RequestContext,
+  Timeline,
+} from '../../../src/ipc/index.ts';
+import { ExportTable } from '../../../src/ipc/lease/export-table.ts';
+import {
+  ForwardedLease,
+  ForwardRequester,
+  forwardObjects,
+} from '../../../src/ipc/lease/forward.ts';
+import { setOwnerConnection } from '../../../src/ipc/lease/import-table.ts';
+import { PeerProcess } from '../../../src/ipc/lease/peer-process.ts';
+import type { Shareable } from '../../../src/ipc/sharing/kinds.ts';
+import { turns, until } from '../../support/iterations.ts';
+import { Latch } from '../../support/latch.ts';
 import { openDescriptors, replaceLibc } from '../../support/process-state.ts';
 import { emulate } from './emulate.ts';
+import { peerPair } from './ipc/peer/support.ts';
 
 type Call = (...args: number[]) => number;
 type LibcName = keyof typeof libc;
@@ -39,6 +68,8 @@ const fallible: readonly LibcName[] = [
   'connect',
   'setsockopt',
   'sendmsg',
+  'accept4',
+  'getsockopt',
 ];
 
 /** Counts the calls of libc, and makes one of them fail. */
@@ -80,10 +111,153 @@ class FaultyLibc implements Disposable {
   }
 }
 
-const name = `@cuffi-test-${process.pid}-libc`;
+let listeners = 0;
 const wait = { timeoutMs: 20_000 };
 
+type Lent = Shareable & { close(): void };
+
+/** Sends objects to the other end in one value, and closes what arrives there. */
+async function lend(makers: readonly (() => Lent)[], stream?: Stream): Promise<void> {
+  using both = peerPair();
+  const objects: Lent[] = [];
+  try {
+    for (const make of makers) objects.push(make());
+    const received = both.b.receive({ ...wait, ...(stream && { stream }) });
+    // Its end has another reason if the send fails.
+    received.catch(() => {});
+    await both.a.send(objects, stream && { stream });
+    for (const there of (await received) as readonly Lent[]) there.close();
+  } finally {
+    for (const object of objects) object.close();
+  }
+}
+
+/** Objects of the kinds that need nothing else. If one cannot be lent, none is. */
+const lent: readonly (() => Lent)[] = [
+  () => DeviceBuffer.allocate(4096),
+  () => CudaEvent.create({ interprocess: true }),
+  () => Timeline.create(),
+  () => {
+    using timeline = Timeline.create();
+    return timeline.signaler();
+  },
+  () => Channel.create({ slots: 2, byteLength: 64, deliver: 'all', ahead: true }),
+  () => PinnedBuffer.allocate(4096, { shareable: true }),
+];
+
+/** Two ends, of which the second echoes each request. */
+async function request(use: (asking: Peer) => Promise<unknown>): Promise<void> {
+  using both = peerPair();
+  const stop = new AbortController();
+  const echo = (value: unknown, { closeAfter }: RequestContext): unknown => {
+    if (typeof value === 'object') closeAfter((value as { buffer: DeviceBuffer }).buffer);
+    return value;
+  };
+  const served = both.b.serve(echo, { signal: stop.signal }).catch(() => {});
+  try {
+    await use(both.a);
+  } finally {
+    stop.abort();
+    both.a.close();
+    both.b.close();
+    await served;
+  }
+}
+
+/** A promise that none of its watches keeps the process alive for. */
+const withinTime = (promise: Promise<unknown> | undefined): Promise<unknown> =>
+  Promise.race([promise, delay(5000).then(() => assert.fail('it takes too long'))]);
+
+/** Forwards memory to this process, by way of the owner of the memory, which is this process as well. */
+async function forward(): Promise<void> {
+  using buffer = DeviceBuffer.allocate(4096);
+  const { pid } = process;
+  const startTime = processStartTime(pid) as number;
+  const exports = new ExportTable({ pid, name: 'the forwarding process', revoke() {} });
+  const requester = new ForwardRequester(() => {});
+  const [lease] = exports.add([buffer], undefined);
+  assert.ok(lease);
+  let stopWatching: (() => void) | undefined;
+  let links: readonly number[] = [];
+  try {
+    const { ppid } = process;
+    const third = PeerProcess.fromIdentity(ppid, processStartTime(ppid) as number);
+    stopWatching = third.onGone(() => {});
+    setOwnerConnection(buffer, {
+      process: PeerProcess.fromIdentity(0, 0),
+      requestForward: (...asked) => requester.request(lease.id, ...asked),
+    });
+    const forwarded = forwardObjects([buffer], third);
+    links = forwarded.links;
+    for (const { link } of requester.take()) {
+      let isReleased = false;
+      try {
+        new ForwardedLease(lease, { pid, startTime }, link, 1000, () => {
+          isReleased = true;
+        });
+      } catch (error) {
+        closeFd(link);
+        throw error;
+      }
+      await withinTime(forwarded.acknowledged);
+      links.forEach(closeFd);
+      links = [];
+      await until(() => isReleased);
+    }
+    for (const release of forwarded.releases) release();
+  } finally {
+    links.forEach(closeFd);
+    requester.end();
+    exports.endAll();
+    stopWatching?.();
+  }
+}
+
+/** What goes through a connection of which this process has both ends. */
+const connected: Readonly<Record<string, () => unknown>> = {
+  'lending an object of each kind': async () => {
+    using pool = MemoryPool.create({ maxSize: 1 << 20, shareable: true });
+    using memory = VirtualMemory.reserve(4 << 20, { shareable: true });
+    await lend([...lent, () => pool.allocate(4096), () => memory.grow(100)]);
+  },
+  'lending memory on which a stream is at work': async () => {
+    using stream = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(stream);
+    setImmediate(() => latch.open());
+    const make = (): DeviceBuffer => {
+      const buffer = DeviceBuffer.allocate(4096);
+      buffer.fill(1, { stream });
+      return buffer;
+    };
+    await lend([make], stream);
+    await stream.synchronize();
+  },
+  'a request with memory in it': () =>
+    request(async (asking) => {
+      using buffer = DeviceBuffer.allocate(4096);
+      const answer = (await asking.request({ buffer }, wait)) as { buffer: DeviceBuffer };
+      answer.buffer.close();
+    }),
+  'a request that is given up': () =>
+    request(async (asking) => {
+      const signal = AbortSignal.abort(new ClosedError('given up'));
+      await asking.request(1, { signal }).catch((error: unknown) => {
+        if (!(error instanceof ClosedError)) throw error;
+      });
+      assert.equal(await asking.request(2, wait), 2);
+    }),
+  'opening a descriptor that came as data': () =>
+    request(async (asking) => {
+      using buffer = DeviceBuffer.allocate(4096);
+      const opened = (await asking.open({ ...exportIpc(buffer).descriptor }, wait)) as DeviceBuffer;
+      opened.close();
+    }),
+  'forwarding memory to a third process': forward,
+};
+
 const operations: Readonly<Record<string, () => unknown>> = {
+  ...connected,
   'making a channel': () => Channel.create({ slots: 2, byteLength: 64, deliver: 'all' }).close(),
   'making a channel that streams wait for': () =>
     Channel.create({ slots: 2, byteLength: 64, deliver: 'all', ahead: true }).close(),
@@ -105,6 +279,8 @@ const operations: Readonly<Record<string, () => unknown>> = {
   'allocating page-locked memory that processes share': () =>
     PinnedBuffer.allocate(4096, { shareable: true }).close(),
   'listening and connecting': async () => {
+    listeners += 1;
+    const name = `@cuffi-test-${process.pid}-libc-${listeners}`;
     using listener = listen(name);
     using near = await connect(name, wait);
     // A listener refuses the process for which nothing is left, and waits for the next one.
@@ -118,6 +294,16 @@ const operations: Readonly<Record<string, () => unknown>> = {
     await end;
   },
 };
+
+/**
+ * A connection that has failed keeps what it has lent for as long as the other process lives. That is this
+ * process: it is taken to have ended.
+ */
+function endOtherProcess(): void {
+  const other = PeerProcess.fromIdentity(process.pid, processStartTime(process.pid) as number);
+  other.onGone(() => {});
+  other.markGone();
+}
 
 /** How many descriptors are open when all is released that was closed. */
 async function openNow(): Promise<number> {
@@ -133,6 +319,7 @@ describe('whichever call of libc fails', () => {
       using faulty = new FaultyLibc();
       // What is made once, at the first use.
       await operation();
+      if (title in connected) endOtherProcess();
       const before = await openNow();
       faulty.calls.length = 0;
       await operation();
@@ -154,7 +341,10 @@ describe('whichever call of libc fails', () => {
         if (faulty.mend()) failed += 1;
         else assert.equal(error, undefined);
         if (error !== undefined) assert.ok(isTyped(error), `${called} ${nth}: ${error}`);
+        if (title in connected) endOtherProcess();
         await operation();
+        const end = performance.now() + 5000;
+        while ((await openNow()) !== before && performance.now() < end) await delay(1);
         assert.equal(await openNow(), before, `descriptors, when ${called} ${nth} fails`);
       }
       assert.ok(failed > 0);
@@ -164,5 +354,7 @@ describe('whichever call of libc fails', () => {
 /** Whether an error is one of cuffi, of the system, or of JavaScript for what is too large. */
 const isTyped = (error: unknown): boolean =>
   error instanceof CuffiError ||
+  // Of the other end's handler.
+  (error instanceof Error && error.name === 'IpcError') ||
   error instanceof SystemError ||
   (error instanceof RangeError && error.cause instanceof SystemError);

@@ -50,8 +50,20 @@ export function peerPair(
   otherOptions = options,
 ): Disposable & { readonly a: Peer; readonly b: Peer } {
   const [first, second] = socketPair();
-  const a = new Peer(first, own, options);
-  const b = new Peer(second, own, otherOptions);
+  let a: Peer;
+  try {
+    a = new Peer(first, own, options);
+  } catch (error) {
+    closeFd(second);
+    throw error;
+  }
+  let b: Peer;
+  try {
+    b = new Peer(second, own, otherOptions);
+  } catch (error) {
+    a.close();
+    throw error;
+  }
   return {
     a,
     b,
