@@ -1,8 +1,8 @@
 /** The objects of this process that others may use, for `cuffi ls`. */
 import { PinnedBuffer } from '../../memory/pinned.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import { exportedObjects } from '../identity.ts';
 import { type Lease, leaseRegistry } from '../lease/export-table.ts';
+import { exportedObjects } from '../sharing/exported.ts';
 import { bufferOf, isShareable, kindNameOf, type Shareable } from '../sharing/kinds.ts';
 
 /** A process that has an object, by its lease. */

@@ -3,7 +3,8 @@ import { IpcError } from '../../errors.ts';
 import { ReferenceCount, type Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
 import { type AnyFields, isHostFields } from '../descriptor.ts';
-import { nameOfExport } from '../identity.ts';
+import { nameOfExport } from '../sharing/exported.ts';
+import { factsOf, knownFacts } from '../sharing/facts.ts';
 import {
   type AddressRange,
   defaultStreamOf,
@@ -314,32 +315,27 @@ interface LeasedObject {
 
 // ---- All leases of this process ----
 
-// Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
-const LEASES = Symbol('leases');
-
-interface WithLeases {
-  [LEASES]?: Set<Lease>;
-}
-
 /** The leases that are in use. */
 class LeaseRegistry {
   readonly #leases = new Set<Lease>();
 
   add(lease: Lease): void {
     this.#leases.add(lease);
-    const owner = lease.owner.deref() as WithLeases | undefined;
+    const owner = lease.owner.deref();
     if (!owner) return;
-    owner[LEASES] ??= new Set();
-    owner[LEASES].add(lease);
+    const facts = factsOf(owner);
+    facts.leases ??= new Set();
+    facts.leases.add(lease);
   }
 
   delete(lease: Lease): void {
     this.#leases.delete(lease);
-    (lease.owner.deref() as WithLeases | undefined)?.[LEASES]?.delete(lease);
+    const owner = lease.owner.deref();
+    if (owner) knownFacts(owner)?.leases?.delete(lease);
   }
 
   leasesOf(owner: object): Lease[] {
-    return [...((owner as WithLeases)[LEASES] ?? [])];
+    return [...((knownFacts(owner)?.leases ?? []) as Iterable<Lease>)];
   }
 
   /** The leases of objects that are closed here. */

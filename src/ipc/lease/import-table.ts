@@ -6,6 +6,7 @@ import { runOutsideCapture } from '../../graph-capture.ts';
 import { type Resource, releaseOrWarn } from '../../lifetime.ts';
 import { Stream } from '../../stream.ts';
 import { ResetWatch } from '../reset-watch.ts';
+import { factsOf, knownFacts } from '../sharing/facts.ts';
 import type { ImportLease } from '../sharing/imported-object.ts';
 import { bufferOf, isImported, ownerOf, type Shareable } from '../sharing/kinds.ts';
 import type { ConnectionTimeline } from '../timeline/connection-timeline.ts';
@@ -241,7 +242,7 @@ export interface OwnerConnection {
 
 /** Records the connection to the owner of an imported object. */
 export function setOwnerConnection(object: object, connection: OwnerConnection): void {
-  (object as WithOwnerConnection)[OWNER_CONNECTION] = connection;
+  factsOf(object).owner = connection;
 }
 
 /** A request that was queued for the owner. */
@@ -252,16 +253,9 @@ export interface ForwardHandle {
   release(): void;
 }
 
-// Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
-const OWNER_CONNECTION = Symbol('owner connection');
-
-interface WithOwnerConnection {
-  [OWNER_CONNECTION]?: OwnerConnection;
-}
-
 /** The connection to the owner of an object; undefined for objects of this process. */
 export const ownerConnectionOf = (object: Shareable): OwnerConnection | undefined =>
-  (ownerOf(object) as WithOwnerConnection)[OWNER_CONNECTION];
+  knownFacts(ownerOf(object))?.owner as OwnerConnection | undefined;
 
 // ---- Limits and parts ----
 

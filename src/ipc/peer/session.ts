@@ -19,6 +19,7 @@ import {
 import { ImportTable } from '../lease/import-table.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { PACKET_FDS } from '../protocol.ts';
+import type { EncodedExport } from '../sharing/facts.ts';
 import {
   bufferOf,
   contextOf,
@@ -28,7 +29,6 @@ import {
 } from '../sharing/kinds.ts';
 import {
   closeSharingSession,
-  type EncodedExport,
   prepareForPeer,
   releaseImportedPoolLater,
   type SharingSession,

@@ -6,7 +6,7 @@ import { allocationBase } from '../../memory/pointer-attributes.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkRange, type DescriptorFields, type MemoryFields } from '../descriptor.ts';
-import { findExport, nameOfExport } from '../identity.ts';
+import { findExport, nameOfExport } from './exported.ts';
 import { type ImportLease, ImportRelease, type Sender } from './imported-object.ts';
 import { blockedError } from './support.ts';
 import { exportGoneBlocker } from './worker-exports.ts';

@@ -18,7 +18,7 @@ import {
   layoutOf,
   type MemoryFields,
 } from '../descriptor.ts';
-import { importSourceOf } from './imported-object.ts';
+import { knownFacts } from './facts.ts';
 import { mapRaw } from './legacy.ts';
 
 /**
@@ -45,7 +45,7 @@ export function exportArray<M extends MemoryFields>(
 
 /** Whether the driver can map it without write access. */
 const isVirtual = ({ keepalive, root }: DeviceBuffer): boolean =>
-  keepalive instanceof VirtualMemory || importSourceOf(root)?.descriptor.kind === 'virtual';
+  keepalive instanceof VirtualMemory || knownFacts(root)?.source?.descriptor.kind === 'virtual';
 
 /**
  * Returns the array that the descriptor of an opened buffer describes. Closing the array closes the

@@ -6,14 +6,16 @@ import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import type { Stream } from '../../stream.ts';
 import type { DescriptorFields, MemoryFields } from '../descriptor.ts';
-import { describeExporter, rememberExport } from '../identity.ts';
-import { importSourceOf, type OpenRequest, setImportSource } from './imported-object.ts';
+import { describeExporter } from '../identity.ts';
+import { rememberExport } from './exported.ts';
+import { factsOf, knownFacts } from './facts.ts';
+import type { OpenRequest } from './imported-object.ts';
 
 /** Exports an event. @throws IpcError for one that is not interprocess */
 export function exportEvent(event: CudaEvent): DescriptorFields<'event'> {
   const { ipcBytes } = event;
   // Reading the handle throws for a closed event.
-  const source = event.handle ? importSourceOf(event) : undefined;
+  const source = event.handle ? knownFacts(event)?.source : undefined;
   if (source) return source.descriptor as DescriptorFields<'event'>;
   if (!ipcBytes)
     throw new IpcError(
@@ -45,7 +47,7 @@ export function openEvent(request: OpenRequest<'event'>): CudaEvent {
       destroyed: lease && (() => lease.released()),
     });
   });
-  setImportSource(opened, { descriptor, fds: () => [] });
+  factsOf(opened).source = { descriptor, fds: () => [] };
   return opened;
 }
 

@@ -25,6 +25,7 @@ import {
 } from '../descriptor.ts';
 import { isExporterGone } from '../identity.ts';
 import type { SendingProcess } from '../timeline/timeline.ts';
+import { factsOf, type ImportSource, knownFacts } from './facts.ts';
 import type { Mapping, MappingUse } from './mapping.ts';
 
 /** What opening an object of another process needs. */
@@ -209,7 +210,7 @@ export function importedBuffer(
     access,
     ...init,
   });
-  setImportSource(buffer, { descriptor, fds });
+  factsOf(buffer).source = { descriptor, fds };
   return buffer;
 }
 
@@ -228,42 +229,16 @@ export function importedBuffer(
  */
 export function moveIpcBuffer(buffer: DeviceBuffer): DeviceBuffer {
   checkInstance(buffer, DeviceBuffer, 'buffer').assertOpen();
-  const source = importSourceOf(buffer);
+  const source = knownFacts(buffer)?.source;
   if (!buffer.isMapped || buffer.root !== buffer || !source)
     throw new TypeError(
       'only a buffer of another process that openIpcBuffer returned can be moved: a view and memory of ' +
         'this process own no mapping',
     );
   const moved = buffer.moveToNewBuffer();
-  setImportSource(moved, source);
+  factsOf(moved).source = source;
   return moved;
 }
-
-// ---- What an object was opened with, to export it again ----
-
-/**
- * The descriptor and file descriptors that an object was opened with. The object keeps the file
- * descriptors open.
- */
-export interface ImportSource<D extends DescriptorFields = DescriptorFields> {
-  readonly descriptor: D;
-  fds(): readonly number[];
-}
-
-// Stored on the object: a WeakMap with an entry for each message would slow down garbage
-// collection.
-const IMPORT_SOURCE = Symbol('origin');
-
-interface WithImportSource {
-  [IMPORT_SOURCE]?: ImportSource;
-}
-
-export function setImportSource(object: object, source: ImportSource): void {
-  (object as WithImportSource)[IMPORT_SOURCE] = source;
-}
-
-export const importSourceOf = (object: object): ImportSource | undefined =>
-  (object as WithImportSource)[IMPORT_SOURCE];
 
 /** Exports an imported buffer again: the descriptor it was opened with, narrowed to this view. */
 export function reexportBuffer(

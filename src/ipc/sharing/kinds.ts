@@ -27,13 +27,8 @@ import { Timeline, TimelineSignaler } from '../timeline/timeline.ts';
 import { exportArray } from './array.ts';
 import { exportChannel, openChannel } from './channel.ts';
 import { exportEvent } from './event.ts';
-import {
-  type ImportSource,
-  importSourceOf,
-  type ReceivedFds,
-  reexportBuffer,
-  type Sender,
-} from './imported-object.ts';
+import { type ImportSource, knownFacts } from './facts.ts';
+import { type ReceivedFds, reexportBuffer, type Sender } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { exportLegacy } from './legacy.ts';
 import { type OpenOptions, openObject } from './open.ts';
@@ -418,7 +413,7 @@ const importSourceOfBuffer = ({
   root,
 }: DeviceBuffer): ImportSource<MemoryFields> | undefined =>
   origin === 'imported'
-    ? (importSourceOf(root) as ImportSource<MemoryFields> | undefined)
+    ? (knownFacts(root)?.source as ImportSource<MemoryFields> | undefined)
     : undefined;
 
 // ---- Pools ----

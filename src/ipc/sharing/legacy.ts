@@ -23,7 +23,8 @@ import {
 import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkReadOnlyKind, type DescriptorFields } from '../descriptor.ts';
-import { describeExporter, exportIdOf } from '../identity.ts';
+import { describeExporter } from '../identity.ts';
+import { exportIdOf } from './exported.ts';
 import { importedBuffer, type OpenRequest } from './imported-object.ts';
 import {
   type Mapping,

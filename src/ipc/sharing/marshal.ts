@@ -8,15 +8,11 @@ import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
-import {
-  type AnyExported,
-  type AnyFields,
-  type DescriptorFields,
-  isHostFields,
-} from '../descriptor.ts';
+import { type AnyFields, type DescriptorFields, isHostFields } from '../descriptor.ts';
 import { encodeFields } from '../descriptor-codec.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
 import type { SendingProcess } from '../timeline/timeline.ts';
+import { type EncodedExport, factsOf, knownFacts } from './facts.ts';
 import { type ImportLease, OwnedFds, type ReceivedFds, type Sender } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
 import {
@@ -30,14 +26,6 @@ import {
   publishToThreads,
   type Shareable,
 } from './kinds.ts';
-
-/** An exported object as a connection sends it. */
-export interface EncodedExport extends AnyExported {
-  /** The encoded fields: what is put on the wire. */
-  readonly bytes: Uint8Array;
-  /** Those of the file descriptors that are closed once they are sent. Default: none. */
-  readonly ownFds?: readonly number[];
-}
 
 /** What one end of a connection remembers about the other, e.g. which pools it already has. */
 export interface SharingSession {
@@ -85,19 +73,12 @@ export function exportForPeer(object: object, session: SharingSession): EncodedE
 export function exportForAnyPeer(object: Shareable): EncodedExport {
   // Also checked for what was exported before: queued work must come before it.
   assertNotCapturing('sharing');
-  const known = (object as WithEncodedExport)[ENCODED_EXPORT];
+  const known = knownFacts(object)?.encoded;
   if (known && !object.closed) return known;
   const { descriptor, fds } = exportObject(object);
   const encoded = { descriptor, fds, bytes: encodeFields(descriptor) };
-  if (isExportConstant(object)) (object as WithEncodedExport)[ENCODED_EXPORT] = encoded;
+  if (isExportConstant(object)) factsOf(object).encoded = encoded;
   return encoded;
-}
-
-// Stored on the object: a WeakMap with an entry for each would slow down garbage collection.
-const ENCODED_EXPORT = Symbol('encodedExport');
-
-interface WithEncodedExport {
-  [ENCODED_EXPORT]?: EncodedExport;
 }
 
 /**

@@ -13,16 +13,15 @@ import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
 import { ALWAYS_WRITABLE, type DescriptorFields, type IpcKind } from '../descriptor.ts';
 import {
-  findExport,
   isExporterEnding,
   isFromThisProcess,
   type LocalProcess,
   localProcess,
-  nameOfExport,
 } from '../identity.ts';
 import { notExportedToSender, openAlias } from './alias.ts';
 import { asArray } from './array.ts';
 import { openEvent } from './event.ts';
+import { findExport, nameOfExport } from './exported.ts';
 import type { ReceivedFds, Sender } from './imported-object.ts';
 import type { ImportedPool } from './imported-pool.ts';
 import { openLegacy } from './legacy.ts';

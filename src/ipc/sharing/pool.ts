@@ -7,7 +7,8 @@ import type { DeviceBuffer } from '../../memory/buffer.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
 import { formatBytes } from '../../validate.ts';
 import { checkReadOnlyKind, type DescriptorFields, type ExportedFields } from '../descriptor.ts';
-import { describeExporter, exportIdOf, rememberExport } from '../identity.ts';
+import { describeExporter } from '../identity.ts';
+import { exportIdOf, rememberExport } from './exported.ts';
 import { blockedError, type OpenBlocker } from './support.ts';
 
 /** Exports a pool itself. @throws IpcError for a pool that was not made for sharing */

@@ -6,7 +6,7 @@ import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkInteger, checkOptions, formatValue } from '../../validate.ts';
 import { processName } from '../identity.ts';
-import { importSourceOf } from './imported-object.ts';
+import { knownFacts } from './facts.ts';
 import { exportLegacyBuffer } from './kinds.ts';
 
 /** Options of {@link tritonRegion}. */
@@ -107,7 +107,7 @@ function bytesOf(memory: DeviceBuffer | DeviceArray): DeviceBuffer {
 /** @throws IpcError for memory that has no handle of this process */
 function checkIsPlain({ access, origin, resource, root }: DeviceBuffer): void {
   if (origin === 'imported') {
-    const source = importSourceOf(root)?.descriptor;
+    const source = knownFacts(root)?.source?.descriptor;
     const owner = source ? processName(source) : 'another process';
     throw new IpcError(
       `this memory is of ${owner}: call tritonRegion there, and send what it returns`,

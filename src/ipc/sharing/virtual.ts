@@ -19,8 +19,9 @@ import {
 } from '../../memory/physical-chunk.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
 import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
-import { describeExporter, exportIdOf } from '../identity.ts';
+import { describeExporter } from '../identity.ts';
 import { PACKET_FDS } from '../protocol.ts';
+import { exportIdOf } from './exported.ts';
 import { importedBuffer, type OpenRequest } from './imported-object.ts';
 import { type Mapping, MappingTable, tableByContext } from './mapping.ts';
 
