@@ -6,9 +6,9 @@ import { runOutsideCapture } from '../../graph-capture.ts';
 import { type Resource, releaseOrWarn } from '../../lifetime.ts';
 import { Stream } from '../../stream.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import { factsOf, knownFacts } from '../sharing/facts.ts';
-import type { ImportLease } from '../sharing/imported-object.ts';
-import { bufferOf, isImported, ownerOf, type Shareable } from '../sharing/kinds.ts';
+import { knownFacts } from '../sharing/facts.ts';
+import type { ImportLease } from '../sharing/kind.ts';
+import { bufferOf, ownerOf, type Shareable } from '../sharing/kinds.ts';
 import type { ConnectionTimeline } from '../timeline/connection-timeline.ts';
 import { latest, type TimelinePoint } from '../timeline/point.ts';
 import type { LeaseRelease } from '../wire/control-block.ts';
@@ -80,17 +80,17 @@ export class ImportTable {
   /** Records an opened object, for {@link revoke} and for forwarding. */
   setOpened(id: number, object: object): void {
     if (!this.#open.has(id - this.#salt)) return;
-    const buffer = bufferOf(object);
-    const open = (buffer ?? object) as ImportedResource;
+    const open = (bufferOf(object) ?? object) as ImportedResource;
     this.#open.set(id - this.#salt, new WeakRef(open));
     // Timelines belong to no context.
     if (open.context) this.#resets.add(open.context);
     // An object of this process that came back has no other owner.
-    if (!isImported(object)) return;
-    setOwnerConnection(buffer?.root ?? object, {
+    const facts = knownFacts(ownerOf(object as Shareable));
+    if (!facts?.source) return;
+    facts.owner = {
       process: this.#owner.process,
       requestForward: (...request) => this.#owner.requestForward(id, ...request),
-    });
+    } satisfies OwnerConnection;
   }
 
   /**
@@ -238,11 +238,6 @@ export interface OwnerConnection {
     ownerLink: number,
     recipientLink: number,
   ): ForwardHandle;
-}
-
-/** Records the connection to the owner of an imported object. */
-export function setOwnerConnection(object: object, connection: OwnerConnection): void {
-  factsOf(object).owner = connection;
 }
 
 /** A request that was queued for the owner. */

@@ -1,5 +1,6 @@
 import { OUT0, OUT1, readSize } from '../../../ffi/arena.ts';
 import {
+  CU_IPC_HANDLE_SIZE,
   CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
   CU_MEMORYTYPE_HOST,
   CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
@@ -9,10 +10,15 @@ import {
 } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../../ffi/types.ts';
+import type { OrderOrStrides } from '../../array/array-options.ts';
+import { DeviceArray } from '../../array/device-array.ts';
+import { type Layout, layoutExtents, makeLayout } from '../../array/layout.ts';
+import { checkShape, type Shape } from '../../array/shape.ts';
 import { check } from '../../check.ts';
-import type { Context } from '../../context.ts';
+import { Context, type PlaceOptions } from '../../context.ts';
+import { type Dtype, type DtypeOrName, dtype as dtypeNamed } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
-import type { DeviceBuffer } from '../../memory/buffer.ts';
+import { DeviceBuffer, DeviceMemory } from '../../memory/buffer.ts';
 import { HostVisibleBuffer } from '../../memory/host-visible.ts';
 import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
 import {
@@ -20,12 +26,18 @@ import {
   getLegacyHandle,
   pointerAttribute,
 } from '../../memory/pointer-attributes.ts';
+import { MemoryPool } from '../../memory/pool.ts';
 import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import { checkReadOnlyKind, type DescriptorFields } from '../descriptor.ts';
+import { type StreamOption, streamOf } from '../../stream.ts';
+import { bytesOfView, typedArrayKind } from '../../typed-array.ts';
+import { checkInteger, checkOptions } from '../../validate.ts';
+import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
 import { describeExporter } from '../identity.ts';
-import { exportIdOf } from './exported.ts';
-import { importedBuffer, type OpenRequest } from './imported-object.ts';
+import { exportIdOf } from './facts.ts';
+import { importedBuffer, sourceOf } from './imported-buffer.ts';
+import { ImportedPool } from './imported-pool.ts';
+import type { OpenRequest, SampleMemory } from './kind.ts';
 import {
   type Mapping,
   MappingTable,
@@ -33,9 +45,92 @@ import {
   mapImported,
   tableByContext,
 } from './mapping.ts';
+import {
+  aliasOf,
+  asArray,
+  bufferIn,
+  checkMemory,
+  exportMemory,
+  isShareableMemory,
+  isVirtual,
+  type MemoryKind,
+  memoryTraits,
+  rangeIn,
+  type ShareableMemory,
+} from './memory.ts';
+import { openDescriptor } from './open.ts';
+import { checkProbe, filled, PROBE_BYTE_LENGTH } from './probe.ts';
+import { refuseReadOnly } from './support.ts';
+
+const ALWAYS_WRITABLE = 'plain device memory';
+
+/** Plain device memory: all that is not of a pool or virtual. */
+export const legacy: MemoryKind<DescriptorFields<'legacy'>> = {
+  ...memoryTraits,
+  name: 'legacy',
+  capability: 'memory',
+  isByPid: true,
+  alwaysWritable: ALWAYS_WRITABLE,
+  includes(object): object is ShareableMemory {
+    if (!isShareableMemory(object) || object instanceof VirtualMemory) return false;
+    const buffer = bufferIn(object);
+    if (buffer.origin === 'imported') {
+      // Memory that came as a handle alone has no source.
+      const source = sourceOf(buffer);
+      return !source || source.descriptor.kind === 'legacy';
+    }
+    return !(buffer.resource instanceof MemoryPool || isVirtual(buffer));
+  },
+  description: 'plain device memory, by its handle',
+  check: checkMemory,
+  export: (memory) => exportMemory(memory, exportOwn, ALWAYS_WRITABLE),
+  import: (fields, ...given) => asArray(openDescriptor(legacy, fields, ...given), fields),
+  open: openLegacy,
+  alias: (exported, fields, request) => aliasOf(rangeIn(exported, fields), fields, request),
+  allocate,
+  isMapped: ({ handle, bufferId }, context) => mappings(context).has(handle, bufferId),
+  probes: [
+    {
+      name: 'legacy',
+      title: 'plain memory',
+      how: 'by its 64-byte handle',
+      capability: 'memory',
+      make: (context) => filled(allocate(PROBE_BYTE_LENGTH, context)),
+      check: (object) => checkProbe(object),
+    },
+  ],
+};
+
+function allocate(byteLength: number, context: Context): SampleMemory {
+  // A block of its own: the other process sees nothing else.
+  const memory = DeviceMemory.create({ context, private: true });
+  const buffer = DeviceBuffer.allocate(byteLength, { memory });
+  return { buffer, [Symbol.dispose]: () => buffer.close() };
+}
+
+const exportOwn = (buffer: DeviceBuffer): ExportedFields => ({
+  descriptor: exportPlain(buffer),
+  fds: [],
+});
+
+/** Exports a buffer by its legacy handle. @throws IpcError for memory without one, RangeError for an empty one */
+export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
+  const { resource } = buffer;
+  if (resource instanceof MemoryPool || resource instanceof ImportedPool)
+    throw new IpcError(
+      'memory of a pool has no legacy IPC handle: share it with exportIpc, or send it with peer.send, ' +
+        'or allocate it as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
+    );
+  const source = sourceOf(buffer);
+  if (source && source.descriptor.kind !== 'legacy')
+    throw new IpcError('imported virtual memory has no legacy IPC handle: share it with exportIpc');
+  return source
+    ? (legacy.export(buffer).descriptor as DescriptorFields<'legacy'>)
+    : exportPlain(buffer);
+}
 
 /** Exports memory by the driver's 64 bytes, which name its whole allocation. @throws IpcError */
-export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
+function exportPlain(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
   const { readableAddress: address, byteLength, context, origin, access, root, resource } = buffer;
   if (root instanceof HostVisibleBuffer)
     throw new IpcError(
@@ -44,7 +139,7 @@ export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
   if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
   if (root.keepalive instanceof VirtualMemory)
     throw new IpcError('virtual memory has no legacy IPC handle: share it with exportIpc');
-  if (access === 'read') checkReadOnlyKind('legacy');
+  if (access === 'read') refuseReadOnly(ALWAYS_WRITABLE);
   const manager = resource instanceof ManagerAdapter ? resource : undefined;
   const { handle, allocation } = context.run(() => {
     if (origin === 'borrowed') checkIpcCapable(address);
@@ -73,17 +168,12 @@ export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
 /** Mapped plain memory of other processes, by handle. Each context maps it at another address. */
 const mappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
 
-export const isLegacyMapped = (
-  context: Context,
-  { handle, bufferId }: DescriptorFields<'legacy'>,
-): boolean => mappings(context).has(handle, bufferId);
-
 /**
  * Opens plain memory: maps its allocation, or adds a user to its mapping.
  *
  * @throws IpcError if the driver refuses it, or if an earlier allocation is mapped by this handle
  */
-export function openLegacy(request: OpenRequest<'legacy'>): DeviceBuffer {
+function openLegacy(request: OpenRequest<DescriptorFields<'legacy'>>): DeviceBuffer {
   const { descriptor, context } = request;
   const { handle, bufferId, pid } = descriptor;
   const use = mappings(context).use(handle, bufferId, context, () => {
@@ -92,16 +182,6 @@ export function openLegacy(request: OpenRequest<'legacy'>): DeviceBuffer {
   });
   return importedBuffer(request, { use, fds: () => [] });
 }
-
-/**
- * Mappings by a handle that came without a descriptor. The driver counts how often an allocation is
- * open.
- */
-const rawMappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
-
-/** Maps plain memory by the driver's 64 bytes alone, in base64. */
-export const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
-  rawMappings(context).use(handle, 0, context, () => map(context, handle, 'another process'));
 
 function map(context: Context, handle: string, exporter: string): Mapping {
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
@@ -141,3 +221,78 @@ function checkIpcCapable(address: CUdeviceptr): void {
       : 'memory that is virtual, or of another process,';
   throw new IpcError(`${what} has no legacy IPC handle: copy it to device memory, and share that`);
 }
+
+// ---- Arrays by the driver's handle alone ----
+
+/** An array in memory of another process, by the driver's handle alone. */
+export interface RawIpcArray<D extends Dtype = Dtype> extends OrderOrStrides {
+  /** The driver's 64 bytes, or the same in base64. */
+  readonly handle: Uint8Array | string;
+  readonly shape: Shape;
+  /** A dtype, its name or its typestr. */
+  readonly dtype: DtypeOrName<D>;
+  /** The offset of the item [0, 0, …] in the allocation, in bytes. Default 0. */
+  readonly byteOffset?: number;
+}
+
+/** Options of {@link openIpcArray} for the driver's handle alone. */
+export interface OpenRawArrayOptions extends PlaceOptions, StreamOption {}
+
+/** Opens an array by the driver's handle alone. @throws IpcError, TypeError, RangeError */
+export function openRawArray(source: RawIpcArray, options?: OpenRawArrayOptions): DeviceArray {
+  const { stream, ...place } = checkOptions(
+    options,
+    ['stream', 'context', 'device'],
+    'openIpcArray',
+  );
+  const { handle, shape, dtype, byteOffset, order, strides } = checkOptions(
+    source,
+    ['handle', 'shape', 'dtype', 'byteOffset', 'order', 'strides'],
+    'openIpcArray',
+  );
+  const ordered = streamOf(stream);
+  const type = dtypeNamed(dtype as DtypeOrName);
+  const layout = makeLayout(checkShape(shape), type.itemsize, {
+    order,
+    strides,
+    byteOffset: checkInteger(byteOffset ?? 0, 'byteOffset'),
+  });
+  const buffer = openRawHandle(Context.resolve(place), checkHandle(handle), layout);
+  const traits = { stream: ordered, isOwner: true, readOnly: false };
+  return new DeviceArray({ buffer, dtype: type, layout, ...traits });
+}
+
+function checkHandle(handle: unknown): string {
+  if (typeof handle !== 'string' && typedArrayKind(handle) !== 'Uint8Array')
+    throw new TypeError('handle must be a Uint8Array, or its bytes in base64');
+  const bytes =
+    typeof handle === 'string'
+      ? Buffer.from(handle, 'base64')
+      : Buffer.from(bytesOfView(handle as Uint8Array));
+  if (bytes.byteLength !== CU_IPC_HANDLE_SIZE)
+    throw new RangeError(`handle has ${bytes.byteLength} bytes, not ${CU_IPC_HANDLE_SIZE}`);
+  return bytes.toString('base64');
+}
+
+function openRawHandle(context: Context, handle: string, layout: Layout): DeviceBuffer {
+  const { mapping, release } = mapRaw(context, handle);
+  const { base, byteLength } = mapping;
+  const { low, high } = layoutExtents(layout);
+  if (low < 0 || high > byteLength) {
+    release();
+    throw new IpcError(
+      `the items reach from byte ${low} to ${high} of an allocation of another process that has ${byteLength}`,
+    );
+  }
+  return new DeviceBuffer({ context, address: base, byteLength, origin: 'imported', release });
+}
+
+/**
+ * Mappings by a handle that came without a descriptor. The driver counts how often an allocation is
+ * open.
+ */
+const rawMappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
+
+/** Maps plain memory by the driver's 64 bytes alone, in base64. */
+const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
+  rawMappings(context).use(handle, 0, context, () => map(context, handle, 'another process'));

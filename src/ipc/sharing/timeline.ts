@@ -3,11 +3,56 @@ import { IpcError } from '../../errors.ts';
 import type { Resource } from '../../lifetime.ts';
 import type { HostFields } from '../descriptor.ts';
 import { WriteEnd } from '../timeline/shared-counter.ts';
-import { Timeline } from '../timeline/timeline.ts';
-import type { ReceivedFds, Sender } from './imported-object.ts';
+import { Timeline, TimelineSignaler } from '../timeline/timeline.ts';
+import type { Kind, ReceivedFds, Sender } from './kind.ts';
+
+/** Timelines. Every process that has one can forward it without asking its owner. */
+export const timeline: Kind<Timeline, HostFields<'timeline'>> = {
+  name: 'timeline',
+  includes: (object) => object instanceof Timeline,
+  isConstant: () => true,
+  export: ({ fds }) => ({
+    descriptor: { kind: 'timeline' },
+    fds: [fds.memory, fds.lifeline],
+  }),
+  import: (fields, fds, _options, sender) => openTimeline(fields, fds, sender),
+  keep: keepUntilClosed,
+  probes: [
+    {
+      name: 'counter',
+      title: 'timeline',
+      how: 'a counter in host memory',
+      make() {
+        const object = Timeline.create();
+        object.signal(1);
+        return { object, [Symbol.dispose]: () => object.close() };
+      },
+      async check(object, timeoutMs) {
+        if (!(object instanceof Timeline)) return 'it arrived as another object';
+        await object.reached(1, { timeoutMs });
+        return '';
+      },
+    },
+  ],
+};
+
+/** Timelines that the receiver signals. */
+export const signaler: Kind<TimelineSignaler, HostFields<'signaler'>> = {
+  name: 'signaler',
+  label: 'timeline',
+  includes: (object) => object instanceof TimelineSignaler,
+  export: ({ fds, last }) => ({ descriptor: { kind: 'signaler', last }, fds }),
+  import: (fields, fds, _options, sender) => openTimeline(fields, fds, sender),
+  keep(object, name) {
+    const release = object.addKeepalive(name);
+    // It is sent once.
+    object.close();
+    return release;
+  },
+};
 
 /** Opens a timeline that another process has sent, to wait for it or to signal it. @throws IpcError */
-export function openTimeline(
+function openTimeline(
   descriptor: HostFields<'timeline' | 'signaler'>,
   fds: ReceivedFds,
   sender: Sender | undefined,

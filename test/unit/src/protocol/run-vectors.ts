@@ -19,18 +19,18 @@ import {
 import { Ring, Seat } from '../../../../src/ipc/channel/ring.ts';
 import type { AnyFields, IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
 import {
-  decodeAnyFields,
-  decodeDescriptor,
-  encodeDescriptor,
-  encodeFields,
-  parseDescriptor,
-} from '../../../../src/ipc/descriptor-codec.ts';
-import {
   HEADER_BYTE_LENGTH,
   PACKET_BYTE_LENGTH,
   RECORD_BYTE_LENGTH,
   VERSIONS,
 } from '../../../../src/ipc/protocol.ts';
+import {
+  decodeAnyFields,
+  decodeDescriptor,
+  encodeDescriptor,
+  encodeFields,
+  parseDescriptor,
+} from '../../../../src/ipc/sharing/descriptor-codec.ts';
 import { emptySharingSession, importFromPeer } from '../../../../src/ipc/sharing/marshal.ts';
 import { HostPage } from '../../../../src/ipc/timeline/host-page.ts';
 import { TimelinePage } from '../../../../src/ipc/timeline/page.ts';

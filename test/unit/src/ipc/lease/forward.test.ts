@@ -14,15 +14,12 @@ import {
   forwardObjects,
   MAX_FORWARDS_IN_PROGRESS,
 } from '../../../../../src/ipc/lease/forward.ts';
-import {
-  type ForwardHandle,
-  type OwnerConnection,
-  setOwnerConnection,
-} from '../../../../../src/ipc/lease/import-table.ts';
+import type { ForwardHandle, OwnerConnection } from '../../../../../src/ipc/lease/import-table.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/protocol.ts';
+import { factsOf } from '../../../../../src/ipc/sharing/facts.ts';
 import { helloFrame, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -454,10 +451,10 @@ describe('forwardObjects', () => {
         },
       };
     };
-    setOwnerConnection(buffer, {
+    factsOf(buffer).owner = {
       process: typeof pid === 'number' ? to(pid) : pid,
       requestForward,
-    });
+    };
     return { requests, releasedCount: () => releasedCount };
   }
 
@@ -556,7 +553,7 @@ describe('forwardObjects', () => {
       closeFd(link);
       return { acknowledged, release() {} };
     };
-    setOwnerConnection(buffer, { process: to(7), requestForward });
+    factsOf(buffer).owner = { process: to(7), requestForward };
     markImported(buffer);
     using other = new RawPeer();
     /** The number of received values. A timeline page may come before. */

@@ -23,7 +23,6 @@ import { Device } from '../../../../../src/device.ts';
 import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer, PinnedBuffer, VirtualMemory } from '../../../../../src/index.ts';
 import { ByteReader, ByteWriter } from '../../../../../src/ipc/bytes.ts';
-import { encodeFields, withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { Channel, getIpcHandle, leases, Timeline } from '../../../../../src/ipc/index.ts';
 import {
   FrameKind,
@@ -31,6 +30,7 @@ import {
   MAX_QUEUED_VALUES,
   Tag,
 } from '../../../../../src/ipc/protocol.ts';
+import { encodeFields, withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { readControlBlock, writeControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
 import {
   FRAGMENT_BYTE_LENGTH,

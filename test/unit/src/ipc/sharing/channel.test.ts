@@ -8,9 +8,9 @@ import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { receiveMessage } from '../../../../../ffi/linux/message.ts';
 import { Stream } from '../../../../../src/index.ts';
 import type { HostFields } from '../../../../../src/ipc/descriptor.ts';
-import { decodeAnyFields, encodeFields } from '../../../../../src/ipc/descriptor-codec.ts';
 import { Channel, type ChannelConsumer, exportIpc } from '../../../../../src/ipc/index.ts';
 import { END_OF_WAITS } from '../../../../../src/ipc/protocol.ts';
+import { decodeAnyFields, encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import {
   emptySharingSession,
   exportForAnyPeer,

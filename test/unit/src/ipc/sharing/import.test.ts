@@ -31,7 +31,6 @@ import type {
   IpcDescriptor,
   IpcMemoryDescriptor,
 } from '../../../../../src/ipc/descriptor.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { localProcess } from '../../../../../src/ipc/identity.ts';
 import {
   decodeDescriptor,
@@ -49,14 +48,15 @@ import {
   openIpcPool,
   ready,
 } from '../../../../../src/ipc/index.ts';
-import { asArray } from '../../../../../src/ipc/sharing/array.ts';
+import { closeSharingSession } from '../../../../../src/ipc/sharing/connection-pools.ts';
+import { withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
 import {
-  closeSharingSession,
   emptySharingSession,
   exportForPeer,
   importFromPeer,
 } from '../../../../../src/ipc/sharing/marshal.ts';
+import { asArray } from '../../../../../src/ipc/sharing/memory.ts';
 import { ConnectionTimeline } from '../../../../../src/ipc/timeline/connection-timeline.ts';
 import type { TimelinePoint } from '../../../../../src/ipc/timeline/point.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';

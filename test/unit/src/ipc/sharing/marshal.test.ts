@@ -26,7 +26,6 @@ import type {
   IpcDescriptor,
   IpcPoolDescriptor,
 } from '../../../../../src/ipc/descriptor.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import {
   exportIpc,
   getIpcHandle,
@@ -38,15 +37,17 @@ import {
   openIpcEvent,
   openIpcPool,
 } from '../../../../../src/ipc/index.ts';
-import type { ImportLease } from '../../../../../src/ipc/sharing/imported-object.ts';
-import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
 import {
   closeSharingSession,
+  releaseImportedPoolLater,
+} from '../../../../../src/ipc/sharing/connection-pools.ts';
+import { withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
+import type { ImportLease, SharingSession } from '../../../../../src/ipc/sharing/kind.ts';
+import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
+import {
   emptySharingSession,
   exportForPeer,
   importFromPeer,
-  releaseImportedPoolLater,
-  type SharingSession,
 } from '../../../../../src/ipc/sharing/marshal.ts';
 import { ensureKeepaliveAllocation } from '../../../../../src/memory/physical-memory.ts';
 import {

@@ -1,117 +1,17 @@
-/** Objects of other processes that are open here: what opening one needs, and what it keeps. */
+/** Buffers in memory of other processes that is open here: how they are made, closed and exported again. */
 
-import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
-import type { CudaEvent } from '../../event.ts';
-import {
-  type Access,
-  type BufferInit,
-  DeviceBuffer,
-  type StreamOrderedRelease,
-} from '../../memory/buffer.ts';
-import type { MemoryPool } from '../../memory/pool.ts';
+import { type BufferInit, DeviceBuffer, type StreamOrderedRelease } from '../../memory/buffer.ts';
 import { addOrderedMemory, MemoryUses, removeOrderedMemory } from '../../memory/use-order.ts';
 import type { Stream } from '../../stream.ts';
 import { checkInstance } from '../../validate.ts';
-import {
-  checkRange,
-  checkReadOnlyKind,
-  type DescriptorFields,
-  type ExportedFields,
-  type IpcKind,
-  type MemoryFields,
-  type MemoryKind,
-} from '../descriptor.ts';
+import { checkRange, type ExportedFields, type MemoryFields } from '../descriptor.ts';
 import { isExporterGone } from '../identity.ts';
-import type { SendingProcess } from '../timeline/timeline.ts';
 import { factsOf, type ImportSource, knownFacts } from './facts.ts';
+import type { ImportLease, OpenRequest } from './kind.ts';
 import type { Mapping, MappingUse } from './mapping.ts';
-
-/** What opening an object of another process needs. */
-export interface OpenRequest<K extends IpcKind = IpcKind> {
-  readonly descriptor: DescriptorFields<K>;
-  readonly context: Context;
-  readonly access: Access;
-  readonly fds: ReceivedFds;
-  readonly lease: ImportLease | undefined;
-  /**
-   * Called before anything is opened that is not mapped here yet.
-   *
-   * @throws IpcError for what prevents that
-   */
-  assertOpenable(): void;
-}
-
-/** File descriptors that came with a descriptor. */
-export interface ReceivedFds {
-  readonly numbers: readonly number[];
-  /**
-   * Whether the stated identity of a pool is trusted: if the program itself opens it, or if the
-   * kernel says that the pool's maker sent it. Any other process may state any identity.
-   */
-  readonly isNameTrusted: boolean;
-  /** Returns all of them. The caller then owns them. */
-  take(): readonly number[];
-}
-
-/** File descriptors that came with a descriptor. Those that are not taken are closed. */
-export class OwnedFds implements ReceivedFds, Disposable {
-  readonly numbers: readonly number[];
-  readonly isNameTrusted: boolean;
-  #isOwner = true;
-
-  constructor(fds: readonly number[], isNameTrusted: boolean) {
-    this.numbers = fds;
-    this.isNameTrusted = isNameTrusted;
-  }
-
-  take(): readonly number[] {
-    this.#isOwner = false;
-    return this.numbers;
-  }
-
-  [Symbol.dispose](): void {
-    if (!this.#isOwner) return;
-    this.#isOwner = false;
-    if (this.numbers.length > 0) discardFds(this.numbers);
-  }
-}
-
-/**
- * The lease on one object that another process exported and that is open here. It notifies that
- * process.
- */
-export interface ImportLease {
-  /**
-   * The object was closed. Only work that is already queued may use it.
-   *
-   * @param streams the streams in which it may, with undefined for the context's legacy default stream;
-   * undefined if any may
-   */
-  closed(context: Context, streams: readonly (Stream | undefined)[] | undefined): void;
-  /** Nothing here can reach the object by this lease any longer. */
-  released(): void;
-}
-
-/** The other end of the connection that a descriptor came over. */
-export interface Sender {
-  readonly lease: ImportLease | undefined;
-  /** The process there, as the kernel states it. */
-  readonly process?: SendingProcess | undefined;
-  /** Whether it is a thread of this process. */
-  readonly isOwnProcess: boolean;
-  /**
-   * Whether this process has exported the object to it: an object, or all of a range with that
-   * access.
-   */
-  hasLeaseOn(object: DeviceBuffer | CudaEvent | MemoryPool): boolean;
-  /**
-   * Whether it has a lease on an object that was exported by that name, and that was collected here
-   * since.
-   */
-  hasLeaseOnCollected(name: string): boolean;
-}
+import { refuseReadOnly } from './support.ts';
 
 /**
  * How imported memory is closed: its exporter is notified, and the mapping is released. A class, as
@@ -169,8 +69,6 @@ export class ImportRelease implements StreamOrderedRelease {
   }
 }
 
-// ---- Imported buffers ----
-
 /** @internal What an imported buffer is made of, besides its request. */
 interface ImportedBufferInit
   extends Pick<BufferInit, 'resource' | 'owner' | 'mappingBoundaries' | 'deviceAccess'> {
@@ -189,7 +87,7 @@ interface ImportedBufferInit
  * belong to an earlier descriptor; its use is then released
  */
 export function importedBuffer(
-  request: Pick<OpenRequest<MemoryKind>, 'descriptor' | 'context' | 'access' | 'lease'>,
+  request: Pick<OpenRequest<MemoryFields>, 'descriptor' | 'context' | 'access' | 'lease'>,
   { use, fds, isStreamOrdered = true, ...init }: ImportedBufferInit,
 ): DeviceBuffer {
   const { descriptor, context, access, lease } = request;
@@ -229,24 +127,36 @@ export function importedBuffer(
  */
 export function moveIpcBuffer(buffer: DeviceBuffer): DeviceBuffer {
   checkInstance(buffer, DeviceBuffer, 'buffer').assertOpen();
-  const source = knownFacts(buffer)?.source;
-  if (!buffer.isMapped || buffer.root !== buffer || !source)
+  const facts = knownFacts(buffer);
+  if (!buffer.isMapped || buffer.root !== buffer || !facts?.source)
     throw new TypeError(
       'only a buffer of another process that openIpcBuffer returned can be moved: a view and memory of ' +
         'this process own no mapping',
     );
   const moved = buffer.moveToNewBuffer();
-  factsOf(moved).source = source;
+  const { source, owner } = facts;
+  Object.assign(factsOf(moved), { source, owner });
   return moved;
 }
 
-/** Exports an imported buffer again: the descriptor it was opened with, narrowed to this view. */
+/** What an imported buffer was opened with; undefined for memory of this process. */
+export const sourceOf = ({ origin, root }: DeviceBuffer): ImportSource<MemoryFields> | undefined =>
+  origin === 'imported'
+    ? (knownFacts(root)?.source as ImportSource<MemoryFields> | undefined)
+    : undefined;
+
+/**
+ * Exports an imported buffer again: the descriptor it was opened with, narrowed to this view.
+ *
+ * @param alwaysWritable as in the row of its kind
+ */
 export function reexportBuffer(
   buffer: DeviceBuffer,
   { descriptor, fds }: ImportSource<MemoryFields>,
+  alwaysWritable: string | undefined,
 ): ExportedFields {
   const { readableAddress: address, byteLength, access, root } = buffer;
-  if (access === 'read') checkReadOnlyKind(descriptor.kind);
+  if (access === 'read' && alwaysWritable) refuseReadOnly(alwaysWritable);
   // Bytes have no layout, and the ready event was for this process.
   const { layout: _, readyEvent: __, ...fields } = descriptor;
   const byteOffset = descriptor.byteOffset + (address - root.readableAddress);

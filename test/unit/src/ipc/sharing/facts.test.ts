@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { exportIdOf, findExport, rememberExport } from '../../../../../src/ipc/sharing/exported.ts';
+import { exportIdOf, findExport, rememberExport } from '../../../../../src/ipc/sharing/facts.ts';
 import { collectGarbage } from '../../../../support/process-state.ts';
 
 describe('findExport', () => {

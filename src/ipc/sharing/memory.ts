@@ -1,0 +1,230 @@
+/** What all kinds of memory have in common, and arrays in it. */
+
+import { DeviceArray } from '../../array/device-array.ts';
+import { hasRepeatedItems, layoutExtents } from '../../array/layout.ts';
+import type { Context } from '../../context.ts';
+import { IpcError } from '../../errors.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
+import { DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
+import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
+import { allocationBase } from '../../memory/pointer-attributes.ts';
+import { VirtualMemory } from '../../memory/virtual.ts';
+import type { Stream, StreamOption } from '../../stream.ts';
+import { formatBytes } from '../../validate.ts';
+import {
+  checkRange,
+  type DescriptorFields,
+  describeLayout,
+  type ExportedFields,
+  invalidDescriptor,
+  isMemoryFields,
+  layoutOf,
+  type MemoryFields,
+} from '../descriptor.ts';
+import { ImportRelease, reexportBuffer, sourceOf } from './imported-buffer.ts';
+import type { AddressRange, AliasRequest, DescribedKind, SampleMemory } from './kind.ts';
+import { publish } from './worker-exports.ts';
+
+/** Memory that can be shared with another process. Virtual memory arrives as a buffer. */
+export type ShareableMemory = DeviceArray | DeviceBuffer | VirtualMemory;
+
+export const isShareableMemory = (object: unknown): object is ShareableMemory =>
+  object instanceof DeviceBuffer ||
+  object instanceof DeviceArray ||
+  object instanceof VirtualMemory;
+
+/** The buffer that memory is, or lies in. @throws ClosedError for virtual memory */
+export const bufferIn = (object: ShareableMemory): DeviceBuffer =>
+  object instanceof DeviceBuffer ? object : object.buffer;
+
+/** A kind of memory. */
+export interface MemoryKind<F extends MemoryFields = MemoryFields>
+  extends DescribedKind<ShareableMemory, F> {
+  /** Allocates such memory, to try it. */
+  allocate(byteLength: number, context: Context): SampleMemory;
+}
+
+/** Whether this process made a buffer of virtual memory. */
+export const isVirtual = ({ origin, keepalive }: DeviceBuffer): boolean =>
+  origin === 'allocated' && keepalive instanceof VirtualMemory;
+
+/** What the rows of all kinds of memory have in common. */
+export const memoryTraits = {
+  label: 'memory',
+  noun: 'memory',
+  areUsesSeen: true,
+  // Virtual memory may grow. Borrowed memory may have been freed and allocated again.
+  isConstant: (object) =>
+    !(object instanceof VirtualMemory) && bufferIn(object).origin !== 'borrowed',
+  bufferOf: bufferIn,
+  ownerOf,
+  byteLengthOf(object) {
+    const owner = ownerOf(object);
+    return owner instanceof VirtualMemory ? owner.mappedByteLength : owner.byteLength;
+  },
+  contextOf: (object): Context => bufferIn(object).context,
+  rangeOf,
+  keep: (object, name) => keepMemoryAlive(bufferIn(object), name),
+  publish: (object, fields) => publish(bufferIn(object), rangeOf(object).begin, fields),
+  // Borrowed memory has no number.
+  nameOf: ({ generation }) => (generation === 0 ? undefined : `memory ${generation}`),
+} satisfies Partial<DescribedKind<ShareableMemory, MemoryFields>>;
+
+/** @throws IpcError for a range beyond its allocation, and for items beyond the range */
+export function checkMemory(fields: MemoryFields, inconsistency?: string): void {
+  if (inconsistency) throw invalidDescriptor([fields.kind], inconsistency);
+  checkRange(fields);
+  if (fields.layout) layoutOf(fields);
+}
+
+function ownerOf(object: ShareableMemory): DeviceBuffer | VirtualMemory {
+  if (object instanceof VirtualMemory) return object;
+  const { keepalive, root } = bufferIn(object);
+  return keepalive instanceof VirtualMemory ? keepalive : root;
+}
+
+function rangeOf(object: ShareableMemory): AddressRange {
+  const { readableAddress: address, byteLength, access } = bufferIn(object);
+  if (!(object instanceof DeviceArray))
+    return { begin: address, end: address + byteLength, access };
+  const { low, high } = layoutExtents(object.layout);
+  return {
+    begin: address + low,
+    end: address + high,
+    access: object.readOnly ? 'read' : access,
+  };
+}
+
+/** The stream that uses an object by default. */
+export const defaultStreamOf = (object: object): Stream | undefined =>
+  object instanceof DeviceArray && object.stream?.closed === false ? object.stream : undefined;
+
+// ---- Exporting ----
+
+/**
+ * Exports memory of one kind, or as it came from another process.
+ *
+ * @param exportOwn exports a buffer of this process
+ * @param alwaysWritable as in the row of the kind
+ */
+export function exportMemory(
+  object: ShareableMemory,
+  exportOwn: (buffer: DeviceBuffer) => ExportedFields,
+  alwaysWritable?: string,
+): ExportedFields {
+  if (!(object instanceof DeviceArray))
+    return exportBuffer(bufferIn(object), exportOwn, alwaysWritable);
+  const { descriptor, fds } = exportBuffer(
+    bytesOfItems(object, !alwaysWritable),
+    exportOwn,
+    alwaysWritable,
+  );
+  return { descriptor: withLayout(descriptor as MemoryFields, object), fds };
+}
+
+function exportBuffer(
+  buffer: DeviceBuffer,
+  exportOwn: (buffer: DeviceBuffer) => ExportedFields,
+  alwaysWritable: string | undefined,
+): ExportedFields {
+  const { readableAddress: address, byteLength } = buffer;
+  if (byteLength === 0) throw new RangeError(`an empty buffer (at ${address}) cannot be shared`);
+  const source = sourceOf(buffer);
+  return source ? reexportBuffer(buffer, source, alwaysWritable) : exportOwn(buffer);
+}
+
+/**
+ * Returns exactly the bytes that the items of an array occupy, from the first to the last.
+ *
+ * @param isProtectable whether the driver can map the memory without write access
+ * @throws RangeError for an array without items, ClosedError
+ */
+export function bytesOfItems(array: DeviceArray, isProtectable: boolean): DeviceBuffer {
+  array.assertOpen();
+  const { buffer, layout, readOnly } = array;
+  const { low, high } = layoutExtents(layout);
+  if (low === high) throw new RangeError('an array without items has no memory that can be shared');
+  const bytes = buffer.subarray(low, high);
+  // A process that opens an array with repeated items sees by its layout that it is read-only.
+  return readOnly && (isProtectable || !hasRepeatedItems(layout)) ? bytes.readOnly() : bytes;
+}
+
+/** Adds the layout of an array to the descriptor of the bytes of its items. */
+export const withLayout = <M extends MemoryFields>(
+  descriptor: M,
+  { dtype, layout }: DeviceArray,
+): M => ({ ...descriptor, layout: describeLayout(dtype, layout) });
+
+// ---- Opening ----
+
+/**
+ * Returns the array that the descriptor of an opened buffer describes. Closing the array closes the
+ * mapping.
+ *
+ * @throws IpcError if the items exceed the opened memory, which is then closed
+ */
+export function asArray<O>(
+  opened: O,
+  descriptor: DescriptorFields,
+  stream?: StreamOption['stream'],
+): O | DeviceArray {
+  if (!(opened instanceof DeviceBuffer) || !isMemoryFields(descriptor)) return opened;
+  try {
+    const parsed = layoutOf(descriptor);
+    if (!parsed) return opened;
+    const { high } = layoutExtents(parsed.layout);
+    if (high > opened.byteLength)
+      throw new IpcError(
+        `the items of an array of process ${descriptor.pid} take ${formatBytes(high)}, but the memory ` +
+          `that it shared has ${opened.byteLength}`,
+        undefined,
+        'invalid-descriptor',
+      );
+    const readOnly = opened.access === 'read' || hasRepeatedItems(parsed.layout);
+    return new DeviceArray({ buffer: opened, ...parsed, stream, isOwner: true, readOnly });
+  } catch (error) {
+    releaseOrWarn(() => opened.close());
+    throw error;
+  }
+}
+
+/** Returns an alias of a range of this process's own memory. */
+export function aliasOf(
+  range: DeviceBuffer | undefined,
+  descriptor: MemoryFields,
+  { access, lease, verify }: AliasRequest,
+): DeviceBuffer | undefined {
+  if (!range) return undefined;
+  const isReadOnly = access === 'read' || descriptor.access === 'read';
+  const view = isReadOnly ? range.readOnly() : range;
+  verify(view);
+  if (!lease) return view;
+  // Its `close()` notifies the process that sent this memory back.
+  const leased = new ImportRelease(view.context, (returned) => returned?.(), lease, false);
+  return view.view(0, view.byteLength, view.access, { release: () => leased.release() });
+}
+
+/** Returns the range of a descriptor in a buffer; undefined for what is not a buffer. */
+export function rangeIn(
+  exported: object | undefined,
+  descriptor: MemoryFields,
+): DeviceBuffer | undefined {
+  if (!(exported instanceof DeviceBuffer)) return undefined;
+  const { byteOffset, byteLength } = descriptor;
+  const before = offsetInAllocation(exported);
+  if (byteOffset < before) return undefined;
+  checkRange(descriptor, before + exported.byteLength);
+  const begin = byteOffset - before;
+  return exported.subarray(begin, begin + byteLength);
+}
+
+/**
+ * A memory manager may return parts of its allocations. Descriptors count from the start of the
+ * allocation.
+ */
+const offsetInAllocation = ({
+  resource,
+  readableAddress: address,
+  context,
+}: DeviceBuffer): number =>
+  resource instanceof ManagerAdapter ? address - context.run(() => allocationBase(address)) : 0;
