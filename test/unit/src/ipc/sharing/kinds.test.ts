@@ -1,11 +1,15 @@
 import assert from 'node:assert/strict';
+import { readdirSync, readFileSync } from 'node:fs';
 import { describe, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
 import { DeviceBuffer, float32, fromBuffer } from '../../../../../src/index.ts';
+import { objectKinds } from '../../../../../src/ipc/protocol.ts';
 import {
   bufferOf,
   contextOf,
   isShareable,
   kindOf,
+  kinds,
   labelOf,
   ownerOf,
   rangeOf,
@@ -44,4 +48,40 @@ describe('kinds', () => {
       assert.equal(contextOf(other), undefined);
     }
   });
+
+  test('each kind of the protocol has a row', () => {
+    assert.deepEqual([...new Set(kinds.map(({ name }) => name))].sort(), [...objectKinds].sort());
+  });
+
+  test('only the file of a kind asks for its name', () => {
+    assert.deepEqual(branchesIn("if (kind === 'pool') a(); else if ('event' !== kind) b();"), [
+      'pool',
+      'event',
+    ]);
+    assert.deepEqual(branchesIn("case 'virtual':\n return ['legacy'].includes(kind);"), [
+      'virtual',
+      'legacy',
+    ]);
+    assert.deepEqual(branchesIn("const kind = { name: 'pool' }; parse(message, ['event']);"), []);
+    const found = ['ipc', 'cli'].flatMap((room) => {
+      const folder = fileURLToPath(new URL(`../../../../../src/${room}/`, import.meta.url));
+      return readdirSync(folder, { recursive: true, encoding: 'utf8' })
+        .filter((file) => file.endsWith('.ts'))
+        .flatMap((file) => {
+          const text = readFileSync(folder + file, 'utf8');
+          const isRowOf = (name: string): boolean => text.includes(`\n  name: '${name}',`);
+          return branchesIn(text).flatMap((name) => (isRowOf(name) ? [] : [`${file}: ${name}`]));
+        });
+    });
+    assert.deepEqual(found, []);
+  });
 });
+
+/** The kinds that a text compares something with. */
+function branchesIn(text: string): string[] {
+  const name = `'(${objectKinds.join('|')})'`;
+  const branch = `[!=]==? ${name}|${name} [!=]==?|case ${name}|\\[[^\\]]*${name}[^\\]]*\\]\\.includes`;
+  return [...text.matchAll(new RegExp(branch, 'g'))].map(
+    (match) => match.slice(1).find((part) => part !== undefined) as string,
+  );
+}
