@@ -11,7 +11,7 @@ export {
   openIpcPool,
 } from './sharing/import.ts';
 export { type OpenArrayOptions, openIpcArray } from './sharing/import.ts';
-export type { OpenRawArrayOptions, RawIpcArray } from './sharing/legacy.ts';
+export type { OpenRawArrayOptions, RawIpcArray } from './sharing/raw-array.ts';
 export { moveIpcBuffer } from './sharing/imported-buffer.ts';
 export { type ReadyOptions, ready } from './sharing/ready.ts';
 export { ImportedPool } from './sharing/imported-pool.ts';

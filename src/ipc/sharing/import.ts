@@ -17,10 +17,10 @@ import { parseDescriptor } from './descriptor-codec.ts';
 import { ImportedPool } from './imported-pool.ts';
 import { type OpenOptions, OwnedFds, type ReceivedFds } from './kind.ts';
 import { kindOfFields, type Opened } from './kinds.ts';
-import { type OpenRawArrayOptions, openRawArray, type RawIpcArray } from './legacy.ts';
 import { asArray } from './memory.ts';
 import { openDescriptor } from './open.ts';
 import { pool } from './pool.ts';
+import { type OpenRawArrayOptions, openRawArray, type RawIpcArray } from './raw-array.ts';
 
 /**
  * Opens anything that another process shared with `exportIpc` or `getIpcHandle`, without copying

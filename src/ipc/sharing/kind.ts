@@ -5,6 +5,7 @@
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import type { Context, PlaceOptions } from '../../context.ts';
+import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
 import type { Resource } from '../../lifetime.ts';
 import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
@@ -259,6 +260,16 @@ export class OwnedFds implements ReceivedFds, Disposable {
   }
 }
 
+/** Takes the file descriptors of an object. @throws IpcError if there are more or fewer */
+export function takeFds(what: string, expected: number, fds: ReceivedFds): readonly number[] {
+  if (fds.numbers.length === expected) return fds.take();
+  throw new IpcError(
+    `${what} needs ${expected} file descriptor${expected === 1 ? '' : 's'}, but ${fds.numbers.length} came with it`,
+    undefined,
+    'no-file-descriptor',
+  );
+}
+
 // ---- Connections ----
 
 /**
@@ -280,20 +291,7 @@ export interface ImportLease {
 /** The other end of the connection that a descriptor came over. */
 export interface Sender {
   readonly lease: ImportLease | undefined;
-  /** The process there, as the kernel states it. */
-  readonly process?: SendingProcess | undefined;
-  /** Whether it is a thread of this process. */
-  readonly isOwnProcess: boolean;
-  /**
-   * Whether this process has exported the object to it: an object, or all of a range with that
-   * access.
-   */
-  hasLeaseOn(object: DeviceBuffer | CudaEvent | MemoryPool): boolean;
-  /**
-   * Whether it has a lease on an object that was exported by that name, and that was collected here
-   * since.
-   */
-  hasLeaseOnCollected(name: string): boolean;
+  readonly session: SharingSession;
 }
 
 /** What one end of a connection remembers about the other, e.g. which pools it already has. */
@@ -309,8 +307,18 @@ export interface SharingSession {
   readonly process?: SendingProcess;
   /** Tells the other end that a pool was closed. */
   onPoolClosed(pool: string): void;
-  /** See {@link Sender.hasLeaseOn}. */
-  hasLeaseOn: Sender['hasLeaseOn'];
-  /** See {@link Sender.hasLeaseOnCollected}. Default: no. */
-  hasLeaseOnCollected?: Sender['hasLeaseOnCollected'];
+  /**
+   * Whether this process has exported the object to the other: an object, or all of a range with that
+   * access.
+   */
+  hasLeaseOn(object: DeviceBuffer | CudaEvent | MemoryPool): boolean;
+  /**
+   * Whether the other has a lease on an object that was exported by that name, and that was collected
+   * here since. Default: no.
+   */
+  hasLeaseOnCollected?(name: string): boolean;
 }
+
+/** Whether the other end is a thread of this process. */
+export const isOwnProcess = (session: SharingSession): boolean =>
+  session.process?.pid === process.pid;

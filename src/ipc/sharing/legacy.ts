@@ -1,6 +1,5 @@
 import { OUT0, OUT1, readSize } from '../../../ffi/arena.ts';
 import {
-  CU_IPC_HANDLE_SIZE,
   CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
   CU_MEMORYTYPE_HOST,
   CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
@@ -10,13 +9,8 @@ import {
 } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../../ffi/types.ts';
-import type { OrderOrStrides } from '../../array/array-options.ts';
-import { DeviceArray } from '../../array/device-array.ts';
-import { type Layout, layoutExtents, makeLayout } from '../../array/layout.ts';
-import { checkShape, type Shape } from '../../array/shape.ts';
 import { check } from '../../check.ts';
-import { Context, type PlaceOptions } from '../../context.ts';
-import { type Dtype, type DtypeOrName, dtype as dtypeNamed } from '../../dtype.ts';
+import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { DeviceBuffer, DeviceMemory } from '../../memory/buffer.ts';
 import { HostVisibleBuffer } from '../../memory/host-visible.ts';
@@ -29,9 +23,6 @@ import {
 import { MemoryPool } from '../../memory/pool.ts';
 import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import { type StreamOption, streamOf } from '../../stream.ts';
-import { bytesOfView, typedArrayKind } from '../../typed-array.ts';
-import { checkInteger, checkOptions } from '../../validate.ts';
 import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
 import { describeExporter } from '../identity.ts';
 import { exportIdOf } from './facts.ts';
@@ -46,7 +37,6 @@ import {
   tableByContext,
 } from './mapping.ts';
 import {
-  aliasOf,
   asArray,
   bufferIn,
   checkMemory,
@@ -55,7 +45,6 @@ import {
   isVirtual,
   type MemoryKind,
   memoryTraits,
-  rangeIn,
   type ShareableMemory,
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
@@ -86,7 +75,6 @@ export const legacy: MemoryKind<DescriptorFields<'legacy'>> = {
   export: (memory) => exportMemory(memory, exportOwn, ALWAYS_WRITABLE),
   import: (fields, ...given) => asArray(openDescriptor(legacy, fields, ...given), fields),
   open: openLegacy,
-  alias: (exported, fields, request) => aliasOf(rangeIn(exported, fields), fields, request),
   allocate,
   isMapped: ({ handle, bufferId }, context) => mappings(context).has(handle, bufferId),
   probes: [
@@ -183,6 +171,16 @@ function openLegacy(request: OpenRequest<DescriptorFields<'legacy'>>): DeviceBuf
   return importedBuffer(request, { use, fds: () => [] });
 }
 
+/**
+ * Mappings by a handle that came without a descriptor. The driver counts how often an allocation is
+ * open.
+ */
+const rawMappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
+
+/** Maps plain memory by the driver's 64 bytes alone, in base64. */
+export const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
+  rawMappings(context).use(handle, 0, context, () => map(context, handle, 'another process'));
+
 function map(context: Context, handle: string, exporter: string): Mapping {
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
   return mapImported(context, {
@@ -221,78 +219,3 @@ function checkIpcCapable(address: CUdeviceptr): void {
       : 'memory that is virtual, or of another process,';
   throw new IpcError(`${what} has no legacy IPC handle: copy it to device memory, and share that`);
 }
-
-// ---- Arrays by the driver's handle alone ----
-
-/** An array in memory of another process, by the driver's handle alone. */
-export interface RawIpcArray<D extends Dtype = Dtype> extends OrderOrStrides {
-  /** The driver's 64 bytes, or the same in base64. */
-  readonly handle: Uint8Array | string;
-  readonly shape: Shape;
-  /** A dtype, its name or its typestr. */
-  readonly dtype: DtypeOrName<D>;
-  /** The offset of the item [0, 0, …] in the allocation, in bytes. Default 0. */
-  readonly byteOffset?: number;
-}
-
-/** Options of {@link openIpcArray} for the driver's handle alone. */
-export interface OpenRawArrayOptions extends PlaceOptions, StreamOption {}
-
-/** Opens an array by the driver's handle alone. @throws IpcError, TypeError, RangeError */
-export function openRawArray(source: RawIpcArray, options?: OpenRawArrayOptions): DeviceArray {
-  const { stream, ...place } = checkOptions(
-    options,
-    ['stream', 'context', 'device'],
-    'openIpcArray',
-  );
-  const { handle, shape, dtype, byteOffset, order, strides } = checkOptions(
-    source,
-    ['handle', 'shape', 'dtype', 'byteOffset', 'order', 'strides'],
-    'openIpcArray',
-  );
-  const ordered = streamOf(stream);
-  const type = dtypeNamed(dtype as DtypeOrName);
-  const layout = makeLayout(checkShape(shape), type.itemsize, {
-    order,
-    strides,
-    byteOffset: checkInteger(byteOffset ?? 0, 'byteOffset'),
-  });
-  const buffer = openRawHandle(Context.resolve(place), checkHandle(handle), layout);
-  const traits = { stream: ordered, isOwner: true, readOnly: false };
-  return new DeviceArray({ buffer, dtype: type, layout, ...traits });
-}
-
-function checkHandle(handle: unknown): string {
-  if (typeof handle !== 'string' && typedArrayKind(handle) !== 'Uint8Array')
-    throw new TypeError('handle must be a Uint8Array, or its bytes in base64');
-  const bytes =
-    typeof handle === 'string'
-      ? Buffer.from(handle, 'base64')
-      : Buffer.from(bytesOfView(handle as Uint8Array));
-  if (bytes.byteLength !== CU_IPC_HANDLE_SIZE)
-    throw new RangeError(`handle has ${bytes.byteLength} bytes, not ${CU_IPC_HANDLE_SIZE}`);
-  return bytes.toString('base64');
-}
-
-function openRawHandle(context: Context, handle: string, layout: Layout): DeviceBuffer {
-  const { mapping, release } = mapRaw(context, handle);
-  const { base, byteLength } = mapping;
-  const { low, high } = layoutExtents(layout);
-  if (low < 0 || high > byteLength) {
-    release();
-    throw new IpcError(
-      `the items reach from byte ${low} to ${high} of an allocation of another process that has ${byteLength}`,
-    );
-  }
-  return new DeviceBuffer({ context, address: base, byteLength, origin: 'imported', release });
-}
-
-/**
- * Mappings by a handle that came without a descriptor. The driver counts how often an allocation is
- * open.
- */
-const rawMappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
-
-/** Maps plain memory by the driver's 64 bytes alone, in base64. */
-const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
-  rawMappings(context).use(handle, 0, context, () => map(context, handle, 'another process'));

@@ -7,9 +7,9 @@ import { factsOf, knownFacts } from './facts.ts';
 import {
   type EncodedExport,
   type ImportLease,
+  isOwnProcess,
   type Kind,
   OwnedFds,
-  type Sender,
   type SharingSession,
 } from './kind.ts';
 import { isShareable, kindOf, kindOfFields, type Shareable } from './kinds.ts';
@@ -59,9 +59,6 @@ export function prepareForPeer(
   return kind.forPeer?.(object, encoded, session) ?? encoded;
 }
 
-/** Whether the other end is a thread of this process. */
-const isOwnProcess = (session: SharingSession): boolean => session.process?.pid === process.pid;
-
 /**
  * Imports an object that another process exported. Takes ownership of `fds` in every case, and
  * closes those that it does not keep.
@@ -81,13 +78,7 @@ export function importFromPeer(
   try {
     // The connection has checked the credentials of its other end.
     const options = { allowOtherUsers: true, sameProcess: 'alias' } as const;
-    const sender: Sender = {
-      lease,
-      process: session.process,
-      isOwnProcess: isOwnProcess(session),
-      hasLeaseOn: (object) => session.hasLeaseOn(object),
-      hasLeaseOnCollected: (name) => session.hasLeaseOnCollected?.(name) ?? false,
-    };
+    const sender = { lease, session };
     const kind = kindOfFields(descriptor);
     if (!kind.fromPeer) return kind.import(descriptor, owned, options, sender);
     return kind.fromPeer(descriptor, owned, session, (given) =>

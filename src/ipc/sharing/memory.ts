@@ -68,6 +68,7 @@ export const memoryTraits = {
   publish: (object, fields) => publish(bufferIn(object), rangeOf(object).begin, fields),
   // Borrowed memory has no number.
   nameOf: ({ generation }) => (generation === 0 ? undefined : `memory ${generation}`),
+  alias: (exported, fields, request) => aliasOf(rangeIn(exported, fields), fields, request),
 } satisfies Partial<DescribedKind<ShareableMemory, MemoryFields>>;
 
 /** @throws IpcError for a range beyond its allocation, and for items beyond the range */

@@ -15,7 +15,13 @@ import {
   localProcess,
 } from '../identity.ts';
 import { findExport } from './facts.ts';
-import type { DescribedKind, OpenOptions, ReceivedFds, Sender } from './kind.ts';
+import {
+  type DescribedKind,
+  isOwnProcess,
+  type OpenOptions,
+  type ReceivedFds,
+  type Sender,
+} from './kind.ts';
 import {
   blockedError,
   capabilityBlocker,
@@ -74,7 +80,7 @@ function openOwn<F extends DescriptorFields>(
   const blocker = sender ? undefined : ownBlocker(kind, descriptor, options);
   if (blocker) throw blockedError(blocker);
   if (!isFromOtherThread(descriptor)) return openAlias(kind, descriptor, options.access, sender);
-  if (sender && !sender.isOwnProcess) throw notExportedToSender();
+  if (sender && !isOwnProcess(sender.session)) throw notExportedToSender();
   const place = placeFor(kind, descriptor, fds, options, sender);
 
   return openThreadMemory({ descriptor, ...place, fds, lease: sender?.lease }, !kind.isByPid);
@@ -99,14 +105,16 @@ export function openAlias<F extends DescriptorFields>(
     access,
     lease: sender?.lease,
     verify(object) {
-      if (sender && !sender.hasLeaseOn(object)) throw notExportedToSender();
+      if (sender && !sender.session.hasLeaseOn(object)) throw notExportedToSender();
     },
   });
   if (alias) return alias;
   // An object is collected some time after it was closed, which must not change the error.
-  if (name !== undefined && sender?.hasLeaseOnCollected(name))
+  if (name !== undefined && sender?.session.hasLeaseOnCollected?.(name))
     throw new ClosedError('it was closed, and then collected');
-  throw sender && !sender.isOwnProcess ? notExportedToSender() : blockedError(exportGoneBlocker);
+  throw sender && !isOwnProcess(sender.session)
+    ? notExportedToSender()
+    : blockedError(exportGoneBlocker);
 }
 
 /** Also thrown for what does not exist, so that a sender cannot find out what does. */

@@ -2,7 +2,7 @@ import { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { PinnedBuffer } from '../../memory/pinned.ts';
 import type { AnyExported, HostFields } from '../descriptor.ts';
-import type { Kind, OpenOptions, ReceivedFds, Sender } from './kind.ts';
+import { type Kind, type OpenOptions, type ReceivedFds, type Sender, takeFds } from './kind.ts';
 import { keepUntilClosed } from './timeline.ts';
 
 /** Page-locked memory. */
@@ -33,21 +33,12 @@ function exportPinned({ fd, byteLength }: PinnedBuffer): AnyExported {
 function openPinned(
   { byteLength }: HostFields<'pinned'>,
   fds: ReceivedFds,
-  { context, device }: OpenOptions,
+  _options: OpenOptions,
   sender?: Sender,
 ): PinnedBuffer {
-  if (fds.numbers.length !== 1)
-    throw new IpcError(
-      `page-locked memory needs 1 file descriptor, but ${fds.numbers.length} came with it`,
-      undefined,
-      'no-file-descriptor',
-    );
-  const place = Context.resolve({
-    ...(context && { context }),
-    ...(device !== undefined && { device }),
-  });
+  const place = Context.resolve({});
   const lease = sender?.lease;
-  const [fd] = fds.take() as [number];
+  const [fd] = takeFds('page-locked memory', 1, fds) as [number];
   try {
     return PinnedBuffer.open(place, fd, byteLength, {
       before: () => lease?.closed(place, undefined),

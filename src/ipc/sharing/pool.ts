@@ -27,7 +27,6 @@ import { sourceOf } from './imported-buffer.ts';
 import { ImportedPool, isPoolMemoryMapped, POOL_ITSELF } from './imported-pool.ts';
 import type { DescribedKind, OpenRequest, ReceivedFds, SampleMemory } from './kind.ts';
 import {
-  aliasOf,
   asArray,
   bufferIn,
   checkMemory,
@@ -35,7 +34,6 @@ import {
   isShareableMemory,
   type MemoryKind,
   memoryTraits,
-  rangeIn,
   type ShareableMemory,
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
@@ -108,7 +106,6 @@ export const poolMemory: MemoryKind<PoolFields> = {
   export: (memory) => exportMemory(memory, exportPoolMemory, ALWAYS_WRITABLE),
   import: (fields, ...given) => asArray(openDescriptor(poolMemory, fields, ...given), fields),
   open: (request) => importPool(request).openBuffer(request.descriptor.handle as string, request),
-  alias: (exported, fields, request) => aliasOf(rangeIn(exported, fields), fields, request),
   allocate,
   isMapped(fields, context, fds) {
     const open = findPool(context, fields, fds);

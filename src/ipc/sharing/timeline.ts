@@ -1,10 +1,9 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
-import { IpcError } from '../../errors.ts';
 import type { Resource } from '../../lifetime.ts';
 import type { HostFields } from '../descriptor.ts';
 import { WriteEnd } from '../timeline/shared-counter.ts';
 import { Timeline, TimelineSignaler } from '../timeline/timeline.ts';
-import type { Kind, ReceivedFds, Sender } from './kind.ts';
+import { type Kind, type ReceivedFds, type Sender, takeFds } from './kind.ts';
 
 /** Timelines. Every process that has one can forward it without asking its owner. */
 export const timeline: Kind<Timeline, HostFields<'timeline'>> = {
@@ -57,19 +56,18 @@ function openTimeline(
   fds: ReceivedFds,
   sender: Sender | undefined,
 ): Timeline {
-  const expected = descriptor.kind === 'signaler' ? 3 : 2;
-  if (fds.numbers.length !== expected)
-    throw new IpcError(
-      `a ${descriptor.kind} needs ${expected} file descriptors, but ${fds.numbers.length} came with it`,
-      undefined,
-      'no-file-descriptor',
-    );
-  const [memory, lifeline, writeEnd] = fds.take() as [number, number, number?];
+  const { kind } = descriptor;
+  const taken = takeFds(`a ${kind}`, kind === 'signaler' ? 3 : 2, fds);
+  const [memory, lifeline, writeEnd] = taken as [number, number, number?];
   const lease = sender?.lease;
   const onReleased = lease && (() => lease.released());
   if (descriptor.kind === 'timeline' || writeEnd === undefined)
     return Timeline.open({ memory, lifeline }, undefined, onReleased);
-  const handover = { writeEnd: acceptWriteEnd(), last: descriptor.last, from: sender?.process };
+  const handover = {
+    writeEnd: acceptWriteEnd(),
+    last: descriptor.last,
+    from: sender?.session.process,
+  };
   return Timeline.open({ memory, lifeline }, handover, onReleased);
 
   function acceptWriteEnd(): WriteEnd {
