@@ -9,7 +9,6 @@ import {
   processStartTime,
   processUser,
 } from '../../ffi/linux/process.ts';
-import type { Device } from '../device.ts';
 import type { IpcExporter } from './descriptor.ts';
 
 /** This process and machine, as checks before opening anything need them. */
@@ -43,18 +42,6 @@ export const localProcess = (): LocalProcess => {
   };
   return cached;
 };
-
-const exporterByDevice = new WeakMap<Device, IpcExporter>();
-
-/** Returns the exporter fields of the descriptors of objects on a device. */
-export function describeExporter(device: Device): IpcExporter {
-  const known = exporterByDevice.get(device);
-  if (known) return known;
-  const { machine, pid, startTime, pidNamespace: namespace } = localProcess();
-  const exporter = { device: device.uuid, machine, pid, startTime, pidNamespace: namespace };
-  exporterByDevice.set(device, exporter);
-  return exporter;
-}
 
 /** Names a process, as in an error message. Its pid is 0 if it is of another pid namespace. */
 export const processName = ({ pid }: { readonly pid: number }): string =>

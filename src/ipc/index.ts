@@ -12,7 +12,7 @@ export {
 } from './sharing/import.ts';
 export { type OpenArrayOptions, openIpcArray } from './sharing/import.ts';
 export type { OpenRawArrayOptions, RawIpcArray } from './sharing/raw-array.ts';
-export { moveIpcBuffer } from './sharing/imported-buffer.ts';
+export { moveIpcBuffer } from './sharing/memory.ts';
 export { type ReadyOptions, ready } from './sharing/ready.ts';
 export { ImportedPool } from './sharing/imported-pool.ts';
 export { type Explanation, explain } from './sharing/explain.ts';

@@ -21,7 +21,7 @@ import { PACKET_FDS } from '../protocol.ts';
 import { closeSharingSession, releaseImportedPoolLater } from '../sharing/connection-pools.ts';
 import { decodeAnyFields } from '../sharing/descriptor-codec.ts';
 import type { EncodedExport, SharingSession } from '../sharing/kind.ts';
-import { bufferOf, type Shareable } from '../sharing/kinds.ts';
+import { bufferOf, isImported, type Shareable } from '../sharing/kinds.ts';
 import { prepareForPeer } from '../sharing/marshal.ts';
 import { ConnectionTimeline } from '../timeline/connection-timeline.ts';
 import { latest, type TimelinePoint } from '../timeline/point.ts';
@@ -187,7 +187,7 @@ export class Session implements SharingSession {
     stream: Stream | undefined,
   ): LeasedObjects {
     const sentBefore = this.sentPools.size;
-    const forwarded = forwardObjects(objects, this.process);
+    const forwarded = objects.some(isImported) ? forwardObjects(objects, this.process) : undefined;
     const ownFds: number[] = [...(forwarded?.links ?? NONE)];
     let leases: readonly Lease[] = NONE;
     try {

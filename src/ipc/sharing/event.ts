@@ -6,8 +6,7 @@ import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import type { Stream } from '../../stream.ts';
 import type { DescriptorFields, MemoryFields } from '../descriptor.ts';
-import { describeExporter } from '../identity.ts';
-import { factsOf, knownFacts, rememberExport } from './facts.ts';
+import { describeExporter, factsOf, knownFacts, rememberExport } from './facts.ts';
 import type { DescribedKind, OpenRequest } from './kind.ts';
 import { openDescriptor } from './open.ts';
 

@@ -1,7 +1,9 @@
 /** What cuffi remembers about an object that was shared, or that another process has shared. */
 
+import type { Device } from '../../device.ts';
 import { randomUint48 } from '../../memory/random-id.ts';
-import type { DescriptorFields } from '../descriptor.ts';
+import type { DescriptorFields, IpcExporter } from '../descriptor.ts';
+import { localProcess } from '../identity.ts';
 import type { EncodedExport, Kind } from './kind.ts';
 
 /**
@@ -88,3 +90,15 @@ export const exportedObjects = (): object[] =>
 
 /** The object that was exported by that name, if it still exists. */
 export const findExport = (name: string): object | undefined => exportsByName.get(name)?.deref();
+
+const exporterByDevice = new WeakMap<Device, IpcExporter>();
+
+/** Returns the exporter fields of the descriptors of objects on a device. */
+export function describeExporter(device: Device): IpcExporter {
+  const known = exporterByDevice.get(device);
+  if (known) return known;
+  const { machine, pid, startTime, pidNamespace: namespace } = localProcess();
+  const exporter = { device: device.uuid, machine, pid, startTime, pidNamespace: namespace };
+  exporterByDevice.set(device, exporter);
+  return exporter;
+}

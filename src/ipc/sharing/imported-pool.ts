@@ -30,9 +30,9 @@ import {
 } from '../../worker-counts.ts';
 import type { DescriptorFields } from '../descriptor.ts';
 import { factsOf } from './facts.ts';
-import { importedBuffer } from './imported-buffer.ts';
 import type { ImportLease, OpenRequest } from './kind.ts';
 import { type Mapping, MappingTable, mapImported } from './mapping.ts';
+import { importedBuffer } from './memory.ts';
 
 /**
  * A memory pool of another process: the `resource` of its buffers that arrive here.

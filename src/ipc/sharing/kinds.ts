@@ -84,6 +84,10 @@ export const bufferOf = (object: object): DeviceBuffer | undefined =>
 /** The resource that owns the memory of an object. */
 export const ownerOf = (object: Shareable): Resource => kindOf(object)?.ownerOf?.(object) ?? object;
 
+/** Whether an object came over a connection, from the process that owns it. */
+export const isImported = (object: Shareable): boolean =>
+  knownFacts(ownerOf(object))?.owner !== undefined;
+
 /** The addresses of an object. */
 export const rangeOf = (object: Shareable): AddressRange | undefined =>
   kindOf(object)?.rangeOf?.(object);

@@ -24,9 +24,7 @@ import { MemoryPool } from '../../memory/pool.ts';
 import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
-import { describeExporter } from '../identity.ts';
-import { exportIdOf } from './facts.ts';
-import { importedBuffer, sourceOf } from './imported-buffer.ts';
+import { describeExporter, exportIdOf } from './facts.ts';
 import { ImportedPool } from './imported-pool.ts';
 import type { OpenRequest, SampleMemory } from './kind.ts';
 import {
@@ -41,11 +39,13 @@ import {
   bufferIn,
   checkMemory,
   exportMemory,
+  importedBuffer,
   isShareableMemory,
   isVirtual,
   type MemoryKind,
   memoryTraits,
   type ShareableMemory,
+  sourceOf,
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
 import { checkProbe, filled, PROBE_BYTE_LENGTH } from './probe.ts';

@@ -1,16 +1,24 @@
 /** What all kinds of memory have in common, and arrays in it. */
 
+import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { DeviceArray } from '../../array/device-array.ts';
 import { hasRepeatedItems, layoutExtents } from '../../array/layout.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseOrWarn } from '../../lifetime.ts';
-import { DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
+import { releaseOrWarn, runAll } from '../../lifetime.ts';
+import {
+  type BufferInit,
+  DeviceBuffer,
+  keepMemoryAlive,
+  type StreamOrderedRelease,
+} from '../../memory/buffer.ts';
+import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
 import { allocationBase } from '../../memory/pointer-attributes.ts';
+import { addOrderedMemory, MemoryUses, removeOrderedMemory } from '../../memory/use-order.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { Stream, StreamOption } from '../../stream.ts';
-import { formatBytes } from '../../validate.ts';
+import { checkInstance, formatBytes } from '../../validate.ts';
 import {
   checkRange,
   type DescriptorFields,
@@ -21,9 +29,19 @@ import {
   layoutOf,
   type MemoryFields,
 } from '../descriptor.ts';
-import { ImportRelease, reexportBuffer, sourceOf } from './imported-buffer.ts';
-import type { AddressRange, AliasRequest, DescribedKind, SampleMemory } from './kind.ts';
-import { publish } from './worker-exports.ts';
+import { isExporterGone } from '../identity.ts';
+import { factsOf, type ImportSource, knownFacts } from './facts.ts';
+import type {
+  AddressRange,
+  AliasRequest,
+  DescribedKind,
+  ImportLease,
+  OpenRequest,
+  SampleMemory,
+} from './kind.ts';
+import type { Mapping, MappingUse } from './mapping.ts';
+import { refuseReadOnly } from './support.ts';
+import { publish, useFromOtherThread } from './worker-exports.ts';
 
 /** Memory that can be shared with another process. Virtual memory arrives as a buffer. */
 export type ShareableMemory = DeviceArray | DeviceBuffer | VirtualMemory;
@@ -134,6 +152,30 @@ function exportBuffer(
   return source ? reexportBuffer(buffer, source, alwaysWritable) : exportOwn(buffer);
 }
 
+/** What an imported buffer was opened with; undefined for memory of this process. */
+export const sourceOf = ({ origin, root }: DeviceBuffer): ImportSource<MemoryFields> | undefined =>
+  origin === 'imported'
+    ? (knownFacts(root)?.source as ImportSource<MemoryFields> | undefined)
+    : undefined;
+
+/**
+ * Exports an imported buffer again: the descriptor it was opened with, narrowed to this view.
+ *
+ * @param alwaysWritable as in the row of its kind
+ */
+export function reexportBuffer(
+  buffer: DeviceBuffer,
+  { descriptor, fds }: ImportSource<MemoryFields>,
+  alwaysWritable: string | undefined,
+): ExportedFields {
+  const { readableAddress: address, byteLength, access, root } = buffer;
+  if (access === 'read' && alwaysWritable) refuseReadOnly(alwaysWritable);
+  // Bytes have no layout, and the ready event was for this process.
+  const { layout: _, readyEvent: __, ...fields } = descriptor;
+  const byteOffset = descriptor.byteOffset + (address - root.readableAddress);
+  return { descriptor: { ...fields, byteOffset, byteLength, access }, fds: fds() };
+}
+
 /**
  * Returns exactly the bytes that the items of an array occupy, from the first to the last.
  *
@@ -156,7 +198,168 @@ export const withLayout = <M extends MemoryFields>(
   { dtype, layout }: DeviceArray,
 ): M => ({ ...descriptor, layout: describeLayout(dtype, layout) });
 
-// ---- Opening ----
+// ---- Memory of other processes ----
+
+/**
+ * How imported memory is closed: its exporter is notified, and the mapping is released. A class, as
+ * each hand-over makes one: an object literal with spread parts took 3 µs.
+ */
+export class ImportRelease implements StreamOrderedRelease {
+  /** Undefined if nobody asks, or if not all uses of the memory are seen: those of a part of other memory. */
+  readonly uses: MemoryUses | undefined;
+  readonly #context: Context;
+  readonly #release: (onReleased?: () => void) => void;
+  readonly #lease: ImportLease | undefined;
+  readonly #isStreamOrdered: boolean;
+  #lastStream: Stream | undefined;
+
+  /**
+   * @param isRoot whether all uses of the memory are seen
+   * @param isStreamOrdered whether a stream that `close()` names says after which work the memory may
+   * be released
+   */
+  constructor(
+    context: Context,
+    release: (onReleased?: () => void) => void,
+    lease: ImportLease | undefined,
+    isRoot: boolean,
+    isStreamOrdered = true,
+  ) {
+    this.#context = context;
+    this.#release = release;
+    this.#lease = lease;
+    this.#isStreamOrdered = isStreamOrdered;
+    if (!lease || !isRoot) return;
+    this.uses = new MemoryUses();
+    addOrderedMemory();
+  }
+
+  setStream(stream: Stream): void {
+    if (!this.#isStreamOrdered) return;
+    this.#context.workTracker.addOtherContext(stream.context.workTracker);
+    this.#lastStream = stream;
+  }
+
+  release(): void {
+    if (this.uses) removeOrderedMemory();
+    const release = this.#release;
+    const lease = this.#lease;
+    if (!lease) {
+      release();
+      return;
+    }
+    try {
+      lease.closed(this.#context, this.#lastStream ? [this.#lastStream] : this.uses?.streams);
+    } finally {
+      release(() => lease.released());
+    }
+  }
+}
+
+/** @internal What an imported buffer is made of, besides its request. */
+interface ImportedBufferInit
+  extends Pick<BufferInit, 'resource' | 'owner' | 'mappingBoundaries' | 'deviceAccess'> {
+  /** The use of the mapping that contains the descriptor's range. The buffer releases it. */
+  readonly use: MappingUse<Mapping>;
+  /** The file descriptors that exporting it again needs. */
+  readonly fds: () => readonly number[];
+  /** Whether a stream that `close()` names says after which work the memory may be released. */
+  readonly isStreamOrdered?: boolean;
+}
+
+/**
+ * @internal Returns the buffer for the range of a descriptor in a mapping.
+ *
+ * @throws IpcError for a range beyond the mapping, which may be smaller than the descriptor says or
+ * belong to an earlier descriptor; its use is then released
+ */
+export function importedBuffer(
+  request: Pick<OpenRequest<MemoryFields>, 'descriptor' | 'context' | 'access' | 'lease'>,
+  { use, fds, isStreamOrdered = true, ...init }: ImportedBufferInit,
+): DeviceBuffer {
+  const { descriptor, context, access, lease } = request;
+  const { base, byteLength } = use.mapping;
+  try {
+    checkRange(descriptor, byteLength);
+  } catch (error) {
+    use.release();
+    throw error;
+  }
+  const buffer = new DeviceBuffer({
+    context,
+    address: (base + descriptor.byteOffset) as CUdeviceptr,
+    byteLength: descriptor.byteLength,
+    origin: 'imported',
+    release: new ImportRelease(context, use.release, lease, true, isStreamOrdered),
+    isOwnerGone: () => isExporterGone(descriptor),
+    access,
+    ...init,
+  });
+  factsOf(buffer).source = { descriptor, fds };
+  return buffer;
+}
+
+/**
+ * Moves the ownership of imported memory to a new buffer. The returned buffer closes the mapping,
+ * even if `buffer` goes out of scope. `buffer` and its views count as closed.
+ *
+ * @throws TypeError for a view, and for a buffer of this process's own memory; CuffiError while a
+ * handle made of it is open; ClosedError
+ * @example
+ * function open(message: unknown): DeviceBuffer {
+ *   using buffer = openIpcBuffer(message);
+ *   check(buffer); // what throws closes it
+ *   return moveIpcBuffer(buffer);
+ * }
+ */
+export function moveIpcBuffer(buffer: DeviceBuffer): DeviceBuffer {
+  checkInstance(buffer, DeviceBuffer, 'buffer').assertOpen();
+  const facts = knownFacts(buffer);
+  if (!buffer.isMapped || buffer.root !== buffer || !facts?.source)
+    throw new TypeError(
+      'only a buffer of another process that openIpcBuffer returned can be moved: a view and memory of ' +
+        'this process own no mapping',
+    );
+  const moved = buffer.moveToNewBuffer();
+  const { source, owner } = facts;
+  Object.assign(factsOf(moved), { source, owner });
+  return moved;
+}
+
+/**
+ * Opens memory of another thread of this process, of any kind: it has the same address here.
+ *
+ * @param needsFds whether other processes need its file descriptors to open it
+ */
+export function openThreadMemory(
+  request: Omit<OpenRequest<MemoryFields>, 'assertOpenable'>,
+  needsFds: boolean,
+): DeviceBuffer {
+  const { context, descriptor, fds } = request;
+  const { mapping, release } = useFromOtherThread(context, descriptor);
+  const keptFds: number[] = [];
+  const buffer = importedBuffer(request, {
+    use: {
+      mapping,
+      release: (onReleased) =>
+        runAll([
+          () => release(onReleased),
+          ...keptFds.map((fd) => () => closeContextFd(context, fd)),
+        ]),
+    },
+    fds() {
+      if (!needsFds || keptFds.length > 0) return keptFds;
+      throw new IpcError(
+        'memory of another thread was opened here without its file descriptors, which other processes ' +
+          'need: share it in the thread that made it',
+      );
+    },
+  });
+  for (const fd of fds.take()) keptFds.push(addContextFd(context, fd));
+  return buffer;
+}
+
+// ---- Arrays, and memory that comes back ----
 
 /**
  * Returns the array that the descriptor of an opened buffer describes. Closing the array closes the

@@ -22,6 +22,7 @@ import {
   type ReceivedFds,
   type Sender,
 } from './kind.ts';
+import { openThreadMemory } from './memory.ts';
 import {
   blockedError,
   capabilityBlocker,
@@ -29,7 +30,7 @@ import {
   type OpenBlocker,
   wslBlocker,
 } from './support.ts';
-import { exportGoneBlocker, isFromOtherThread, openThreadMemory } from './worker-exports.ts';
+import { exportGoneBlocker, isFromOtherThread } from './worker-exports.ts';
 
 /**
  * Opens a valid descriptor. The caller keeps the file descriptors that are not taken.

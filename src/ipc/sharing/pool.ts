@@ -20,10 +20,8 @@ import { VirtualMemory } from '../../memory/virtual.ts';
 import { formatBytes } from '../../validate.ts';
 import { openSharedHandle, releaseSharedHandle, retainSharedHandle } from '../../worker-counts.ts';
 import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
-import { describeExporter } from '../identity.ts';
 import { poolForPeer, poolFromPeer } from './connection-pools.ts';
-import { exportIdOf, rememberExport } from './facts.ts';
-import { sourceOf } from './imported-buffer.ts';
+import { describeExporter, exportIdOf, rememberExport } from './facts.ts';
 import { ImportedPool, isPoolMemoryMapped, POOL_ITSELF } from './imported-pool.ts';
 import type { DescribedKind, OpenRequest, ReceivedFds, SampleMemory } from './kind.ts';
 import {
@@ -35,6 +33,7 @@ import {
   type MemoryKind,
   memoryTraits,
   type ShareableMemory,
+  sourceOf,
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
 import { checkProbe, filled, PROBE_BYTE_LENGTH } from './probe.ts';

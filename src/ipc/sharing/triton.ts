@@ -6,8 +6,8 @@ import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkInteger, checkOptions, formatValue } from '../../validate.ts';
 import { processName } from '../identity.ts';
-import { sourceOf } from './imported-buffer.ts';
 import { exportLegacy } from './legacy.ts';
+import { sourceOf } from './memory.ts';
 
 /** Options of {@link tritonRegion}. */
 export interface TritonRegionOptions {

@@ -20,10 +20,8 @@ import {
 } from '../../memory/physical-chunk.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkRange, type DescriptorFields, type ExportedFields } from '../descriptor.ts';
-import { describeExporter } from '../identity.ts';
 import { PACKET_FDS } from '../protocol.ts';
-import { exportIdOf } from './facts.ts';
-import { importedBuffer, sourceOf } from './imported-buffer.ts';
+import { describeExporter, exportIdOf } from './facts.ts';
 import type { OpenRequest, SampleMemory } from './kind.ts';
 import { type Mapping, MappingTable, tableByContext } from './mapping.ts';
 import {
@@ -32,12 +30,14 @@ import {
   bufferIn,
   checkMemory,
   exportMemory,
+  importedBuffer,
   isShareableMemory,
   isVirtual,
   type MemoryKind,
   memoryTraits,
   rangeIn,
   type ShareableMemory,
+  sourceOf,
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
 import { checkProbe, filled, PROBE_BYTE_LENGTH } from './probe.ts';

@@ -7,14 +7,11 @@
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseOrWarn, runAll } from '../../lifetime.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
 import { type DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
-import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import { withExportsTable } from '../../worker-counts.ts';
 import { type DescriptorFields, isMemoryFields, type MemoryFields } from '../descriptor.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import { importedBuffer } from './imported-buffer.ts';
-import type { OpenRequest } from './kind.ts';
 import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
 import { blockedError, type OpenBlocker } from './support.ts';
 
@@ -169,7 +166,10 @@ export const isFromOtherThread = (descriptor: DescriptorFields): descriptor is M
  *
  * @throws IpcError if it no longer exists
  */
-function openFromOtherThread(context: Context, descriptor: MemoryFields): MappingUse<Mapping> {
+export function useFromOtherThread(
+  context: Context,
+  descriptor: MemoryFields,
+): MappingUse<Mapping> {
   const { generation } = descriptor;
   const { mapping, release } = mappings(context).use(nameOf(descriptor), 0, context, () =>
     withExportsTable((table) => {
@@ -182,39 +182,6 @@ function openFromOtherThread(context: Context, descriptor: MemoryFields): Mappin
   );
   const byteLength = withExportsTable((table) => table[mapping.at + BYTE_LENGTH] as number);
   return { mapping: { ...mapping, byteLength }, release };
-}
-
-/**
- * Opens memory of another thread of this process, of any kind: it has the same address here.
- *
- * @param needsFds whether other processes need its file descriptors to open it
- */
-export function openThreadMemory(
-  request: Omit<OpenRequest<MemoryFields>, 'assertOpenable'>,
-  needsFds: boolean,
-): DeviceBuffer {
-  const { context, descriptor, fds } = request;
-  const { mapping, release } = openFromOtherThread(context, descriptor);
-  const keptFds: number[] = [];
-  const buffer = importedBuffer(request, {
-    use: {
-      mapping,
-      release: (onReleased) =>
-        runAll([
-          () => release(onReleased),
-          ...keptFds.map((fd) => () => closeContextFd(context, fd)),
-        ]),
-    },
-    fds() {
-      if (!needsFds || keptFds.length > 0) return keptFds;
-      throw new IpcError(
-        'memory of another thread was opened here without its file descriptors, which other processes ' +
-          'need: share it in the thread that made it',
-      );
-    },
-  });
-  for (const fd of fds.take()) keptFds.push(addContextFd(context, fd));
-  return buffer;
 }
 
 /** Returns the record of memory that its sharing thread has not closed. */

@@ -458,11 +458,6 @@ describe('forwardObjects', () => {
     return { requests, releasedCount: () => releasedCount };
   }
 
-  /** Makes a buffer of this process count as another's. */
-  const markImported = (buffer: DeviceBuffer): void => {
-    Object.defineProperty(buffer, 'origin', { value: 'imported' });
-  };
-
   test('an object that returns to its owner needs no request', () => {
     const [buffer, own] = [allocate(), allocate()];
     const owner = fakeOwner(7, buffer);
@@ -518,7 +513,6 @@ describe('forwardObjects', () => {
   test('a send closes its ends of the links, and releases requests for objects that were not sent', async () => {
     const [buffer, other] = [allocate(), allocate()];
     const owners = [fakeOwner(7, buffer), fakeOwner(7, other, 999)] as const;
-    for (const each of [buffer, other]) markImported(each);
     using to = new RawPeer();
     await to.peer.send(buffer);
     // A timeline page may come before it.
@@ -554,7 +548,6 @@ describe('forwardObjects', () => {
       return { acknowledged, release() {} };
     };
     factsOf(buffer).owner = { process: to(7), requestForward };
-    markImported(buffer);
     using other = new RawPeer();
     /** The number of received values. A timeline page may come before. */
     const values = (): number => {

@@ -37,11 +37,13 @@ import {
   openIpcEvent,
   openIpcPool,
 } from '../../../../../src/ipc/index.ts';
+import { ownerConnectionOf } from '../../../../../src/ipc/lease/import-table.ts';
 import {
   closeSharingSession,
   releaseImportedPoolLater,
 } from '../../../../../src/ipc/sharing/connection-pools.ts';
 import { withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
+import { factsOf } from '../../../../../src/ipc/sharing/facts.ts';
 import type { ImportLease, SharingSession } from '../../../../../src/ipc/sharing/kind.ts';
 import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
 import {
@@ -778,7 +780,11 @@ describe('moveIpcBuffer', () => {
       await context.flush();
       const opened = openIpcBuffer(given, { fds: fds.map(duplicateFd) });
       const view = opened.subarray(16, 32);
+      const owner = {};
+      factsOf(opened).owner = owner;
       const moved = moveIpcBuffer(opened);
+      // A third process that gets the buffer gets it from its owner.
+      assert.equal(ownerConnectionOf(moved), owner);
       opened.close();
       for (const gone of [opened, view]) assert.throws(() => gone.address, { name: 'ClosedError' });
       assert.throws(() => opened.address, { message: /moved to another buffer/ });
