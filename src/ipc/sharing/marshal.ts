@@ -12,25 +12,7 @@ import {
   OwnedFds,
   type SharingSession,
 } from './kind.ts';
-import { isShareable, kindOf, kindOfFields, type Shareable } from './kinds.ts';
-
-/** A session in which nothing was sent or received, and nobody is notified. */
-export const emptySharingSession = (): SharingSession => ({
-  sentPools: new Map(),
-  receivedPools: new Map(),
-  onPoolClosed() {},
-  hasLeaseOn: () => false,
-});
-
-/**
- * Exports an object for one peer; undefined if it is not a kind that can be shared. @throws
- * IpcError
- */
-export function exportForPeer(object: object, session: SharingSession): EncodedExport | undefined {
-  return isShareable(object)
-    ? prepareForPeer(session, object, exportForAnyPeer(object))
-    : undefined;
-}
+import { kindOf, kindOfFields, type Shareable } from './kinds.ts';
 
 /** Exports an object for any process. May call a memory manager. @throws IpcError, ClosedError */
 export function exportForAnyPeer(object: Shareable): EncodedExport {

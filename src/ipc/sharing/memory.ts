@@ -146,10 +146,16 @@ function exportBuffer(
   exportOwn: (buffer: DeviceBuffer) => ExportedFields,
   alwaysWritable: string | undefined,
 ): ExportedFields {
-  const { readableAddress: address, byteLength } = buffer;
+  const { readableAddress: address, byteLength, access, root } = buffer;
   if (byteLength === 0) throw new RangeError(`an empty buffer (at ${address}) cannot be shared`);
   const source = sourceOf(buffer);
-  return source ? reexportBuffer(buffer, source, alwaysWritable) : exportOwn(buffer);
+  if (!source) return exportOwn(buffer);
+  if (access === 'read' && alwaysWritable) refuseReadOnly(alwaysWritable);
+  // The descriptor it was opened with, narrowed to this view. Bytes have no layout, and the ready
+  // event was for this process.
+  const { layout: _, readyEvent: __, ...fields } = source.descriptor;
+  const byteOffset = source.descriptor.byteOffset + (address - root.readableAddress);
+  return { descriptor: { ...fields, byteOffset, byteLength, access }, fds: source.fds() };
 }
 
 /** What an imported buffer was opened with; undefined for memory of this process. */
@@ -157,24 +163,6 @@ export const sourceOf = ({ origin, root }: DeviceBuffer): ImportSource<MemoryFie
   origin === 'imported'
     ? (knownFacts(root)?.source as ImportSource<MemoryFields> | undefined)
     : undefined;
-
-/**
- * Exports an imported buffer again: the descriptor it was opened with, narrowed to this view.
- *
- * @param alwaysWritable as in the row of its kind
- */
-export function reexportBuffer(
-  buffer: DeviceBuffer,
-  { descriptor, fds }: ImportSource<MemoryFields>,
-  alwaysWritable: string | undefined,
-): ExportedFields {
-  const { readableAddress: address, byteLength, access, root } = buffer;
-  if (access === 'read' && alwaysWritable) refuseReadOnly(alwaysWritable);
-  // Bytes have no layout, and the ready event was for this process.
-  const { layout: _, readyEvent: __, ...fields } = descriptor;
-  const byteOffset = descriptor.byteOffset + (address - root.readableAddress);
-  return { descriptor: { ...fields, byteOffset, byteLength, access }, fds: fds() };
-}
 
 /**
  * Returns exactly the bytes that the items of an array occupy, from the first to the last.
@@ -204,7 +192,7 @@ export const withLayout = <M extends MemoryFields>(
  * How imported memory is closed: its exporter is notified, and the mapping is released. A class, as
  * each hand-over makes one: an object literal with spread parts took 3 µs.
  */
-export class ImportRelease implements StreamOrderedRelease {
+class ImportRelease implements StreamOrderedRelease {
   /** Undefined if nobody asks, or if not all uses of the memory are seen: those of a part of other memory. */
   readonly uses: MemoryUses | undefined;
   readonly #context: Context;

@@ -31,7 +31,7 @@ import {
   encodeFields,
   parseDescriptor,
 } from '../../../../src/ipc/sharing/descriptor-codec.ts';
-import { emptySharingSession, importFromPeer } from '../../../../src/ipc/sharing/marshal.ts';
+import { importFromPeer } from '../../../../src/ipc/sharing/marshal.ts';
 import { HostPage } from '../../../../src/ipc/timeline/host-page.ts';
 import { TimelinePage } from '../../../../src/ipc/timeline/page.ts';
 import { SharedCounter } from '../../../../src/ipc/timeline/shared-counter.ts';
@@ -51,6 +51,7 @@ import {
 import { EncodedValue } from '../../../../src/ipc/wire/value-decoder.ts';
 import { encodeValue } from '../../../../src/ipc/wire/value-encoder.ts';
 import { ValueMessageReader, writeObjectTable } from '../../../../src/ipc/wire/value-message.ts';
+import { emptySharingSession } from '../../../support/sharing.ts';
 import {
   assertSameValue,
   type Bytes,

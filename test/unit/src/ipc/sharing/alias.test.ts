@@ -21,9 +21,10 @@ import {
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Tag } from '../../../../../src/ipc/protocol.ts';
 import { encodeFields, withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
-import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
+import { importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { leaves } from '../../../../support/left-open.ts';
 import { collectGarbage } from '../../../../support/process-state.ts';
+import { emptySharingSession } from '../../../../support/sharing.ts';
 import { emulate } from '../../emulate.ts';
 import { RawPeer, tableOf } from '../peer/support.ts';
 

@@ -11,15 +11,12 @@ import type { HostFields } from '../../../../../src/ipc/descriptor.ts';
 import { Channel, type ChannelConsumer, exportIpc } from '../../../../../src/ipc/index.ts';
 import { END_OF_WAITS } from '../../../../../src/ipc/protocol.ts';
 import { decodeAnyFields, encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
-import {
-  emptySharingSession,
-  exportForAnyPeer,
-  importFromPeer,
-} from '../../../../../src/ipc/sharing/marshal.ts';
+import { exportForAnyPeer, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { HostPage } from '../../../../../src/ipc/timeline/host-page.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { openDescriptors, processState } from '../../../../support/process-state.ts';
+import { emptySharingSession } from '../../../../support/sharing.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 

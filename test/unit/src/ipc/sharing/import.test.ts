@@ -51,11 +51,7 @@ import {
 import { closeSharingSession } from '../../../../../src/ipc/sharing/connection-pools.ts';
 import { withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
-import {
-  emptySharingSession,
-  exportForPeer,
-  importFromPeer,
-} from '../../../../../src/ipc/sharing/marshal.ts';
+import { importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { asArray } from '../../../../../src/ipc/sharing/memory.ts';
 import { ConnectionTimeline } from '../../../../../src/ipc/timeline/connection-timeline.ts';
 import type { TimelinePoint } from '../../../../../src/ipc/timeline/point.ts';
@@ -65,6 +61,7 @@ import { Latch } from '../../../../support/latch.ts';
 import { anyLayout } from '../../../../support/layouts.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 import { killed, startProcess } from '../../../../support/program.ts';
+import { emptySharingSession, exportForPeer } from '../../../../support/sharing.ts';
 import { currentContext, emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 

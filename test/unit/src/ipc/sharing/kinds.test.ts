@@ -4,6 +4,7 @@ import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { DeviceBuffer, float32, fromBuffer } from '../../../../../src/index.ts';
 import { objectKinds } from '../../../../../src/ipc/protocol.ts';
+import type { Kind } from '../../../../../src/ipc/sharing/kind.ts';
 import {
   bufferOf,
   contextOf,
@@ -47,6 +48,30 @@ describe('kinds', () => {
       assert.equal(bufferOf(other), undefined);
       assert.equal(contextOf(other), undefined);
     }
+  });
+
+  test('an object is recognized once, and then knows its row', () => {
+    emulate();
+    using buffer = DeviceBuffer.allocate(256);
+    let asked = 0;
+    const counted: Kind = {
+      ...(legacy as Kind),
+      includes(object): object is object {
+        asked += 1;
+        return legacy.includes(object);
+      },
+    };
+    kinds.unshift(counted);
+    try {
+      for (let i = 0; i < 3; i += 1) {
+        assert.equal(kindOf(buffer), counted);
+        assert.equal(ownerOf(buffer), buffer);
+        assert.equal(isShareable(buffer), true);
+      }
+    } finally {
+      kinds.shift();
+    }
+    assert.equal(asked, 1);
   });
 
   test('each kind of the protocol has a row', () => {

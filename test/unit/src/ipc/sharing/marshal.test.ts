@@ -46,11 +46,7 @@ import { withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts
 import { factsOf } from '../../../../../src/ipc/sharing/facts.ts';
 import type { ImportLease, SharingSession } from '../../../../../src/ipc/sharing/kind.ts';
 import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
-import {
-  emptySharingSession,
-  exportForPeer,
-  importFromPeer,
-} from '../../../../../src/ipc/sharing/marshal.ts';
+import { importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { ensureKeepaliveAllocation } from '../../../../../src/memory/physical-memory.ts';
 import {
   acquireSharedUse,
@@ -67,6 +63,7 @@ import {
   openDescriptors,
   openedSince,
 } from '../../../../support/process-state.ts';
+import { emptySharingSession, exportForPeer } from '../../../../support/sharing.ts';
 import { emulate } from '../../emulate.ts';
 
 const MIB = 1 << 20;

@@ -6,11 +6,12 @@ import { allocatePages, createSealedMemfd } from '../../../../../ffi/linux/memfd
 import { CUresult } from '../../../../../ffi/results.ts';
 import { Context, DeviceBuffer, PinnedBuffer, Stream } from '../../../../../src/index.ts';
 import { exportIpc, leases } from '../../../../../src/ipc/index.ts';
-import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
+import { importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { processState } from '../../../../support/process-state.ts';
+import { emptySharingSession } from '../../../../support/sharing.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 
