@@ -87,10 +87,15 @@ export class ImportTable {
     // An object of this process that came back has no other owner.
     const facts = knownFacts(ownerOf(object as Shareable));
     if (!facts?.source) return;
-    facts.owner = {
+    const owner: OwnerConnection = {
       process: this.#owner.process,
       requestForward: (...request) => this.#owner.requestForward(id, ...request),
-    } satisfies OwnerConnection;
+      moved: (to) => {
+        if (this.#open.has(id - this.#salt))
+          this.#open.set(id - this.#salt, new WeakRef(to as ImportedResource));
+      },
+    };
+    facts.owner = owner;
   }
 
   /**
@@ -226,6 +231,8 @@ export class ImportTable {
  */
 export interface OwnerConnection {
   readonly process: PeerProcess;
+  /** Notes that another object has taken over what the object owns. */
+  moved?(to: object): void;
   /**
    * Asks the owner to keep the object for a third process, too.
    *

@@ -28,7 +28,7 @@ class Facts {
   /** The leases of other processes on it: see the room `lease`. */
   leases: Set<object> | undefined = undefined;
   /** The connection to its owner, if it belongs to another process: see the room `lease`. */
-  owner: object | undefined = undefined;
+  owner: { moved?(to: object): void } | undefined = undefined;
 }
 
 // Stored on the object: a WeakMap with an entry for each would slow down garbage collection.

@@ -311,6 +311,7 @@ export function moveIpcBuffer(buffer: DeviceBuffer): DeviceBuffer {
   const moved = buffer.moveToNewBuffer();
   const { source, owner } = facts;
   Object.assign(factsOf(moved), { source, owner });
+  owner?.moved?.(moved);
   return moved;
 }
 

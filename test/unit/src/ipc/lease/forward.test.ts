@@ -451,10 +451,11 @@ describe('forwardObjects', () => {
         },
       };
     };
-    factsOf(buffer).owner = {
+    const owner: OwnerConnection = {
       process: typeof pid === 'number' ? to(pid) : pid,
       requestForward,
     };
+    factsOf(buffer).owner = owner;
     return { requests, releasedCount: () => releasedCount };
   }
 
@@ -547,7 +548,8 @@ describe('forwardObjects', () => {
       closeFd(link);
       return { acknowledged, release() {} };
     };
-    factsOf(buffer).owner = { process: to(7), requestForward };
+    const owner: OwnerConnection = { process: to(7), requestForward };
+    factsOf(buffer).owner = owner;
     using other = new RawPeer();
     /** The number of received values. A timeline page may come before. */
     const values = (): number => {
