@@ -63,8 +63,8 @@ export interface MemoryKind<F extends MemoryFields = MemoryFields>
 }
 
 /** Whether this process made a buffer of virtual memory. */
-export const isVirtual = ({ origin, keepalive }: DeviceBuffer): boolean =>
-  origin === 'allocated' && keepalive instanceof VirtualMemory;
+export const isVirtual = (buffer: DeviceBuffer): boolean =>
+  buffer.origin === 'allocated' && buffer.keepalive instanceof VirtualMemory;
 
 /** What the rows of all kinds of memory have in common. */
 export const memoryTraits = {
@@ -159,9 +159,9 @@ function exportBuffer(
 }
 
 /** What an imported buffer was opened with; undefined for memory of this process. */
-export const sourceOf = ({ origin, root }: DeviceBuffer): ImportSource<MemoryFields> | undefined =>
-  origin === 'imported'
-    ? (knownFacts(root)?.source as ImportSource<MemoryFields> | undefined)
+export const sourceOf = (buffer: DeviceBuffer): ImportSource<MemoryFields> | undefined =>
+  buffer.origin === 'imported'
+    ? (knownFacts(buffer.root)?.source as ImportSource<MemoryFields> | undefined)
     : undefined;
 
 /**
@@ -183,8 +183,8 @@ export function bytesOfItems(array: DeviceArray, isProtectable: boolean): Device
 /** Adds the layout of an array to the descriptor of the bytes of its items. */
 export const withLayout = <M extends MemoryFields>(
   descriptor: M,
-  { dtype, layout }: DeviceArray,
-): M => ({ ...descriptor, layout: describeLayout(dtype, layout) });
+  array: DeviceArray,
+): M => ({ ...descriptor, layout: describeLayout(array.dtype, array.layout) });
 
 // ---- Memory of other processes ----
 
