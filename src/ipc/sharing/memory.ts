@@ -181,10 +181,10 @@ export function bytesOfItems(array: DeviceArray, isProtectable: boolean): Device
 }
 
 /** Adds the layout of an array to the descriptor of the bytes of its items. */
-export const withLayout = <M extends MemoryFields>(
-  descriptor: M,
-  array: DeviceArray,
-): M => ({ ...descriptor, layout: describeLayout(array.dtype, array.layout) });
+export const withLayout = <M extends MemoryFields>(descriptor: M, array: DeviceArray): M => ({
+  ...descriptor,
+  layout: describeLayout(array.dtype, array.layout),
+});
 
 // ---- Memory of other processes ----
 
