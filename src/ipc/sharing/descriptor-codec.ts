@@ -20,7 +20,6 @@ import {
   type IpcKind,
   invalidDescriptor,
   isHostFields,
-  MEMORY_KINDS,
 } from '../descriptor.ts';
 import {
   type FieldType,
@@ -40,7 +39,8 @@ import {
   objectKinds,
 } from '../protocol.ts';
 import { PROTOCOL_VERSION, versionMismatch } from '../version.ts';
-import { kindOfFields } from './kinds.ts';
+import type { DescribedKind } from './kind.ts';
+import { kindOfFields, kinds as shared } from './kinds.ts';
 
 // ---- Messages ----
 
@@ -134,8 +134,8 @@ function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefine
     return 'it has no kind: pass all that getIpcHandle or exportIpc returned in the other process';
   const found = descriptorKinds.find((name) => name === kind);
   if (found === undefined || kinds.includes(found)) return undefined;
-  const isMemory = (MEMORY_KINDS as readonly string[]).includes(found);
-  return `it is one of kind ${found}: open it with ${isMemory ? 'openIpcBuffer' : 'openIpc'}`;
+  const { opener } = shared.find(({ name }) => name === found) as DescribedKind;
+  return `it is one of kind ${found}: open it with ${opener}`;
 }
 
 // ---- Bytes with a version and a checksum ----

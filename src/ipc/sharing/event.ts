@@ -14,6 +14,7 @@ import { openDescriptor } from './open.ts';
 export const event: DescribedKind<CudaEvent, DescriptorFields<'event'>> = {
   name: 'event',
   noun: 'event',
+  opener: 'openIpcEvent',
   capability: 'events',
   isByPid: true,
   includes: (object) => object instanceof CudaEvent,

@@ -93,6 +93,8 @@ export interface DescribedKind<
   readonly capability: keyof IpcSupport;
   /** What its objects are, for error messages. */
   readonly noun: 'event' | 'memory';
+  /** The function that opens its descriptors. */
+  readonly opener: 'openIpcBuffer' | 'openIpcEvent' | 'openIpcPool';
   /** Whether the driver finds an object by the pid of its exporter. */
   readonly isByPid?: boolean;
   /** What its memory is called, if the driver always maps it for reading and writing. */

@@ -70,6 +70,7 @@ export const isVirtual = (buffer: DeviceBuffer): boolean =>
 export const memoryTraits = {
   label: 'memory',
   noun: 'memory',
+  opener: 'openIpcBuffer',
   areUsesSeen: true,
   // Virtual memory may grow. Borrowed memory may have been freed and allocated again.
   isConstant: (object) =>

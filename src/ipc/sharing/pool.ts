@@ -59,6 +59,7 @@ const poolTraits = {
 /** A pool itself. */
 export const pool: DescribedKind<MemoryPool | ImportedPool, PoolFields> = {
   ...poolTraits,
+  opener: 'openIpcPool',
   includes: (object) => object instanceof MemoryPool || object instanceof ImportedPool,
   describes: isPoolItself,
   description: 'a memory pool, by its file descriptor',
