@@ -1,6 +1,6 @@
 /** Reads the descriptor that a command is given: as JSON, in a file, or on stdin. */
 import { closeSync, openSync, readSync } from 'node:fs';
-import { decodeDescriptor } from '../ipc/descriptor-codec.ts';
+import { decodeDescriptor } from '../ipc/sharing/descriptor-codec.ts';
 import { formatBytes } from '../validate.ts';
 import { UsageError } from './command.ts';
 

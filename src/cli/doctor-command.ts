@@ -1,7 +1,7 @@
 /** `cuffi doctor`: what works on this machine, and between two processes. */
 import { arch, platform } from 'node:process';
-import { parseDescriptor } from '../ipc/descriptor-codec.ts';
 import { type Machine, thisMachine } from '../ipc/inspect/process-facts.ts';
+import { parseDescriptor } from '../ipc/sharing/descriptor-codec.ts';
 import { type Explanation, explain } from '../ipc/sharing/explain.ts';
 import {
   CannotRunError,

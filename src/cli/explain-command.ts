@@ -1,7 +1,8 @@
 /** `cuffi explain`: what a descriptor describes, and whether this machine can open it. */
-import type { IpcDescriptor } from '../ipc/descriptor.ts';
-import { parseDescriptor } from '../ipc/descriptor-codec.ts';
+import { type IpcDescriptor, isMemoryFields, type MemoryFields } from '../ipc/descriptor.ts';
+import { parseDescriptor } from '../ipc/sharing/descriptor-codec.ts';
 import { type Explanation, explain } from '../ipc/sharing/explain.ts';
+import { kindOfFields } from '../ipc/sharing/kinds.ts';
 import { formatBytes } from '../validate.ts';
 import { type Command, parseCommand, singleArgument, UsageError } from './command.ts';
 import { readDescriptor } from './descriptor-input.ts';
@@ -66,35 +67,28 @@ function describe(
 function describeDescriptor(descriptor: IpcDescriptor): string[] {
   const { kind, device, pid, pidNamespace, machine } = descriptor;
   return [
-    `kind      ${describeKind(descriptor)}`,
+    `kind      ${kind}: ${kindOfFields(descriptor).description}`,
     `device    ${device}`,
     `exporter  process ${pid} of pid namespace ${pidNamespace}`,
     `machine   ${machine}`,
-    ...(kind === 'event' || descriptor.byteLength === 0
-      ? []
-      : [
-          `bytes     ${formatBytes(descriptor.byteLength)} from ${descriptor.byteOffset} of an allocation of ${descriptor.baseByteLength}, ${descriptor.access}`,
-        ]),
-    ...(kind !== 'event' && descriptor.layout
-      ? [`array     ${descriptor.layout.dtype} [${descriptor.layout.shape.join(', ')}]`]
-      : []),
+    ...(isMemoryFields(descriptor) ? describeRange(descriptor) : []),
   ];
 }
 
-function describeKind(descriptor: IpcDescriptor): string {
-  switch (descriptor.kind) {
-    case 'legacy':
-      return 'legacy: plain device memory, by its handle';
-    case 'pool':
-      return descriptor.handle === null
-        ? 'pool: a memory pool, by its file descriptor'
-        : 'pool: memory of a pool, by the file descriptor of the pool';
-    case 'virtual':
-      return `virtual: virtual memory, by ${descriptor.pieces.length} file descriptors`;
-    case 'event':
-      return 'event: an interprocess event, by its handle';
-  }
-}
+const describeRange = ({
+  byteLength,
+  byteOffset,
+  baseByteLength,
+  access,
+  layout,
+}: MemoryFields): string[] => [
+  ...(byteLength === 0
+    ? []
+    : [
+        `bytes     ${formatBytes(byteLength)} from ${byteOffset} of an allocation of ${baseByteLength}, ${access}`,
+      ]),
+  ...(layout ? [`array     ${layout.dtype} [${layout.shape.join(', ')}]`] : []),
+];
 
 function attempt<T>(read: () => T): T | undefined {
   try {

@@ -2,12 +2,11 @@
 
 import { newLayout } from '../array/allocate-items.ts';
 import { type Layout, layoutExtents } from '../array/layout.ts';
-import { sizeOf } from '../array/shape.ts';
 import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { IpcError } from '../errors.ts';
 import type { Access } from '../memory/buffer.ts';
 import { formatBytes } from '../validate.ts';
-import { hostFields, MAX_SLOTS } from './protocol.ts';
+import { descriptorFields, hostFields } from './protocol.ts';
 import type { PROTOCOL_VERSION } from './version.ts';
 
 /** Fields of every descriptor: the GPU, and the machine and process that exported it. */
@@ -134,44 +133,38 @@ type FieldsOf<D> = Omit<D, keyof Checksummed | 'readyEvent'> &
     ? { readonly readyEvent?: FieldsOf<IpcEventDescriptor> | undefined }
     : unknown);
 
-export type MemoryKind = Exclude<IpcKind, 'event'>;
+/** The kinds that are memory: those with a range. */
+export type MemoryKind = {
+  [K in IpcKind]: IpcDescriptors[K] extends IpcRange ? K : never;
+}[IpcKind];
 
 /**
- * Objects of which file descriptors are a part. They travel over connections only, and belong to no
- * device.
+ * Kinds of objects of which file descriptors are a part. They travel over connections only, and belong
+ * to no device.
  */
-interface HostObjects {
-  /** A timeline that the receiver waits for. */
-  readonly timeline: unknown;
-  /** A timeline that the receiver signals from now on. */
-  readonly signaler: {
-    /** The last value that was signaled. */
-    readonly last: number;
-  };
-  /** Page-locked host memory. */
-  readonly pinned: { readonly byteLength: number };
-  /** A channel that the receiver consumes. */
-  readonly channel: {
-    readonly slots: number;
-    /** From the beginning of a slot to that of the next, in bytes. */
-    readonly stride: number;
-    /** The size of a slot. */
-    readonly byteLength: number;
-    /** The layout of messages that have none of their own. */
-    readonly layout: IpcLayout;
-    /** A bit for each property: 1 delivers each message to one consumer, 2 lets streams wait. */
-    readonly flags: number;
-    /** The memory of all slots. */
-    readonly memory: DescriptorFields<'virtual'>;
-  };
-}
+export type HostKind = keyof typeof hostFields;
 
-export type HostKind = keyof HostObjects;
-
-/** The fields of an object that its file descriptors are all of. */
+/** The fields of an object that its file descriptors are all of, as protocol.json lists them. */
 export type HostFields<K extends HostKind = HostKind> = {
-  readonly [Kind in K]: { readonly kind: Kind } & HostObjects[Kind];
+  readonly [Kind in K]: { readonly kind: Kind } & {
+    readonly [Field in (typeof hostFields)[Kind][number] as Field[0]]: FieldValues[Field[1]];
+  };
 }[K];
+
+/** The types of fields, by their names in protocol.json. */
+interface FieldValues {
+  readonly uint32: number;
+  readonly positive32: number;
+  readonly size: number;
+  readonly positive: number;
+  readonly handle: string;
+  readonly 'handle?': string | null;
+  readonly id: string;
+  readonly pieces: readonly number[];
+  readonly access: Access;
+  readonly 'layout?': IpcLayout | undefined;
+  readonly virtual: DescriptorFields<'virtual'>;
+}
 
 /** The fields of anything that a connection can send. */
 export type AnyFields = DescriptorFields | HostFields;
@@ -180,7 +173,11 @@ export type AnyFields = DescriptorFields | HostFields;
 export type MemoryFields = DescriptorFields<MemoryKind>;
 
 /** The kinds that are memory. */
-export const MEMORY_KINDS: readonly MemoryKind[] = ['legacy', 'pool', 'virtual'];
+export const MEMORY_KINDS = Object.entries(descriptorFields).flatMap(([kind, fields]) =>
+  fields.some(([name]) => name === 'byteOffset') ? [kind as MemoryKind] : [],
+);
+
+export const isMemoryFields = (fields: AnyFields): fields is MemoryFields => 'byteOffset' in fields;
 
 /** What is sent to another process for one object: plain data, and file descriptors. */
 export interface Exported {
@@ -207,37 +204,12 @@ export const isHostFields = (fields: AnyFields): fields is HostFields =>
 
 // ---- What the fields must be together ----
 
-/** @throws IpcError for fields that are valid one by one but inconsistent */
-export function checkConsistency(fields: AnyFields): void {
-  if (fields.kind === 'channel') checkChannel(fields);
-  if (fields.kind === 'event' || isHostFields(fields)) return;
-  const inconsistency = inconsistencyIn(fields);
-  if (inconsistency) throw invalidDescriptor([fields.kind], inconsistency);
-  checkRange(fields);
-  if (fields.layout) layoutOf(fields);
-}
-
 export const invalidDescriptor = (kinds: readonly IpcKind[], why: string): IpcError =>
   new IpcError(
     `this is not a cuffi descriptor of kind ${kinds.join(' or ')}:\n${why}`,
     undefined,
     'invalid-descriptor',
   );
-
-/** Returns why the fields are inconsistent. */
-function inconsistencyIn(fields: MemoryFields): string | undefined {
-  if (fields.kind === 'pool') {
-    const { handle, byteLength, baseByteLength, layout, readyEvent } = fields;
-    const isConsistent =
-      handle === null ? baseByteLength === 0 && !layout && !readyEvent : byteLength > 0;
-    return isConsistent
-      ? undefined
-      : 'the pool itself has size 0, and memory of the pool has a size above 0';
-  }
-  if (fields.kind !== 'virtual') return undefined;
-  const sum = fields.pieces.reduce((total, piece) => total + piece, 0);
-  return sum === fields.baseByteLength ? undefined : 'the pieces must add up to baseByteLength';
-}
 
 /** @throws IpcError for a range beyond its allocation */
 export function checkRange(
@@ -278,7 +250,8 @@ export function layoutOf({ layout, byteLength, pid }: MemoryFields): ParsedLayou
   return parsed;
 }
 
-function readLayout({ dtype: name, shape, strides }: IpcLayout, pid: number): ParsedLayout {
+/** @throws IpcError for what is not the layout of an array */
+export function readLayout({ dtype: name, shape, strides }: IpcLayout, pid: number): ParsedLayout {
   try {
     const dtype = dtypeNamed(name);
     if (dtype.name !== name) throw new TypeError(`the dtype is called ${dtype.name}, not ${name}`);
@@ -295,58 +268,12 @@ const invalidLayout = (pid: number, why: string): IpcError =>
     'invalid-descriptor',
   );
 
-/** @throws IpcError for slots beyond the memory, or messages beyond their slots */
-function checkChannel(fields: HostFields<'channel'>): void {
-  const { slots, stride, byteLength, memory } = fields;
-  const layout: IpcLayout | undefined = fields.layout;
-  const refuse = (why: string): never => {
-    throw new IpcError(
-      `the channel of process ${memory.pid} is invalid: ${why}`,
-      undefined,
-      'invalid-descriptor',
-    );
-  };
-  if (slots > MAX_SLOTS) refuse(`it has ${slots} slots, of at most ${MAX_SLOTS}`);
-  if (slots * stride > memory.byteLength || byteLength > stride || memory.byteOffset > 0)
-    refuse('its slots lie outside of its memory');
-  if (layout === undefined) refuse('it has no layout');
-  const { dtype } = readLayout(layout, memory.pid);
-  const needed = sizeOf(layout.shape) * dtype.itemsize;
-  if (needed > byteLength)
-    refuse(`an array of ${formatBytes(needed)} does not fit into a slot of ${byteLength}`);
-}
-
 /** Describes the layout of an array whose items begin with the first byte of its range. */
 export const describeLayout = (dtype: Dtype, { shape, strides }: Layout): IpcLayout => ({
   dtype: dtype.name,
   shape: [...shape],
   strides: [...strides],
 });
-
-// ---- Read-only memory ----
-
-/**
- * Names of the kinds that the driver always maps for reading and writing. For virtual memory, its
- * importer chooses the access. So read-only memory is shared as virtual memory or not at all, and
- * an importer does not rely on the descriptor alone.
- */
-export const ALWAYS_WRITABLE: Readonly<Partial<Record<IpcKind, string>>> = {
-  legacy: 'plain device memory',
-  pool: 'memory of a pool',
-};
-
-/** @throws IpcError for a kind that the driver cannot map read-only */
-export function checkReadOnlyKind(kind: MemoryKind): void {
-  const what = ALWAYS_WRITABLE[kind];
-  if (what)
-    throw new IpcError(
-      `${what} cannot be shared read-only: the driver gives every process that opens it write ` +
-        'access. Share virtual memory (VirtualMemory.reserve(byteLength, { shareable: true })), ' +
-        'a copy, or the memory for reading and writing',
-      undefined,
-      'not-supported',
-    );
-}
 
 /** @throws IpcError for a descriptor of plain bytes */
 export function checkIsArray({ layout }: MemoryFields): void {

@@ -1,4 +1,4 @@
-/** The identity of this process, of what it exports, and what it can see of other processes. */
+/** The identity of this process, and what it can see of other processes. */
 import { readFileSync } from 'node:fs';
 import { isProcessAliveCached } from '../../ffi/linux/pidfd.ts';
 import {
@@ -9,9 +9,7 @@ import {
   processStartTime,
   processUser,
 } from '../../ffi/linux/process.ts';
-import type { Device } from '../device.ts';
-import { randomUint48 } from '../memory/random-id.ts';
-import type { DescriptorFields, IpcExporter } from './descriptor.ts';
+import type { IpcExporter } from './descriptor.ts';
 
 /** This process and machine, as checks before opening anything need them. */
 export interface LocalProcess {
@@ -44,18 +42,6 @@ export const localProcess = (): LocalProcess => {
   };
   return cached;
 };
-
-const exporterByDevice = new WeakMap<Device, IpcExporter>();
-
-/** Returns the exporter fields of the descriptors of objects on a device. */
-export function describeExporter(device: Device): IpcExporter {
-  const known = exporterByDevice.get(device);
-  if (known) return known;
-  const { machine, pid, startTime, pidNamespace: namespace } = localProcess();
-  const exporter = { device: device.uuid, machine, pid, startTime, pidNamespace: namespace };
-  exporterByDevice.set(device, exporter);
-  return exporter;
-}
 
 /** Names a process, as in an error message. Its pid is 0 if it is of another pid namespace. */
 export const processName = ({ pid }: { readonly pid: number }): string =>
@@ -93,61 +79,3 @@ export function isWsl(root = ''): boolean {
     return false;
   }
 }
-
-// ---- The objects that this process has exported, so that its own descriptors can be resolved ----
-
-// Stored on the object: a WeakMap with an entry for each allocation would slow down garbage
-// collection.
-const EXPORT_ID = Symbol('generation');
-
-interface WithExportId {
-  [EXPORT_ID]?: number;
-}
-
-const exportsByName = new Map<string, WeakRef<object>>();
-const MIN_SWEEP_THRESHOLD = 1024;
-/**
- * Above this size, names of collected objects are removed. A finalizer for each would cost more.
- */
-let sweepThreshold = MIN_SWEEP_THRESHOLD;
-
-/**
- * Returns the number of an exported allocation, unique during the life of the process. It is
- * random, so that a process that was not given it cannot name the allocation.
- */
-export function exportIdOf(allocation: object): number {
-  const known = (allocation as WithExportId)[EXPORT_ID];
-  if (known !== undefined) return known;
-  let id = randomUint48();
-  while (exportsByName.has(`memory ${id}`)) id = randomUint48();
-  (allocation as WithExportId)[EXPORT_ID] = id;
-  rememberExport(`memory ${id}`, allocation);
-  return id;
-}
-
-/** Registers an exported object by name until it is collected. */
-export function rememberExport(name: string, object: object): void {
-  if (exportsByName.get(name)?.deref() === object) return;
-  exportsByName.set(name, new WeakRef(object));
-  if (exportsByName.size > sweepThreshold) sweepCollected();
-}
-
-function sweepCollected(): void {
-  for (const [name, object] of exportsByName)
-    if (object.deref() === undefined) exportsByName.delete(name);
-  sweepThreshold = Math.max(MIN_SWEEP_THRESHOLD, 2 * exportsByName.size);
-}
-
-/** The name that the object of a descriptor of this process was registered by. */
-export function nameOfExport(descriptor: DescriptorFields): string {
-  if (descriptor.kind === 'event') return `event ${descriptor.handle}`;
-  if (descriptor.kind === 'pool' && descriptor.handle === null) return `pool ${descriptor.pool}`;
-  return `memory ${descriptor.generation}`;
-}
-
-/** The objects that were exported and still exist. */
-export const exportedObjects = (): object[] =>
-  [...exportsByName.values()].flatMap((reference) => reference.deref() ?? []);
-
-/** The object that was exported by that name, if it still exists. */
-export const findExport = (name: string): object | undefined => exportsByName.get(name)?.deref();

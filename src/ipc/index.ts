@@ -1,5 +1,6 @@
 export { exportIpc, getIpcHandle, type ShareOptions } from './sharing/export.ts';
-export type { Shareable, ShareableMemory } from './sharing/kinds.ts';
+export type { Opened, Shareable } from './sharing/kinds.ts';
+export type { ShareableMemory } from './sharing/memory.ts';
 export { IpcArrayHandle } from './sharing/handle.ts';
 export { IpcBufferHandle } from './sharing/handle.ts';
 export type { HandleOpenOptions, IpcMemoryHandle } from './sharing/handle.ts';
@@ -10,12 +11,12 @@ export {
   openIpcPool,
 } from './sharing/import.ts';
 export { type OpenArrayOptions, openIpcArray } from './sharing/import.ts';
-export type { OpenRawArrayOptions, RawIpcArray } from './sharing/array.ts';
-export { moveIpcBuffer } from './sharing/imported-object.ts';
+export type { OpenRawArrayOptions, RawIpcArray } from './sharing/raw-array.ts';
+export { moveIpcBuffer } from './sharing/memory.ts';
 export { type ReadyOptions, ready } from './sharing/ready.ts';
 export { ImportedPool } from './sharing/imported-pool.ts';
 export { type Explanation, explain } from './sharing/explain.ts';
-export type { Opened, OpenOptions } from './sharing/open.ts';
+export type { OpenOptions } from './sharing/kind.ts';
 export { type TritonRegion, type TritonRegionOptions, tritonRegion } from './sharing/triton.ts';
 export { type IpcSupport, ipcSupport, type Support } from './sharing/support.ts';
 export type {
@@ -30,7 +31,7 @@ export type {
   IpcRange,
   IpcVirtualDescriptor,
 } from './descriptor.ts';
-export { decodeDescriptor, encodeDescriptor } from './descriptor-codec.ts';
+export { decodeDescriptor, encodeDescriptor } from './sharing/descriptor-codec.ts';
 export { ReadyExport } from './sharing/ready.ts';
 export { Timeline, TimelineSignaler } from './timeline/timeline.ts';
 export {

@@ -9,9 +9,9 @@ import { after, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import type { Finding } from '../../src/cli/doctor/finding.ts';
 import { DeviceBuffer, VirtualMemory } from '../../src/index.ts';
-import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
 import { exportIpc, getIpcHandle } from '../../src/ipc/index.ts';
 import { factsFromProc, ownFacts } from '../../src/ipc/inspect/process-facts.ts';
+import { withChecksum } from '../../src/ipc/sharing/descriptor-codec.ts';
 import { killed, programFile, startProcess } from '../support/program.ts';
 
 const runtime = mkdtempSync(join(tmpdir(), 'cuffi-doctor-'));

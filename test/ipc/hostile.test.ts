@@ -11,8 +11,8 @@ import {
   MemoryPool,
 } from '../../src/index.ts';
 import type { IpcDescriptor } from '../../src/ipc/descriptor.ts';
-import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
 import { type ChildPeer, exportIpc, leases, spawnPeer } from '../../src/ipc/index.ts';
+import { withChecksum } from '../../src/ipc/sharing/descriptor-codec.ts';
 import { onHardware } from '../support/driver.ts';
 import { iterations, seed } from '../support/iterations.ts';
 import { comesBackTo, processState } from '../support/process-state.ts';

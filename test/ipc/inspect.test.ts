@@ -191,7 +191,7 @@ describe('the socket for inspection', () => {
       assert.equal(reason, '');
       assert.deepEqual(
         results.map(({ name, ok, reason: why }) => [name, ok ? 'ok' : why]),
-        PROBES.map((name) => [name, 'ok']),
+        PROBES.map(({ name }) => [name, 'ok']),
       );
       assert.deepEqual(await eventually(names, (kinds) => kinds.length === 0), []);
       const again = await eventually(

@@ -5,8 +5,8 @@ import { createInterface } from 'node:readline';
 import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { DeviceBuffer, type IpcError, PinnedBuffer } from '../../src/index.ts';
-import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle, leases, listen, type Peer, Timeline } from '../../src/ipc/index.ts';
+import { withChecksum } from '../../src/ipc/sharing/descriptor-codec.ts';
 import { until } from '../support/iterations.ts';
 import { killed, startProcess } from '../support/program.ts';
 

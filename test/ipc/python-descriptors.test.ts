@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url';
 import fc from 'fast-check';
 import type { IpcError } from '../../src/index.ts';
 import type { AnyFields } from '../../src/ipc/descriptor.ts';
-import { decodeAnyFields, encodeFields } from '../../src/ipc/descriptor-codec.ts';
+import { decodeAnyFields, encodeFields } from '../../src/ipc/sharing/descriptor-codec.ts';
 import { companionPath } from '../../src/python/companion.ts';
 import { iterations, trials } from '../support/iterations.ts';
 import { noPython } from '../support/python.ts';

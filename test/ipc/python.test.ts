@@ -22,7 +22,6 @@ import {
   toDevice,
   VirtualMemory,
 } from '../../src/index.ts';
-import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
 import {
   type ChildPeer,
   connect,
@@ -32,6 +31,7 @@ import {
   spawnPeer,
   spawnPython,
 } from '../../src/ipc/index.ts';
+import { withChecksum } from '../../src/ipc/sharing/descriptor-codec.ts';
 import { companionPath } from '../../src/python/companion.ts';
 import { onHardware } from '../support/driver.ts';
 import { iterations, turns, until } from '../support/iterations.ts';

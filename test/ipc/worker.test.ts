@@ -9,7 +9,6 @@ import { duplicateFd } from '../../ffi/linux/libc.ts';
 import { withAddress } from '../../ffi/native.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { ClosedError, Context, DeviceBuffer, MemoryPool, VirtualMemory } from '../../src/index.ts';
-import { withChecksum } from '../../src/ipc/descriptor-codec.ts';
 import {
   Channel,
   type ChannelConsumer,
@@ -21,6 +20,7 @@ import {
   openIpcBuffer,
   type Timeline,
 } from '../../src/ipc/index.ts';
+import { withChecksum } from '../../src/ipc/sharing/descriptor-codec.ts';
 import { nextLoopIteration } from '../../src/poller.ts';
 import { emulated } from '../support/driver.ts';
 import { iterations, until } from '../support/iterations.ts';

@@ -25,7 +25,7 @@ const NOT_COUNTED: ReadonlySet<string> = new Set([
   'src/lifetime.ts spareTokens',
   'src/worker-counts.ts recentKeys',
   // Weak references: those of collected objects are removed when there are many, or at the next use.
-  'src/ipc/identity.ts exportsByName',
+  'src/ipc/sharing/facts.ts exportsByName',
   'src/memory/page-lock.ts trackedPages',
   // When to look again.
   'src/poller.ts lastSweepAt',

@@ -1,9 +1,11 @@
 /** Which kinds of sharing work between two processes, and why others do not: from facts alone. */
-import { PROBES, type ProbeName, type ProbeReport } from '../../ipc/inspect/probes.ts';
+import { PROBES, type ProbeReport } from '../../ipc/inspect/probes.ts';
 import type { ProcessFacts } from '../../ipc/inspect/process-facts.ts';
+import type { Probe } from '../../ipc/sharing/kind.ts';
+import { kinds } from '../../ipc/sharing/kinds.ts';
 import { type Finding, finding, type Status } from './finding.ts';
 import { remedies } from './remedies.ts';
-import { hasExpandableSegments, mayTrace, probeTitles, YAMA_NO_ATTACH } from './rules.ts';
+import { hasExpandableSegments, mayTrace, YAMA_NO_ATTACH } from './rules.ts';
 
 /** What is known about two processes. */
 export interface PairFacts {
@@ -24,15 +26,16 @@ interface Comparison {
   readonly fact: string;
   readonly remedy?: string;
   /** The kinds that cannot work because of it. */
-  readonly blocks?: readonly ProbeName[];
+  readonly blocks?: readonly Probe[];
   /** The kinds that may not work because of it. */
-  readonly doubts?: readonly ProbeName[];
+  readonly doubts?: readonly Probe[];
 }
 
-const ALL: readonly ProbeName[] = PROBES;
-const ON_DEVICE = PROBES.filter((name) => name !== 'counter');
+const ON_DEVICE = PROBES.filter(({ capability }) => capability !== undefined);
 /** The driver finds what these name by the pid of their process. */
-const BY_PID: readonly ProbeName[] = ['legacy', 'event'];
+const BY_PID = kinds.flatMap((kind) =>
+  'isByPid' in kind && kind.isByPid ? (kind.probes ?? []) : [],
+);
 
 /** All findings: each comparison, then each kind. */
 export function judgePair(facts: PairFacts): Finding[] {
@@ -43,22 +46,22 @@ export function judgePair(facts: PairFacts): Finding[] {
       finding('both sides', name, status, fact, {
         remedy: status === 'ok' ? '' : remedy,
         // What was tried counts for more than what it follows from.
-        isOptional: blocks.every((kind) => worked.has(kind)),
+        isOptional: blocks.every(({ name: probe }) => worked.has(probe)),
       }),
     ),
-    ...PROBES.map((name) => judgeKind(name, comparisons, facts)),
+    ...PROBES.map((probe) => judgeProbe(probe, comparisons, facts)),
   ];
 }
 
-function judgeKind(name: ProbeName, comparisons: readonly Comparison[], facts: PairFacts): Finding {
+function judgeProbe(probe: Probe, comparisons: readonly Comparison[], facts: PairFacts): Finding {
   const group = 'works between them';
-  const title = probeTitles[name];
+  const { name, title } = probe;
   const result = facts.probes.results.find((candidate) => candidate.name === name);
   const blocking = comparisons.find(
-    ({ status, blocks }) => status === 'no' && blocks?.includes(name),
+    ({ status, blocks }) => status === 'no' && blocks?.includes(probe),
   );
   const doubting = comparisons.find(
-    ({ status, doubts }) => status === 'no' && doubts?.includes(name),
+    ({ status, doubts }) => status === 'no' && doubts?.includes(probe),
   );
   const cause = blocking ?? doubting;
   const remedy = cause?.remedy ?? '';
@@ -124,11 +127,11 @@ function compareValues(
 const machine = (here: ProcessFacts, there: ProcessFacts): Comparison =>
   compareValues('machine', here.machine, there.machine, {
     remedy: remedies.otherMachine,
-    blocks: ALL,
+    blocks: PROBES,
   });
 
 const user = (here: ProcessFacts, there: ProcessFacts): Comparison =>
-  compareValues('user', here.user, there.user, { remedy: remedies.otherUser, blocks: ALL });
+  compareValues('user', here.user, there.user, { remedy: remedies.otherUser, blocks: PROBES });
 
 function wsl(here: ProcessFacts, there: ProcessFacts): Comparison {
   const isWsl = here.isWsl === true || there.isWsl === true;
@@ -228,7 +231,7 @@ function pids(here: ProcessFacts, there: ProcessFacts): Comparison[] {
 const sharedMemory = (here: ProcessFacts, there: ProcessFacts): Comparison =>
   compareValues('/dev/shm', here.sharedMemory, there.sharedMemory, {
     remedy: remedies.sharedMemory,
-    blocks: ['event'],
+    blocks: PROBES.filter(({ needsSharedMemory }) => needsSharedMemory),
   });
 
 const usesMps = ({ environment }: ProcessFacts): boolean =>

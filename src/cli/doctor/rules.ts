@@ -1,8 +1,8 @@
 /** What the facts about this machine mean for sharing: each rule is a function of the facts alone. */
 
-import type { ProbeName, ProbeReport } from '../../ipc/inspect/probes.ts';
-import { PROBES } from '../../ipc/inspect/probes.ts';
+import { PROBES, type ProbeReport } from '../../ipc/inspect/probes.ts';
 import type { DeviceFacts, Limit, ProcessFacts } from '../../ipc/inspect/process-facts.ts';
+import type { Probe } from '../../ipc/sharing/kind.ts';
 import type { IpcSupport } from '../../ipc/sharing/support.ts';
 import { shortBytes } from '../table.ts';
 import { type Finding, finding } from './finding.ts';
@@ -160,39 +160,20 @@ function deviceRules({ devices, driver, process }: MachineFacts): Finding[] {
 
 // ---- Sharing, as it was tried ----
 
-/** What each probe tries, for the report. */
-export const probeTitles: Readonly<Record<ProbeName, string>> = {
-  legacy: 'plain memory',
-  pool: 'pool',
-  virtual: 'virtual memory',
-  'read-only': 'read-only',
-  event: 'event',
-  counter: 'timeline',
-};
-
-const HOW: Readonly<Record<ProbeName, string>> = {
-  legacy: 'by its 64-byte handle',
-  pool: 'memory of a pool, by file descriptor',
-  virtual: 'by file descriptor',
-  'read-only': 'virtual memory that the receiver cannot write to',
-  event: 'by its handle',
-  counter: 'a counter in host memory',
-};
-
 /** Below this, memory was not shared but sent. */
 const SLOW_BYTES_PER_SECOND = 2 ** 30;
 
 function sharingRules(facts: MachineFacts): Finding[] {
   const { probes, handles, throughput } = facts;
-  const lines = PROBES.map((name) => {
+  const lines = PROBES.map((probe) => {
+    const { name, title, how } = probe;
     const result = probes.results.find((candidate) => candidate.name === name);
-    const title = probeTitles[name];
     if (!result)
       return finding('sharing', title, 'unknown', `not tried: ${probes.reason || 'no answer'}`);
     return result.ok
-      ? finding('sharing', title, 'ok', `${HOW[name]}: ${formatMs(result.ms)}`)
+      ? finding('sharing', title, 'ok', `${how}: ${formatMs(result.ms)}`)
       : finding('sharing', title, 'no', firstLine(result.reason), {
-          remedy: remedyFor(name, facts),
+          remedy: remedyFor(probe, facts),
         });
   });
   if (throughput) lines.push(throughputFinding(throughput, isEmulated(facts)));
@@ -215,10 +196,13 @@ const formatMs = (ms: number | undefined): string =>
 const firstLine = (text: string): string => text.split('\n', 1)[0] as string;
 
 /** What most likely prevents a kind from working, by the other facts. */
-function remedyFor(name: ProbeName, { process, devices, sharedMemory }: MachineFacts): string {
+function remedyFor(
+  { needsSharedMemory }: Probe,
+  { process, devices, sharedMemory }: MachineFacts,
+): string {
   if (process.isWsl) return remedies.wsl;
   if (devices.some(({ computeMode }) => computeMode > 1)) return remedies.computeMode;
-  if (name === 'event' && (sharedMemory === undefined || sharedMemory.free < MIN_SHARED_MEMORY))
+  if (needsSharedMemory && (sharedMemory === undefined || sharedMemory.free < MIN_SHARED_MEMORY))
     return remedies.sharedMemorySize;
   return 'Other kinds that work here can be used instead: cuffi devices lists what the device supports.';
 }

@@ -8,26 +8,22 @@ import type { WaitOptions } from '../../deadline.ts';
 import { type Device, devices } from '../../device.ts';
 import { isInitialized } from '../../driver.ts';
 import { CuffiError } from '../../errors.ts';
-import { CudaEvent } from '../../event.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { runAll } from '../../lifetime.ts';
-import { DeviceBuffer, DeviceMemory } from '../../memory/buffer.ts';
-import { MemoryPool } from '../../memory/pool.ts';
-import { VirtualMemory } from '../../memory/virtual.ts';
 import { messageOf } from '../../validate.ts';
 import { leases } from '../lease/leases.ts';
 import type { Peer } from '../peer/peer.ts';
-import type { Shareable } from '../sharing/kinds.ts';
-import { capabilityBlocker, type IpcSupport } from '../sharing/support.ts';
-import { Timeline } from '../timeline/timeline.ts';
+import type { Probe } from '../sharing/kind.ts';
+import { kinds, type Shareable } from '../sharing/kinds.ts';
+import { hasAnswer } from '../sharing/probe.ts';
+import { capabilityBlocker } from '../sharing/support.ts';
 
-/** The kinds of sharing, in the order in which they are tried. */
-export const PROBES = ['legacy', 'pool', 'virtual', 'read-only', 'event', 'counter'] as const;
-export type ProbeName = (typeof PROBES)[number];
+/** What is tried, in this order. */
+export const PROBES: readonly Probe[] = kinds.flatMap(({ probes }) => probes ?? []);
 
 /** How one probe ended. */
 export interface ProbeResult {
-  readonly name: ProbeName;
+  readonly name: string;
   readonly ok: boolean;
   /** From the allocation in one process until the other has checked the contents. */
   readonly ms: number | undefined;
@@ -39,122 +35,21 @@ export interface ProbeResult {
 
 /** What the offering process sends. */
 type Offer =
-  | { readonly probe: ProbeName; readonly step: 'begin' }
-  | { readonly probe: ProbeName; readonly step: 'object'; readonly object: object }
-  | { readonly probe: ProbeName; readonly step: 'end'; readonly isWrittenBack: boolean }
+  | { readonly probe: string; readonly step: 'begin' }
+  | { readonly probe: string; readonly step: 'object'; readonly object: object }
+  | { readonly probe: string; readonly step: 'end'; readonly isWrittenBack: boolean }
   | {
-      readonly probe: ProbeName;
+      readonly probe: string;
       readonly step: 'failed';
       readonly code: string;
       readonly message: string;
     }
   | { readonly step: 'done'; readonly reason: string };
 
-const BYTE_LENGTH = 64 << 10;
-const POOL_MAX_SIZE = 64 << 20;
 const STEP_TIMEOUT_MS = 5000;
 const MAX_MESSAGE_LENGTH = 1000;
 
-const pattern = (factor: number): Uint32Array =>
-  new Uint32Array(BYTE_LENGTH / 4).map((_, index) => Math.imul(index + 1, factor));
-const OFFERED = 0x9e37_79b1;
-const WRITTEN_BACK = 0x85eb_ca6b;
-
-const isPattern = (values: Uint32Array, factor: number): boolean =>
-  values.every((value, index) => value === Math.imul(index + 1, factor) >>> 0);
-
 // ---- The process that offers ----
-
-/** An object to share, and how it is released. */
-interface Offered extends Disposable {
-  readonly object: Shareable;
-  /** The memory that the other process writes to; undefined if it cannot. */
-  readonly writable?: DeviceBuffer;
-}
-
-/** How each probe makes its object, and what the device must support. */
-const makers: Readonly<
-  Record<
-    ProbeName,
-    {
-      readonly capability?: keyof IpcSupport;
-      make(context: Context): Promise<Offered>;
-    }
-  >
-> = {
-  legacy: {
-    capability: 'memory',
-    async make(context) {
-      // A block of its own: the other process sees nothing but the pattern.
-      const memory = DeviceMemory.create({ context, private: true });
-      const buffer = DeviceBuffer.allocate(BYTE_LENGTH, { memory });
-      return filled(buffer, buffer, () => buffer.close());
-    },
-  },
-  pool: {
-    capability: 'pools',
-    async make(context) {
-      const pool = MemoryPool.create({ context, maxSize: POOL_MAX_SIZE, shareable: true });
-      const close = (): void => pool.close({ buffers: true });
-      try {
-        const buffer = pool.allocate(BYTE_LENGTH);
-        return await filled(buffer, buffer, close);
-      } catch (error) {
-        close();
-        throw error;
-      }
-    },
-  },
-  virtual: {
-    capability: 'virtualMemory',
-    make: (context) => virtualMemory(context, (buffer) => buffer),
-  },
-  'read-only': {
-    capability: 'virtualMemory',
-    make: (context) => virtualMemory(context, (buffer) => buffer.readOnly()),
-  },
-  event: {
-    capability: 'events',
-    async make(context) {
-      const event = CudaEvent.create({ context, interprocess: true });
-      event.record();
-      return { object: event, [Symbol.dispose]: () => event.close() };
-    },
-  },
-  counter: {
-    async make() {
-      const timeline = Timeline.create();
-      timeline.signal(1);
-      return { object: timeline, [Symbol.dispose]: () => timeline.close() };
-    },
-  },
-};
-
-async function virtualMemory(
-  context: Context,
-  view: (buffer: DeviceBuffer) => DeviceBuffer,
-): Promise<Offered> {
-  const memory = VirtualMemory.reserve(BYTE_LENGTH, { context, shareable: true });
-  try {
-    const buffer = memory.grow(BYTE_LENGTH);
-    const shared = view(buffer);
-    const isWritable = shared === buffer;
-    return await filled(shared, buffer, () => memory.close(), isWritable);
-  } catch (error) {
-    memory.close();
-    throw error;
-  }
-}
-
-async function filled(
-  object: DeviceBuffer,
-  buffer: DeviceBuffer,
-  close: () => void,
-  isWritable = true,
-): Promise<Offered> {
-  await buffer.copyFrom(pattern(OFFERED));
-  return { object, ...(isWritable && { writable: buffer }), [Symbol.dispose]: close };
-}
 
 /**
  * Offers an object of each kind to a process that runs {@link takeProbes}. Receives nothing from it.
@@ -174,7 +69,7 @@ export async function offerProbes(peer: Peer, device?: Device): Promise<void> {
     }
     assertNotCapturing('probing');
     for (const probe of PROBES) {
-      await send({ probe, step: 'begin' });
+      await send({ probe: probe.name, step: 'begin' });
       await offerOne(probe, Context.primary(used), send, wait);
     }
     await send({ step: 'done', reason: '' });
@@ -198,12 +93,11 @@ function deviceInUse(): Device | undefined {
 
 /** @throws what `send` throws */
 async function offerOne(
-  probe: ProbeName,
+  { name: probe, capability, make }: Probe,
   context: Context,
   send: (offer: Offer) => Promise<void>,
   wait: WaitOptions,
 ): Promise<void> {
-  const { capability, make } = makers[probe];
   const failed = (code: string, message: string): Promise<void> =>
     send({ probe, step: 'failed', code, message });
   const blocker = capability && capabilityBlocker(context.device, capability);
@@ -215,11 +109,9 @@ async function offerOne(
   try {
     using offered = await make(context);
     await send({ probe, step: 'object', object: offered.object });
-    await leases.returned(offered.object, wait);
+    await leases.returned(offered.object as Shareable, wait);
     const { writable } = offered;
-    isWrittenBack =
-      writable === undefined ||
-      isPattern(await writable.copyToHost(new Uint32Array(BYTE_LENGTH / 4)), WRITTEN_BACK);
+    isWrittenBack = writable === undefined || (await hasAnswer(writable));
   } catch (error) {
     await failed(codeOf(error), limitedMessageOf(error));
     return;
@@ -242,11 +134,11 @@ export interface ProbeReport {
  */
 export async function takeProbes(peer: Peer): Promise<ProbeReport> {
   const results: ProbeResult[] = [];
-  let current: ProbeName | undefined;
+  let current: string | undefined;
   let begun = 0;
   let checked: { readonly ms: number; readonly fault: string } | undefined;
   let refused: { readonly code: string; readonly reason: string } | undefined;
-  const settle = (name: ProbeName, result: Omit<ProbeResult, 'name'>): void => {
+  const settle = (name: string, result: Omit<ProbeResult, 'name'>): void => {
     results.push({ name, ...result });
     current = undefined;
   };
@@ -301,15 +193,10 @@ export async function takeProbes(peer: Peer): Promise<ProbeReport> {
 }
 
 /** Checks one object, and closes it. Returns what is wrong with it. */
-async function checkObject(probe: ProbeName, object: object): Promise<string> {
+async function checkObject(name: string, object: object): Promise<string> {
   try {
-    if (object instanceof DeviceBuffer) return await checkMemory(probe, object);
-    if (object instanceof CudaEvent && probe === 'event')
-      await object.synchronize({ timeoutMs: STEP_TIMEOUT_MS });
-    else if (object instanceof Timeline && probe === 'counter')
-      await object.reached(1, { timeoutMs: STEP_TIMEOUT_MS });
-    else return 'it arrived as another object';
-    return '';
+    const probe = PROBES.find((known) => known.name === name) as Probe;
+    return await probe.check(object, STEP_TIMEOUT_MS);
   } catch (error) {
     return limitedMessageOf(error);
   } finally {
@@ -318,23 +205,13 @@ async function checkObject(probe: ProbeName, object: object): Promise<string> {
   }
 }
 
-async function checkMemory(probe: ProbeName, buffer: DeviceBuffer): Promise<string> {
-  if (buffer.byteLength !== BYTE_LENGTH) return 'it arrived with another size';
-  const isReadOnly = buffer.access === 'read';
-  if (isReadOnly !== (probe === 'read-only')) return `it arrived as ${buffer.access} memory`;
-  const values = await buffer.copyToHost(new Uint32Array(BYTE_LENGTH / 4));
-  if (!isPattern(values, OFFERED)) return 'it has other contents here';
-  if (!isReadOnly) await buffer.copyFrom(pattern(WRITTEN_BACK));
-  return '';
-}
-
 /** Returns a message of the right shape, for the probe that runs; undefined for anything else. */
-function checkOffer(value: unknown, current: ProbeName | undefined): Offer | undefined {
+function checkOffer(value: unknown, current: string | undefined): Offer | undefined {
   if (typeof value !== 'object' || value === null) return undefined;
   const offer = value as Record<string, unknown>;
   const { step, probe } = offer;
   if (step === 'done') return { step, reason: textOf(offer['reason']) };
-  const name = PROBES.find((known) => known === probe);
+  const name = PROBES.find((known) => known.name === probe)?.name;
   if (name === undefined || (step === 'begin') !== (current === undefined)) return undefined;
   if (step === 'begin') return { probe: name, step };
   if (name !== current) return undefined;

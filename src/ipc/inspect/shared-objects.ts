@@ -1,9 +1,8 @@
 /** The objects of this process that others may use, for `cuffi ls`. */
-import { PinnedBuffer } from '../../memory/pinned.ts';
-import { VirtualMemory } from '../../memory/virtual.ts';
-import { exportedObjects } from '../identity.ts';
 import { type Lease, leaseRegistry } from '../lease/export-table.ts';
-import { bufferOf, isShareable, kindNameOf, type Shareable } from '../sharing/kinds.ts';
+import { exportedObjects } from '../sharing/facts.ts';
+import type { Kind } from '../sharing/kind.ts';
+import { isShareable, kindOf, labelOf, type Shareable } from '../sharing/kinds.ts';
 
 /** A process that has an object, by its lease. */
 export interface HolderFacts {
@@ -36,12 +35,15 @@ export function sharedObjects(): SharedObject[] {
   const unheld = exportedObjects()
     .filter((object): object is Shareable => isShareable(object) && !object.closed)
     .filter((object) => !byOwner.has(object))
-    .map((object) => ({
-      kind: kindNameOf(object),
-      byteLength: byteLengthOf(object),
-      isOrphaned: false,
-      holders: [],
-    }));
+    .map((object) => {
+      const kind = kindOf(object) as Kind;
+      return {
+        kind: labelOf(kind),
+        byteLength: kind.byteLengthOf?.(object) ?? 0,
+        isOrphaned: false,
+        holders: [],
+      };
+    });
   return [...leased, ...unheld].sort((a, b) => b.byteLength - a.byteLength);
 }
 
@@ -52,11 +54,5 @@ function ofLeases(leases: readonly Lease[], now: number): SharedObject {
     ageMs: Math.max(0, now - since),
     isRevoked,
   }));
-  return { kind, byteLength, isOrphaned, holders };
-}
-
-function byteLengthOf(object: Shareable): number {
-  if (object instanceof VirtualMemory) return object.mappedByteLength;
-  if (object instanceof PinnedBuffer) return object.byteLength;
-  return bufferOf(object)?.byteLength ?? 0;
+  return { kind: labelOf(kind), byteLength, isOrphaned, holders };
 }

@@ -2,17 +2,24 @@ import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { ReferenceCount, type Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
-import { type AnyFields, isHostFields } from '../descriptor.ts';
-import { nameOfExport } from '../identity.ts';
 import {
-  type AddressRange,
-  defaultStreamOf,
-  keepObject,
-  type ObjectKindName,
+  type AnyFields,
+  type HostKind,
+  type IpcKind,
+  isHostFields,
+  type MemoryKind,
+} from '../descriptor.ts';
+import { factsOf, knownFacts } from '../sharing/facts.ts';
+import type { AddressRange, Kind } from '../sharing/kind.ts';
+import {
+  kindOf,
+  kindOfFields,
+  labelOf,
   ownerOf,
   rangeOf,
   type Shareable,
 } from '../sharing/kinds.ts';
+import { defaultStreamOf } from '../sharing/memory.ts';
 
 /**
  * The leases of the objects that were sent over one connection. Their numbers travel with the value
@@ -168,17 +175,16 @@ export class Lease {
     stream: Stream | undefined,
     descriptor: AnyFields | undefined,
   ): Lease {
-    const { kind, byteLength, owner, context, range, release } = keepObject(object, holder.name);
-    const weak = new WeakRef(owner);
+    const kind = kindOf(object) as Kind;
     const leased = {
       kind,
-      byteLength,
-      owner: weak,
-      context,
-      range,
+      byteLength: kind.byteLengthOf?.(object) ?? 0,
+      owner: new WeakRef(kind.ownerOf?.(object) ?? object),
+      context: kind.contextOf?.(object),
+      range: kind.rangeOf?.(object),
       stream,
       descriptor,
-      release,
+      release: kind.keep?.(object, holder.name) ?? object.addKeepalive(holder.name),
       leases: new ReferenceCount(),
     };
     return new Lease(id, holder, leased);
@@ -227,10 +233,7 @@ export class Lease {
   get exportName(): string | undefined {
     const { descriptor } = this.#object;
     if (!descriptor || isHostFields(descriptor)) return undefined;
-    // Borrowed memory has no number.
-    if (descriptor.kind !== 'event' && descriptor.generation === 0 && descriptor.byteLength > 0)
-      return undefined;
-    return nameOfExport(descriptor);
+    return kindOfFields(descriptor).nameOf(descriptor);
   }
 
   /**
@@ -271,6 +274,9 @@ export class Lease {
   }
 }
 
+/** What kind of object it is, in one word. A signaler counts as a timeline. */
+type ObjectKindName = 'memory' | 'pool' | Exclude<IpcKind | HostKind, MemoryKind | 'signaler'>;
+
 /** What one process holds of this one. */
 export interface LeaseStats {
   /** The process that holds it; 0 for a process of another pid namespace. */
@@ -296,7 +302,7 @@ export interface LeasesStats {
 
 /** The object of a lease, shared by all leases that forwarding derived from one. */
 interface LeasedObject {
-  readonly kind: ObjectKindName;
+  readonly kind: Kind;
   readonly byteLength: number;
   /** The kept object. It may be closed, and even garbage collected. */
   readonly owner: WeakRef<Resource>;
@@ -314,32 +320,27 @@ interface LeasedObject {
 
 // ---- All leases of this process ----
 
-// Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
-const LEASES = Symbol('leases');
-
-interface WithLeases {
-  [LEASES]?: Set<Lease>;
-}
-
 /** The leases that are in use. */
 class LeaseRegistry {
   readonly #leases = new Set<Lease>();
 
   add(lease: Lease): void {
     this.#leases.add(lease);
-    const owner = lease.owner.deref() as WithLeases | undefined;
+    const owner = lease.owner.deref();
     if (!owner) return;
-    owner[LEASES] ??= new Set();
-    owner[LEASES].add(lease);
+    const facts = factsOf(owner);
+    facts.leases ??= new Set();
+    facts.leases.add(lease);
   }
 
   delete(lease: Lease): void {
     this.#leases.delete(lease);
-    (lease.owner.deref() as WithLeases | undefined)?.[LEASES]?.delete(lease);
+    const owner = lease.owner.deref();
+    if (owner) knownFacts(owner)?.leases?.delete(lease);
   }
 
   leasesOf(owner: object): Lease[] {
-    return [...((owner as WithLeases)[LEASES] ?? [])];
+    return [...((knownFacts(owner)?.leases ?? []) as Iterable<Lease>)];
   }
 
   /** The leases of objects that are closed here. */
@@ -360,7 +361,7 @@ class LeaseRegistry {
       orphaned: { count: distinct(orphaned).length, byteLength: distinctBytes(orphaned) },
       leases: all.map((lease) => ({
         pid: lease.holder.pid,
-        kind: lease.kind,
+        kind: labelOf(lease.kind) as ObjectKindName,
         byteLength: lease.byteLength,
         since: new Date(lease.since),
         orphaned: lease.isOrphaned,

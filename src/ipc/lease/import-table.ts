@@ -6,8 +6,9 @@ import { runOutsideCapture } from '../../graph-capture.ts';
 import { type Resource, releaseOrWarn } from '../../lifetime.ts';
 import { Stream } from '../../stream.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import type { ImportLease } from '../sharing/imported-object.ts';
-import { bufferOf, isImported, ownerOf, type Shareable } from '../sharing/kinds.ts';
+import { knownFacts } from '../sharing/facts.ts';
+import type { ImportLease } from '../sharing/kind.ts';
+import { bufferOf, ownerOf, type Shareable } from '../sharing/kinds.ts';
 import type { ConnectionTimeline } from '../timeline/connection-timeline.ts';
 import { latest, type TimelinePoint } from '../timeline/point.ts';
 import type { LeaseRelease } from '../wire/control-block.ts';
@@ -79,17 +80,22 @@ export class ImportTable {
   /** Records an opened object, for {@link revoke} and for forwarding. */
   setOpened(id: number, object: object): void {
     if (!this.#open.has(id - this.#salt)) return;
-    const buffer = bufferOf(object);
-    const open = (buffer ?? object) as ImportedResource;
+    const open = (bufferOf(object) ?? object) as ImportedResource;
     this.#open.set(id - this.#salt, new WeakRef(open));
     // Timelines belong to no context.
     if (open.context) this.#resets.add(open.context);
     // An object of this process that came back has no other owner.
-    if (!isImported(object)) return;
-    setOwnerConnection(buffer?.root ?? object, {
+    const facts = knownFacts(ownerOf(object as Shareable));
+    if (!facts?.source) return;
+    const owner: OwnerConnection = {
       process: this.#owner.process,
       requestForward: (...request) => this.#owner.requestForward(id, ...request),
-    });
+      moved: (to) => {
+        if (this.#open.has(id - this.#salt))
+          this.#open.set(id - this.#salt, new WeakRef(to as ImportedResource));
+      },
+    };
+    facts.owner = owner;
   }
 
   /**
@@ -225,6 +231,8 @@ export class ImportTable {
  */
 export interface OwnerConnection {
   readonly process: PeerProcess;
+  /** Notes that another object has taken over what the object owns. */
+  moved?(to: object): void;
   /**
    * Asks the owner to keep the object for a third process, too.
    *
@@ -239,11 +247,6 @@ export interface OwnerConnection {
   ): ForwardHandle;
 }
 
-/** Records the connection to the owner of an imported object. */
-export function setOwnerConnection(object: object, connection: OwnerConnection): void {
-  (object as WithOwnerConnection)[OWNER_CONNECTION] = connection;
-}
-
 /** A request that was queued for the owner. */
 export interface ForwardHandle {
   /** Resolves when the owner keeps the object, or is gone. */
@@ -252,16 +255,9 @@ export interface ForwardHandle {
   release(): void;
 }
 
-// Stored on the object: a WeakMap with an entry for each object would slow down garbage collection.
-const OWNER_CONNECTION = Symbol('owner connection');
-
-interface WithOwnerConnection {
-  [OWNER_CONNECTION]?: OwnerConnection;
-}
-
 /** The connection to the owner of an object; undefined for objects of this process. */
 export const ownerConnectionOf = (object: Shareable): OwnerConnection | undefined =>
-  (ownerOf(object) as WithOwnerConnection)[OWNER_CONNECTION];
+  knownFacts(ownerOf(object))?.owner as OwnerConnection | undefined;
 
 // ---- Limits and parts ----
 

@@ -21,8 +21,9 @@ import type { IpcDescriptor } from '../descriptor.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { FrameKind, HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH } from '../protocol.ts';
 import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
+import type { EncodedExport } from '../sharing/kind.ts';
 import { isShareable, type Shareable } from '../sharing/kinds.ts';
-import { type EncodedExport, exportForAnyPeer } from '../sharing/marshal.ts';
+import { exportForAnyPeer } from '../sharing/marshal.ts';
 import { ReadyExport } from '../sharing/ready.ts';
 import { BusyPoller } from '../wire/busy-poll.ts';
 import {

@@ -13,11 +13,11 @@ import {
   formatValue,
   isError,
 } from '../../validate.ts';
-import { parseDescriptor } from '../descriptor-codec.ts';
 import { noteFirstUse } from '../first-use.ts';
 import { processName } from '../identity.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
-import type { Opened } from '../sharing/open.ts';
+import { parseDescriptor } from '../sharing/descriptor-codec.ts';
+import type { Opened } from '../sharing/kinds.ts';
 import { Connection, type ConnectionEnd } from './connection.ts';
 import type { PeerCredentials } from './credentials.ts';
 import type { PeerOptions } from './peer-options.ts';

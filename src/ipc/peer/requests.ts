@@ -13,7 +13,7 @@ import {
   MAX_PENDING_REQUESTS,
   MAX_QUEUED_FDS,
 } from '../protocol.ts';
-import { asArray } from '../sharing/array.ts';
+import { asArray } from '../sharing/memory.ts';
 import type { ValueMessage } from '../wire/value-message.ts';
 import { closeObjects, openArrival } from './arrival.ts';
 import { type MessageSize, ReceiveQueue, type Recipient } from './receive-queue.ts';

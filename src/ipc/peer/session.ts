@@ -7,7 +7,6 @@ import { pollInBackground, pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import type { ByteWriter } from '../bytes.ts';
 import type { AnyFields } from '../descriptor.ts';
-import { decodeAnyFields } from '../descriptor-codec.ts';
 import { ExportTable, type Lease } from '../lease/export-table.ts';
 import {
   ForwardedLease,
@@ -19,20 +18,11 @@ import {
 import { ImportTable } from '../lease/import-table.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { PACKET_FDS } from '../protocol.ts';
-import {
-  bufferOf,
-  contextOf,
-  defaultStreamOf,
-  isImported,
-  type Shareable,
-} from '../sharing/kinds.ts';
-import {
-  closeSharingSession,
-  type EncodedExport,
-  prepareForPeer,
-  releaseImportedPoolLater,
-  type SharingSession,
-} from '../sharing/marshal.ts';
+import { closeSharingSession, releaseImportedPoolLater } from '../sharing/connection-pools.ts';
+import { decodeAnyFields } from '../sharing/descriptor-codec.ts';
+import type { EncodedExport, SharingSession } from '../sharing/kind.ts';
+import { bufferOf, isImported, type Shareable } from '../sharing/kinds.ts';
+import { prepareForPeer } from '../sharing/marshal.ts';
 import { ConnectionTimeline } from '../timeline/connection-timeline.ts';
 import { latest, type TimelinePoint } from '../timeline/point.ts';
 import {
@@ -222,7 +212,7 @@ export class Session implements SharingSession {
         });
       }
       checkFdCount(fds.length);
-      const points = this.#readyPoints(objects, stream);
+      const points = this.#readyPoints(objects, leases, stream);
       writeObjectTable(writer, { firstLease: (leases[0] as Lease).id, entries });
       return { fds, ownFds, points, leases, newPools: this.#poolsSentSince(sentBefore), forwarded };
     } catch (error) {
@@ -254,22 +244,25 @@ export class Session implements SharingSession {
   }
 
   /** Returns points behind the pending work on objects. @throws CudaError, ClosedError */
-  #readyPoints(objects: readonly Shareable[], stream: Stream | undefined): TimelinePoint[] {
+  #readyPoints(
+    objects: readonly Shareable[],
+    leases: readonly Lease[],
+    stream: Stream | undefined,
+  ): TimelinePoint[] {
     if (stream) {
       if (orderedMemoryCount > 0) for (const object of objects) bufferOf(object)?.orderUse(stream);
       return this.timeline.pointsBehindStream(stream);
     }
     const points: TimelinePoint[] = [];
     const visited = new Set<Stream | Context>();
-    for (const object of objects) {
-      const ownStream = defaultStreamOf(object);
-      const context = contextOf(object);
-      const location = ownStream ?? context;
-      if (ownStream && orderedMemoryCount > 0) bufferOf(object)?.orderUse(ownStream);
-      if (!location || visited.has(location)) continue;
-      visited.add(location);
-      if (ownStream) points.push(...this.timeline.pointsBehindStream(ownStream));
-      else if (context) points.push(...this.timeline.pointsBehindContext(context));
+    for (const [at, { workLocation }] of leases.entries()) {
+      if (!workLocation) continue;
+      const { context, stream: own } = workLocation;
+      if (own && orderedMemoryCount > 0) bufferOf(objects[at] as Shareable)?.orderUse(own);
+      if (visited.has(own ?? context)) continue;
+      visited.add(own ?? context);
+      if (own) points.push(...this.timeline.pointsBehindStream(own));
+      else points.push(...this.timeline.pointsBehindContext(context));
     }
     return points.length > 1 ? latest(points) : points;
   }
@@ -470,12 +463,11 @@ export class Session implements SharingSession {
   #orderUses(lease: Lease, points: readonly TimelinePoint[]): boolean {
     const { workLocation: place, owner } = lease;
     const memory = owner.deref();
-    const { kind } = lease;
-    // Nobody here will use it, or nothing in it is written.
-    if (!place || !memory || lease.isOrphaned || kind === 'event' || kind === 'pool') return true;
+    // Nobody here will use it, or no stream does.
+    if (!place || !memory || lease.isOrphaned) return true;
     // The stream that it was sent with stands for work that cuffi does not see.
     if (
-      kind !== 'memory' ||
+      !lease.kind.areUsesSeen ||
       isAddressKnown(memory) ||
       !this.timeline.canWait(points, place.context)
     )

@@ -10,13 +10,14 @@ import {
   type DescriptorFields,
   type IpcDescriptor,
   isHostFields,
+  isMemoryFields,
 } from '../descriptor.ts';
-import { parseDescriptor } from '../descriptor-codec.ts';
 import { isFromThisProcess } from '../identity.ts';
 import { MAX_VERIFICATION_BYTE_LENGTH } from '../protocol.ts';
-import { openAlias } from '../sharing/alias.ts';
+import { parseDescriptor } from '../sharing/descriptor-codec.ts';
 import { exportIpc } from '../sharing/export.ts';
-import type { Shareable } from '../sharing/kinds.ts';
+import { kindOfFields, type Shareable } from '../sharing/kinds.ts';
+import { openAlias } from '../sharing/open.ts';
 import type { ValueMessage } from '../wire/value-message.ts';
 import type { Session } from './session.ts';
 
@@ -35,7 +36,7 @@ export function verifyExport({ objects, value }: ValueMessage): Shareable | IpcE
   try {
     const descriptor = parseDescriptor(question);
     if (!isFromThisProcess(descriptor)) return refusal('it was made by another process');
-    const object = openAlias(descriptor) as Shareable;
+    const object = openAlias(kindOfFields(descriptor), descriptor) as Shareable;
     // A handle alone does not identify an object: the driver may reuse it.
     return differenceFrom(descriptor, exportIpc(object).descriptor)
       ? refusal('what it names is another one now')
@@ -155,7 +156,7 @@ function differenceFrom(asked: IpcDescriptor, found: DescriptorFields): string |
  */
 function mismatch(asked: IpcDescriptor, found: DescriptorFields): string | undefined {
   const difference = differenceFrom(asked, found);
-  if (difference || asked.kind === 'event' || found.kind === 'event') return difference;
+  if (difference || !isMemoryFields(asked) || !isMemoryFields(found)) return difference;
   // The requested descriptor tells how an array lies in the bytes.
   if (found.layout) return 'it is an array, not bytes';
   return asked.access === 'read' && found.access !== 'read'

@@ -14,21 +14,13 @@ import {
   isHostFields,
   type MemoryFields,
 } from '../descriptor.ts';
-import { withChecksum } from '../descriptor-codec.ts';
 import { noteFirstUse } from '../first-use.ts';
-import { exportArray } from './array.ts';
+import { withChecksum } from './descriptor-codec.ts';
 import { exportEvent, recordReady } from './event.ts';
 import { IpcArrayHandle, IpcBufferHandle, keepExported } from './handle.ts';
-import {
-  bufferOf,
-  exportLegacyBuffer,
-  exportObject,
-  isShareable,
-  isShareableMemory,
-  publishToThreads,
-  type Shareable,
-  type ShareableMemory,
-} from './kinds.ts';
+import { bufferOf, kindOf, type Shareable } from './kinds.ts';
+import { exportLegacy } from './legacy.ts';
+import { bytesOfItems, isShareableMemory, type ShareableMemory, withLayout } from './memory.ts';
 import { ReadyExport } from './ready.ts';
 
 /** Options of {@link getIpcHandle} and {@link exportIpc}. */
@@ -78,7 +70,8 @@ export function getIpcHandle(
   const { stream } = checkShareOptions(options, 'getIpcHandle');
   assertNotCapturing('sharing');
   if (source instanceof DeviceArray) {
-    const fields = published(source, exportArray(source, exportLegacyBuffer));
+    const bytes = exportLegacy(bytesOfItems(source, false));
+    const fields = published(source, withLayout(bytes, source));
     return new IpcArrayHandle(keepExported(source.buffer, fields, stream));
   }
   if (source instanceof CudaEvent && !stream)
@@ -89,7 +82,7 @@ export function getIpcHandle(
         ? `getIpcHandle with a stream takes a DeviceArray or a DeviceBuffer, not ${formatValue(source)}`
         : `getIpcHandle takes a DeviceArray, a DeviceBuffer or a CudaEvent, not ${formatValue(source)}`,
     );
-  const fields = published(source, exportLegacyBuffer(source));
+  const fields = published(source, exportLegacy(source));
   return stream ? new IpcBufferHandle(keepExported(source, fields, stream)) : withChecksum(fields);
 }
 
@@ -124,7 +117,8 @@ export function exportIpc(object: Shareable): Exported;
 export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
   const { stream } = checkShareOptions(options, 'exportIpc');
   assertNotCapturing('sharing');
-  if (typeof object !== 'object' || object === null || !isShareable(object))
+  const kind = typeof object === 'object' && object !== null ? kindOf(object) : undefined;
+  if (!kind)
     throw new TypeError(
       `exportIpc takes an array, a buffer, an event, a memory pool or virtual memory, not ${formatValue(object)}`,
     );
@@ -132,7 +126,7 @@ export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
     throw new TypeError(
       `exportIpc with a stream takes an array, a buffer or virtual memory, not ${formatValue(object)}`,
     );
-  const { descriptor, fds } = exportObject(object);
+  const { descriptor, fds } = kind.export(object);
   if (isHostFields(descriptor))
     throw new IpcError(
       `a ${descriptor.kind} has no descriptor: send it over a connection, with peer.send()`,
@@ -148,7 +142,7 @@ export function exportIpc(object: Shareable, options?: ShareOptions): Exported {
 /** Returns the fields after letting the other threads of this process open what they describe. */
 function published<F extends DescriptorFields>(object: Shareable, fields: F): F {
   noteFirstUse();
-  publishToThreads(object, fields);
+  kindOf(object)?.publish?.(object, fields);
   return fields;
 }
 

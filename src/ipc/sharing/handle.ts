@@ -15,10 +15,10 @@ import {
   type IpcEventDescriptor,
   type IpcLayout,
 } from '../descriptor.ts';
-import { parseDescriptor, withChecksum } from '../descriptor-codec.ts';
+import { parseDescriptor, withChecksum } from './descriptor-codec.ts';
 import { recordReady, withReadyEvent } from './event.ts';
 import { openIpcArray, openIpcBuffer } from './import.ts';
-import type { OpenOptions } from './open.ts';
+import type { OpenOptions } from './kind.ts';
 import { type ReadyOptions, waitReady } from './ready.ts';
 
 /** Options of a handle's `open()`. Plain memory comes without file descriptors. */

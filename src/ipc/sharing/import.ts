@@ -13,11 +13,14 @@ import {
   type IpcKind,
   MEMORY_KINDS,
 } from '../descriptor.ts';
-import { parseDescriptor } from '../descriptor-codec.ts';
-import { asArray, type OpenRawArrayOptions, openRawArray, type RawIpcArray } from './array.ts';
-import { OwnedFds, type ReceivedFds } from './imported-object.ts';
+import { parseDescriptor } from './descriptor-codec.ts';
 import { ImportedPool } from './imported-pool.ts';
-import { type Opened, type OpenOptions, openDescriptor, openObject } from './open.ts';
+import { type OpenOptions, OwnedFds, type ReceivedFds } from './kind.ts';
+import { kindOfFields, type Opened } from './kinds.ts';
+import { asArray } from './memory.ts';
+import { openDescriptor } from './open.ts';
+import { pool } from './pool.ts';
+import { type OpenRawArrayOptions, openRawArray, type RawIpcArray } from './raw-array.ts';
 
 /**
  * Opens anything that another process shared with `exportIpc` or `getIpcHandle`, without copying
@@ -33,7 +36,13 @@ import { type Opened, type OpenOptions, openDescriptor, openObject } from './ope
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
  */
 export const openIpc = (message: unknown, options?: OpenOptions): Opened =>
-  openAs(undefined, message, options, 'openIpc', openObject);
+  openAs(
+    undefined,
+    message,
+    options,
+    'openIpc',
+    (fields, ...given) => kindOfFields(fields).import(fields, ...given) as Opened,
+  );
 
 /**
  * Opens the memory that another process shared, without copying it. For an array, the result is the
@@ -57,11 +66,11 @@ export const openIpc = (message: unknown, options?: OpenOptions): Opened =>
  */
 export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBuffer {
   return openAs(MEMORY_KINDS, message, options, 'openIpcBuffer', (descriptor, fds, checked) => {
-    if (isPoolDescriptor(descriptor))
+    if (kindOfFields(descriptor) === pool)
       throw new IpcError(
         'the descriptor is of a memory pool, not of memory: open it with openIpcPool',
       );
-    return openDescriptor(descriptor, fds, checked) as DeviceBuffer;
+    return openBytes(descriptor, fds, checked) as DeviceBuffer;
   });
 }
 
@@ -74,7 +83,7 @@ export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBu
  * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
  */
 export const openIpcEvent = (message: unknown, options?: OpenOptions): CudaEvent =>
-  openAs(['event'], message, options, 'openIpcEvent', openDescriptor) as CudaEvent;
+  openAs(['event'], message, options, 'openIpcEvent', openBytes) as CudaEvent;
 
 /**
  * Opens a memory pool of another process. Until the pool is closed, its buffers can be opened
@@ -84,11 +93,11 @@ export const openIpcEvent = (message: unknown, options?: OpenOptions): CudaEvent
  */
 export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPool {
   return openAs(['pool'], message, options, 'openIpcPool', (descriptor, fds, checked) => {
-    if (!isPoolDescriptor(descriptor))
+    if (kindOfFields(descriptor) !== pool)
       throw new IpcError(
         'the descriptor is of memory of a pool, not of the pool: open it with openIpcBuffer',
       );
-    const opened = openDescriptor(descriptor, fds, checked);
+    const opened = openBytes(descriptor, fds, checked);
     if (opened instanceof ImportedPool) return opened;
     throw new IpcError(
       'the pool was made by this very process: use that pool',
@@ -139,7 +148,7 @@ export function openIpcArray(message: unknown, options?: OpenArrayOptions): Devi
   if (isRawArray(message)) return openRaw(message, rest, ordered);
   return openAs(MEMORY_KINDS, message, rest, 'openIpcArray', (descriptor, fds, checked) => {
     checkIsArray(descriptor);
-    return asArray(openDescriptor(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
+    return asArray(openBytes(descriptor, fds, checked), descriptor, ordered) as DeviceArray;
   });
 }
 
@@ -165,10 +174,12 @@ function openRaw(source: RawIpcArray, options: OpenOptions, stream?: Stream): De
   return openRawArray(source, { ...rest, ...(stream && { stream }) });
 }
 
-const isPoolDescriptor = ({
-  kind,
-  handle,
-}: DescriptorFields & { readonly handle?: unknown }): boolean => kind === 'pool' && handle === null;
+/** Opens a descriptor as what it is without the layout of an array. */
+const openBytes = (
+  descriptor: DescriptorFields,
+  fds: ReceivedFds,
+  options: Omit<OpenOptions, 'fds'>,
+): object => openDescriptor(kindOfFields(descriptor), descriptor, fds, options);
 
 /** Parses a message and opens it with `open`. */
 function openAs<K extends IpcKind, O>(

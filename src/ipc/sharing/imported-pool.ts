@@ -29,9 +29,10 @@ import {
   releaseSharedUse,
 } from '../../worker-counts.ts';
 import type { DescriptorFields } from '../descriptor.ts';
-import { type ImportLease, importedBuffer, type OpenRequest } from './imported-object.ts';
+import { factsOf } from './facts.ts';
+import type { ImportLease, OpenRequest } from './kind.ts';
 import { type Mapping, MappingTable, mapImported } from './mapping.ts';
-import { POOL_ITSELF } from './pool.ts';
+import { importedBuffer } from './memory.ts';
 
 /**
  * A memory pool of another process: the `resource` of its buffers that arrive here.
@@ -99,6 +100,7 @@ export class ImportedPool extends Resource implements MemoryResource, DeviceAcce
     state.shared = this.shared;
     this.#handle = handle;
     this.#state = state;
+    factsOf(this).source = { descriptor: source, fds: () => [fd] };
   }
 
   /** @internal The descriptor for exporting it again, made when first needed. */
@@ -168,7 +170,7 @@ export class ImportedPool extends Resource implements MemoryResource, DeviceAcce
   }
 
   /** @internal Opens memory of the pool by the driver's 64 bytes. @throws IpcError */
-  openBuffer(handle: string, request: OpenRequest<'pool'>): DeviceBuffer {
+  openBuffer(handle: string, request: OpenRequest<DescriptorFields<'pool'>>): DeviceBuffer {
     const { context } = this;
     const state = this.#state;
     const { byteLength, generation, pid } = request.descriptor;
@@ -269,6 +271,17 @@ export const isPoolMemoryMapped = (
   pool: ImportedPool,
   { handle, generation }: DescriptorFields<'pool'>,
 ): boolean => handle !== null && mappings.has(mappingKey(pool, handle), generation);
+
+/** The fields of a pool itself that are those of memory. */
+export const POOL_ITSELF = {
+  handle: null,
+  baseByteLength: 0,
+  byteOffset: 0,
+  byteLength: 0,
+  access: 'read-write',
+  bufferId: 0,
+  generation: 0,
+} as const;
 
 /** Returns the descriptor of the pool itself, from one of its memory. */
 function describePoolOf({

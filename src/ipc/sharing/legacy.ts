@@ -12,7 +12,7 @@ import type { CUdeviceptr } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import type { DeviceBuffer } from '../../memory/buffer.ts';
+import { DeviceBuffer, DeviceMemory } from '../../memory/buffer.ts';
 import { HostVisibleBuffer } from '../../memory/host-visible.ts';
 import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
 import {
@@ -20,11 +20,13 @@ import {
   getLegacyHandle,
   pointerAttribute,
 } from '../../memory/pointer-attributes.ts';
+import { MemoryPool } from '../../memory/pool.ts';
 import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
-import { checkReadOnlyKind, type DescriptorFields } from '../descriptor.ts';
-import { describeExporter, exportIdOf } from '../identity.ts';
-import { importedBuffer, type OpenRequest } from './imported-object.ts';
+import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
+import { describeExporter, exportIdOf } from './facts.ts';
+import { ImportedPool } from './imported-pool.ts';
+import type { OpenRequest, SampleMemory } from './kind.ts';
 import {
   type Mapping,
   MappingTable,
@@ -32,9 +34,91 @@ import {
   mapImported,
   tableByContext,
 } from './mapping.ts';
+import {
+  asArray,
+  bufferIn,
+  checkMemory,
+  exportMemory,
+  importedBuffer,
+  isShareableMemory,
+  isVirtual,
+  type MemoryKind,
+  memoryTraits,
+  type ShareableMemory,
+  sourceOf,
+} from './memory.ts';
+import { openDescriptor } from './open.ts';
+import { checkProbe, filled, PROBE_BYTE_LENGTH } from './probe.ts';
+import { refuseReadOnly } from './support.ts';
+
+const ALWAYS_WRITABLE = 'plain device memory';
+
+/** Plain device memory: all that is not of a pool or virtual. */
+export const legacy: MemoryKind<DescriptorFields<'legacy'>> = {
+  ...memoryTraits,
+  name: 'legacy',
+  capability: 'memory',
+  isByPid: true,
+  alwaysWritable: ALWAYS_WRITABLE,
+  includes(object): object is ShareableMemory {
+    if (!isShareableMemory(object) || object instanceof VirtualMemory) return false;
+    const buffer = bufferIn(object);
+    if (buffer.origin === 'imported') {
+      // Memory that came as a handle alone has no source.
+      const source = sourceOf(buffer);
+      return !source || source.descriptor.kind === 'legacy';
+    }
+    return !(buffer.resource instanceof MemoryPool || isVirtual(buffer));
+  },
+  description: 'plain device memory, by its handle',
+  check: checkMemory,
+  export: (memory) => exportMemory(memory, exportOwn, ALWAYS_WRITABLE),
+  import: (fields, ...given) => asArray(openDescriptor(legacy, fields, ...given), fields),
+  open: openLegacy,
+  allocate,
+  isMapped: ({ handle, bufferId }, context) => mappings(context).has(handle, bufferId),
+  probes: [
+    {
+      name: 'legacy',
+      title: 'plain memory',
+      how: 'by its 64-byte handle',
+      capability: 'memory',
+      make: (context) => filled(allocate(PROBE_BYTE_LENGTH, context)),
+      check: (object) => checkProbe(object),
+    },
+  ],
+};
+
+function allocate(byteLength: number, context: Context): SampleMemory {
+  // A block of its own: the other process sees nothing else.
+  const memory = DeviceMemory.create({ context, private: true });
+  const buffer = DeviceBuffer.allocate(byteLength, { memory });
+  return { buffer, [Symbol.dispose]: () => buffer.close() };
+}
+
+const exportOwn = (buffer: DeviceBuffer): ExportedFields => ({
+  descriptor: exportPlain(buffer),
+  fds: [],
+});
+
+/** Exports a buffer by its legacy handle. @throws IpcError for memory without one, RangeError for an empty one */
+export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
+  const { resource } = buffer;
+  if (resource instanceof MemoryPool || resource instanceof ImportedPool)
+    throw new IpcError(
+      'memory of a pool has no legacy IPC handle: share it with exportIpc, or send it with peer.send, ' +
+        'or allocate it as plain device memory (DeviceBuffer.allocate without { memory }, or DeviceMemory)',
+    );
+  const source = sourceOf(buffer);
+  if (source && source.descriptor.kind !== 'legacy')
+    throw new IpcError('imported virtual memory has no legacy IPC handle: share it with exportIpc');
+  return source
+    ? (legacy.export(buffer).descriptor as DescriptorFields<'legacy'>)
+    : exportPlain(buffer);
+}
 
 /** Exports memory by the driver's 64 bytes, which name its whole allocation. @throws IpcError */
-export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
+function exportPlain(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
   const { readableAddress: address, byteLength, context, origin, access, root, resource } = buffer;
   if (root instanceof HostVisibleBuffer)
     throw new IpcError(
@@ -43,7 +127,7 @@ export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
   if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
   if (root.keepalive instanceof VirtualMemory)
     throw new IpcError('virtual memory has no legacy IPC handle: share it with exportIpc');
-  if (access === 'read') checkReadOnlyKind('legacy');
+  if (access === 'read') refuseReadOnly(ALWAYS_WRITABLE);
   const manager = resource instanceof ManagerAdapter ? resource : undefined;
   const { handle, allocation } = context.run(() => {
     if (origin === 'borrowed') checkIpcCapable(address);
@@ -72,17 +156,12 @@ export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
 /** Mapped plain memory of other processes, by handle. Each context maps it at another address. */
 const mappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
 
-export const isLegacyMapped = (
-  context: Context,
-  { handle, bufferId }: DescriptorFields<'legacy'>,
-): boolean => mappings(context).has(handle, bufferId);
-
 /**
  * Opens plain memory: maps its allocation, or adds a user to its mapping.
  *
  * @throws IpcError if the driver refuses it, or if an earlier allocation is mapped by this handle
  */
-export function openLegacy(request: OpenRequest<'legacy'>): DeviceBuffer {
+function openLegacy(request: OpenRequest<DescriptorFields<'legacy'>>): DeviceBuffer {
   const { descriptor, context } = request;
   const { handle, bufferId, pid } = descriptor;
   const use = mappings(context).use(handle, bufferId, context, () => {

@@ -1,33 +1,28 @@
 /** Opens descriptors: what prevents it, where it happens, and then the opening itself. */
 
 import { selectionCount } from '../../../ffi/driver.ts';
-import { isMarkedReadOnly, mayBeDriverMemory } from '../../../ffi/fd-kind.ts';
 import { CUresult } from '../../../ffi/results.ts';
-import type { DeviceArray } from '../../array/device-array.ts';
 import { Context, type PlaceOptions } from '../../context.ts';
 import { type Device, devices } from '../../device.ts';
-import { CudaError, IpcError } from '../../errors.ts';
-import type { CudaEvent } from '../../event.ts';
+import { ClosedError, CudaError, IpcError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
-import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
-import type { MemoryPool } from '../../memory/pool.ts';
-import { ALWAYS_WRITABLE, type DescriptorFields, type IpcKind } from '../descriptor.ts';
+import type { Access } from '../../memory/buffer.ts';
+import { type DescriptorFields, isMemoryFields } from '../descriptor.ts';
 import {
-  findExport,
   isExporterEnding,
   isFromThisProcess,
   type LocalProcess,
   localProcess,
-  nameOfExport,
 } from '../identity.ts';
-import { notExportedToSender, openAlias } from './alias.ts';
-import { asArray } from './array.ts';
-import { openEvent } from './event.ts';
-import type { ReceivedFds, Sender } from './imported-object.ts';
-import type { ImportedPool } from './imported-pool.ts';
-import { openLegacy } from './legacy.ts';
-import { findPool, openPool } from './open-pools.ts';
-import { poolBlocker } from './pool.ts';
+import { findExport } from './facts.ts';
+import {
+  type DescribedKind,
+  isOwnProcess,
+  type OpenOptions,
+  type ReceivedFds,
+  type Sender,
+} from './kind.ts';
+import { openThreadMemory } from './memory.ts';
 import {
   blockedError,
   capabilityBlocker,
@@ -35,51 +30,7 @@ import {
   type OpenBlocker,
   wslBlocker,
 } from './support.ts';
-import { openVirtual } from './virtual.ts';
-import { exportGoneBlocker, isFromOtherThread, openThreadMemory } from './worker-exports.ts';
-
-/**
- * Options of the functions that open a descriptor. By default they open it in the primary context
- * of its GPU.
- */
-export interface OpenOptions extends PlaceOptions {
-  /**
-   * The file descriptors that came with it. cuffi owns them from now on. It closes them when they
-   * are no longer needed, or if the object cannot be opened.
-   */
-  readonly fds?: readonly number[];
-  /**
-   * The access to the memory: at most what the exporter allows. `'read'` maps virtual memory
-   * without write access. For other kinds, it only keeps cuffi's own copies and fills from writing.
-   */
-  readonly access?: Access;
-  /**
-   * What happens to a descriptor of this very thread of this process. Default `'refuse'`. `'alias'`
-   * opens it as a view of the object that it names, with its own `close()`; closing that object
-   * closes the view.
-   */
-  readonly sameProcess?: 'refuse' | 'alias';
-  /** Whether memory of other users' processes may be opened. Default false. */
-  readonly allowOtherUsers?: boolean;
-}
-
-type OpenedBytes = DeviceBuffer | CudaEvent | ImportedPool | MemoryPool;
-
-/**
- * What a descriptor may open as. It is a MemoryPool only for an alias of this process's own pool.
- */
-export type Opened = DeviceArray | OpenedBytes;
-
-/** Like {@link openDescriptor}; returns an array if the descriptor describes one. */
-export function openObject(
-  descriptor: DescriptorFields,
-  fds: ReceivedFds,
-  options: Omit<OpenOptions, 'fds'>,
-  sender?: Sender,
-): Opened {
-  const opened = openDescriptor(descriptor, fds, options, sender);
-  return 'layout' in descriptor ? asArray(opened, descriptor) : opened;
-}
+import { exportGoneBlocker, isFromOtherThread } from './worker-exports.ts';
 
 /**
  * Opens a valid descriptor. The caller keeps the file descriptors that are not taken.
@@ -87,72 +38,108 @@ export function openObject(
  * @param sender the other end of the connection that it came over
  * @throws IpcError
  */
-export function openDescriptor(
-  descriptor: DescriptorFields,
+export function openDescriptor<F extends DescriptorFields>(
+  kind: DescribedKind<object, F>,
+  descriptor: F,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
   sender?: Sender,
-): OpenedBytes {
+): object {
   assertNotCapturing('opening what another process shared');
-  if (isFromThisProcess(descriptor)) return openOwn(descriptor, fds, options, sender);
-  const blocker = foreignBlocker(descriptor, localProcess(), sender);
+  if (isFromThisProcess(descriptor)) return openOwn(kind, descriptor, fds, options, sender);
+  const blocker = foreignBlocker(kind, descriptor, localProcess(), sender);
   if (blocker) throw blockedError(blocker);
-  const { context, access } = placeFor(descriptor, fds, options, sender);
+  const { context, access } = placeFor(kind, descriptor, fds, options, sender);
   const { allowOtherUsers = false } = options;
-  const request = {
-    context,
-    access,
-    fds,
-    lease: sender?.lease,
-    assertOpenable() {
-      const blocked = openBlocker(descriptor, context, fds, allowOtherUsers);
-      if (blocked) throw blockedError(blocked);
-    },
-  };
   try {
-    switch (descriptor.kind) {
-      case 'legacy':
-        return openLegacy({ descriptor, ...request });
-      case 'pool':
-        return openPool({ descriptor, ...request });
-      case 'virtual':
-        return openVirtual({ descriptor, ...request });
-      case 'event':
-        return openEvent({ descriptor, ...request });
-    }
+    return kind.open({
+      descriptor,
+      context,
+      access,
+      fds,
+      lease: sender?.lease,
+      assertOpenable() {
+        const blocked = openBlocker(kind, descriptor, context, fds, allowOtherUsers);
+        if (blocked) throw blockedError(blocked);
+      },
+    });
   } catch (error) {
-    throw goneMeanwhile(error, descriptor) ?? error;
+    throw goneMeanwhile(kind, descriptor, error) ?? error;
   }
 }
 
-/** Opens a descriptor that this process made. */
-function openOwn(
-  descriptor: DescriptorFields,
+// ---- What this very process made ----
+
+function openOwn<F extends DescriptorFields>(
+  kind: DescribedKind<object, F>,
+  descriptor: F,
   fds: ReceivedFds,
   options: Omit<OpenOptions, 'fds'>,
   sender: Sender | undefined,
-): OpenedBytes {
+): object {
   // A sender learns nothing about this process's own objects but that they are refused.
-  const blocker = sender ? undefined : ownBlocker(descriptor, options);
+  const blocker = sender ? undefined : ownBlocker(kind, descriptor, options);
   if (blocker) throw blockedError(blocker);
-  if (descriptor.kind === 'event' || !isFromOtherThread(descriptor))
-    return openAlias(descriptor, options.access, sender);
-  if (sender && !sender.isOwnProcess) throw notExportedToSender();
-  const place = placeFor(descriptor, fds, options, sender);
-  return openThreadMemory({ descriptor, ...place, fds, lease: sender?.lease });
+  if (!isFromOtherThread(descriptor)) return openAlias(kind, descriptor, options.access, sender);
+  if (sender && !isOwnProcess(sender.session)) throw notExportedToSender();
+  const place = placeFor(kind, descriptor, fds, options, sender);
+
+  return openThreadMemory({ descriptor, ...place, fds, lease: sender?.lease }, !kind.isByPid);
 }
+
+/**
+ * Opens a descriptor that this process made, as a view with its own `close()`. A pool is returned
+ * itself.
+ *
+ * @param sender the sender, if it came over a connection: only what was exported to it may be
+ * opened
+ * @throws IpcError if the object no longer exists, ClosedError if it is closed
+ */
+export function openAlias<F extends DescriptorFields>(
+  kind: DescribedKind<object, F>,
+  descriptor: F,
+  access: Access = 'read-write',
+  sender?: Sender,
+): object {
+  const name = kind.nameOf(descriptor);
+  const alias = kind.alias(name === undefined ? undefined : findExport(name), descriptor, {
+    access,
+    lease: sender?.lease,
+    verify(object) {
+      if (sender && !sender.session.hasLeaseOn(object)) throw notExportedToSender();
+    },
+  });
+  if (alias) return alias;
+  // An object is collected some time after it was closed, which must not change the error.
+  if (name !== undefined && sender?.session.hasLeaseOnCollected?.(name))
+    throw new ClosedError('it was closed, and then collected');
+  throw sender && !isOwnProcess(sender.session)
+    ? notExportedToSender()
+    : blockedError(exportGoneBlocker);
+}
+
+/** Also thrown for what does not exist, so that a sender cannot find out what does. */
+const notExportedToSender = (): IpcError =>
+  new IpcError(
+    'a peer sent a descriptor of memory, a pool or an event of this very process that it holds no lease ' +
+      'on: send the object to it over a connection first',
+    undefined,
+    'same-process',
+  );
 
 // ---- Where to open it ----
 
 /** Returns where to open a descriptor and with what access. @throws IpcError if no device can */
 function placeFor(
+  kind: DescribedKind,
   descriptor: DescriptorFields,
   fds: ReceivedFds,
   options: OpenOptions,
   sender: Sender | undefined,
 ): { readonly context: Context; readonly access: Access } {
   const context = contextFor(descriptor, options);
-  if (context) return { context, access: effectiveAccess(descriptor, options.access, fds.numbers) };
+  if (context)
+    return { context, access: effectiveAccess(kind, descriptor, options.access, fds.numbers) };
   throw blockedError(deviceBlocker(descriptor, sender));
 }
 
@@ -164,13 +151,14 @@ function placeFor(
  * @param fds open file descriptors
  */
 export function effectiveAccess(
+  kind: DescribedKind,
   descriptor: DescriptorFields,
   requested: Access | undefined,
   fds: readonly number[],
 ): Access {
   if (requested === 'read') return 'read';
-  if (descriptor.kind !== 'event' && descriptor.access === 'read') return 'read';
-  return descriptor.kind === 'virtual' && fds.some(isMarkedReadOnly) ? 'read' : 'read-write';
+  if (isMemoryFields(descriptor) && descriptor.access === 'read') return 'read';
+  return kind.isReadOnly?.(fds) ? 'read' : 'read-write';
 }
 
 /** Returns the context to open it in; undefined if this process does not see its device. */
@@ -202,11 +190,13 @@ function primaryContextOf(uuid: string): Context | undefined {
 
 /** Returns what prevents opening an object of this process, without a driver call. */
 export function ownBlocker(
+  kind: DescribedKind,
   descriptor: DescriptorFields,
   { sameProcess }: Pick<OpenOptions, 'sameProcess'>,
 ): OpenBlocker | undefined {
-  const isHere = findExport(nameOfExport(descriptor)) !== undefined;
-  if (!isHere) return isFromOtherThread(descriptor) ? undefined : exportGoneBlocker;
+  const name = kind.nameOf(descriptor);
+  if (name === undefined || !findExport(name))
+    return isFromOtherThread(descriptor) ? undefined : exportGoneBlocker;
   return sameProcess === 'alias'
     ? undefined
     : {
@@ -220,11 +210,12 @@ export function ownBlocker(
 
 /** Returns what prevents opening an object of another process on any GPU, without a driver call. */
 export function foreignBlocker(
+  kind: DescribedKind,
   descriptor: DescriptorFields,
   self: LocalProcess,
   sender?: Sender,
 ): OpenBlocker | undefined {
-  const { kind, machine, pid, pidNamespace } = descriptor;
+  const { machine, pid, pidNamespace } = descriptor;
   if (machine !== self.machine)
     return {
       code: 'other-machine',
@@ -234,8 +225,7 @@ export function foreignBlocker(
       hint: 'Device memory can only be shared within one machine: copy the data.',
     };
   if (self.isWsl) return wslBlocker;
-  const isByPid = kind === 'legacy' || kind === 'event';
-  if (isByPid && pid === self.pid && pidNamespace !== self.pidNamespace)
+  if (kind.isByPid && pid === self.pid && pidNamespace !== self.pidNamespace)
     return {
       code: 'same-pid',
       reason: `its exporter has this process's pid number, ${pid}, in another pid namespace`,
@@ -243,8 +233,9 @@ export function foreignBlocker(
         'The driver mistakes it for this process: run the containers in one pid namespace, or with ' +
         'different pid numbers, or share memory of a pool over a connection.',
     };
-  const alwaysWritable = ALWAYS_WRITABLE[kind];
-  if (!alwaysWritable || kind === 'event' || descriptor.access !== 'read') return undefined;
+  const { alwaysWritable } = kind;
+  if (!alwaysWritable || !isMemoryFields(descriptor) || descriptor.access !== 'read')
+    return undefined;
   return {
     code: 'not-supported',
     reason: `process ${pid} shared ${alwaysWritable} read-only, but the driver maps it for writing as well`,
@@ -279,25 +270,19 @@ export function deviceBlocker({ device: uuid }: DescriptorFields, sender?: Sende
   };
 }
 
-const CAPABILITIES: Readonly<Record<IpcKind, keyof IpcSupport>> = {
-  legacy: 'memory',
-  pool: 'pools',
-  virtual: 'virtualMemory',
-  event: 'events',
-};
-
 /** Capabilities that were seen to work. A device does not lose them. */
 const supportedByDevice = new WeakMap<Device, Set<keyof IpcSupport>>();
 
 /** Returns what prevents opening an object that is not yet mapped here. */
 export function openBlocker(
+  kind: DescribedKind,
   descriptor: DescriptorFields,
   context: Context,
   fds: Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>,
   allowOtherUsers: boolean,
   self: LocalProcess = localProcess(),
 ): OpenBlocker | undefined {
-  const capability = CAPABILITIES[descriptor.kind];
+  const { capability } = kind;
   const { device } = context;
   const supported = supportedByDevice.get(device) ?? new Set();
   if (!supported.has(capability)) {
@@ -306,9 +291,8 @@ export function openBlocker(
     supportedByDevice.set(device, supported.add(capability));
   }
   return (
-    exporterBlocker(descriptor, allowOtherUsers, self) ??
-    poolBlocker(descriptor) ??
-    fdBlocker(descriptor, context, fds)
+    exporterBlocker(kind, descriptor, allowOtherUsers, self) ??
+    kind.blocker?.(descriptor, context, fds)
   );
 }
 
@@ -319,13 +303,14 @@ export const sharesPidNamespace = (
 ): boolean => pidNamespace !== 0 && pidNamespace === self.pidNamespace;
 
 function exporterBlocker(
+  kind: DescribedKind,
   descriptor: DescriptorFields,
   allowOtherUsers: boolean,
   self: LocalProcess,
 ): OpenBlocker | undefined {
   if (!sharesPidNamespace(descriptor, self)) return undefined;
   const { pid, startTime } = descriptor;
-  if (!self.isAlive(pid, startTime)) return goneBlocker(descriptor);
+  if (!self.isAlive(pid, startTime)) return goneBlocker(kind, descriptor);
   // Reading /proc takes longer than opening the memory.
   if (allowOtherUsers) return undefined;
   const user = self.userOf(pid);
@@ -339,9 +324,8 @@ function exporterBlocker(
   };
 }
 
-/** The file descriptors of virtual memory keep the memory alive themselves. */
-const goneBlocker = ({ kind, pid }: DescriptorFields): OpenBlocker | undefined =>
-  kind === 'virtual'
+const goneBlocker = (kind: DescribedKind, { pid }: DescriptorFields): OpenBlocker | undefined =>
+  kind.outlivesExporter
     ? undefined
     : {
         code: 'exporter-gone',
@@ -353,32 +337,15 @@ const goneBlocker = ({ kind, pid }: DescriptorFields): OpenBlocker | undefined =
  * Returns the error of an exporter that has ended since it was checked, which makes the driver refuse
  * what it shared. Undefined for any other error.
  */
-function goneMeanwhile(error: unknown, descriptor: DescriptorFields): IpcError | undefined {
+function goneMeanwhile(
+  kind: DescribedKind,
+  descriptor: DescriptorFields,
+  error: unknown,
+): IpcError | undefined {
   const refusal = error instanceof IpcError ? error.cause : error;
   if (!(refusal instanceof CudaError) || refusal.sticky) return undefined;
   // The end of another process frees memory: the driver does not lack it for that.
   if (refusal.status === CUresult.CUDA_ERROR_OUT_OF_MEMORY) return undefined;
-  const blocker = isExporterEnding(descriptor) ? goneBlocker(descriptor) : undefined;
+  const blocker = isExporterEnding(descriptor) ? goneBlocker(kind, descriptor) : undefined;
   return blocker && Object.assign(blockedError(blocker), { cause: refusal });
-}
-
-function fdBlocker(
-  descriptor: DescriptorFields,
-  context: Context,
-  fds: Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>,
-): OpenBlocker | undefined {
-  if (descriptor.kind === 'pool' && findPool(context, descriptor, fds)) return undefined;
-  const { numbers } = fds;
-  const expected =
-    descriptor.kind === 'pool' ? 1 : descriptor.kind === 'virtual' ? descriptor.pieces.length : 0;
-  const isComplete = numbers.length === expected;
-  if (expected === 0 || (isComplete && numbers.every(mayBeDriverMemory))) return undefined;
-  const what = descriptor.kind === 'pool' ? 'a pool' : 'virtual memory';
-  return {
-    code: 'no-file-descriptor',
-    reason: isComplete
-      ? `a file descriptor that came with a descriptor of ${what} is not one of the driver's`
-      : `a descriptor of ${what} needs ${expected} file descriptors, but ${numbers.length} came with it`,
-    hint: 'Send it over a connection, or together with them through a Unix socket.',
-  };
 }

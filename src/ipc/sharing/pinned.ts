@@ -1,12 +1,24 @@
-import { Context, type PlaceOptions } from '../../context.ts';
+import { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { PinnedBuffer } from '../../memory/pinned.ts';
 import type { AnyExported, HostFields } from '../descriptor.ts';
-import type { ReceivedFds, Sender } from './imported-object.ts';
+import { type Kind, type OpenOptions, type ReceivedFds, type Sender, takeFds } from './kind.ts';
+import { keepUntilClosed } from './timeline.ts';
+
+/** Page-locked memory. */
+export const pinned: Kind<PinnedBuffer, HostFields<'pinned'>> = {
+  name: 'pinned',
+  includes: (object) => object instanceof PinnedBuffer,
+  isConstant: () => true,
+  contextOf: ({ context }) => context,
+  byteLengthOf: ({ byteLength }) => byteLength,
+  export: exportPinned,
+  import: openPinned,
+  keep: keepUntilClosed,
+};
 
 /** Exports page-locked memory. @throws IpcError for memory that was not made for it, ClosedError */
-export function exportPinned(buffer: PinnedBuffer): AnyExported {
-  const { fd, byteLength } = buffer;
+function exportPinned({ fd, byteLength }: PinnedBuffer): AnyExported {
   if (fd === undefined)
     throw new IpcError(
       'this PinnedBuffer cannot be shared: allocate it with PinnedBuffer.allocate(byteLength, ' +
@@ -18,24 +30,15 @@ export function exportPinned(buffer: PinnedBuffer): AnyExported {
 }
 
 /** Opens page-locked memory of another process. @throws IpcError */
-export function openPinned(
+function openPinned(
   { byteLength }: HostFields<'pinned'>,
   fds: ReceivedFds,
-  { context, device }: PlaceOptions,
-  sender: Sender | undefined,
+  _options: OpenOptions,
+  sender?: Sender,
 ): PinnedBuffer {
-  if (fds.numbers.length !== 1)
-    throw new IpcError(
-      `page-locked memory needs 1 file descriptor, but ${fds.numbers.length} came with it`,
-      undefined,
-      'no-file-descriptor',
-    );
-  const place = Context.resolve({
-    ...(context && { context }),
-    ...(device !== undefined && { device }),
-  });
+  const place = Context.resolve({});
   const lease = sender?.lease;
-  const [fd] = fds.take() as [number];
+  const [fd] = takeFds('page-locked memory', 1, fds) as [number];
   try {
     return PinnedBuffer.open(place, fd, byteLength, {
       before: () => lease?.closed(place, undefined),

@@ -13,8 +13,8 @@ import {
   MEMORY_KINDS,
   type MemoryFields,
 } from '../descriptor.ts';
-import { parseDescriptor, withChecksum } from '../descriptor-codec.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
+import { parseDescriptor, withChecksum } from './descriptor-codec.ts';
 import { withReadyEvent } from './event.ts';
 import { openIpcEvent } from './import.ts';
 import { sharesPidNamespace } from './open.ts';

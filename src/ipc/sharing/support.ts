@@ -1,4 +1,5 @@
 import type { DeviceAttribute } from '../../../ffi/attributes.ts';
+import { mayBeDriverMemory } from '../../../ffi/fd-kind.ts';
 import { Device } from '../../device.ts';
 import { type IpcCause, IpcError } from '../../errors.ts';
 import { localProcess } from '../identity.ts';
@@ -31,6 +32,39 @@ export interface OpenBlocker {
 
 export const blockedError = ({ code, reason, hint }: OpenBlocker): IpcError =>
   new IpcError(`${reason}. ${hint}`, undefined, code);
+
+/**
+ * @param what memory that the driver always maps for reading and writing. For virtual memory, its
+ * importer chooses the access. So read-only memory is shared as virtual memory or not at all, and an
+ * importer does not rely on the descriptor alone
+ * @throws IpcError always
+ */
+export function refuseReadOnly(what: string): never {
+  throw new IpcError(
+    `${what} cannot be shared read-only: the driver gives every process that opens it write ` +
+      'access. Share virtual memory (VirtualMemory.reserve(byteLength, { shareable: true })), ' +
+      'a copy, or the memory for reading and writing',
+    undefined,
+    'not-supported',
+  );
+}
+
+/** Returns why file descriptors are not those that a descriptor needs; undefined if they are. */
+export function fdBlocker(
+  what: string,
+  expected: number,
+  numbers: readonly number[],
+): OpenBlocker | undefined {
+  const isComplete = numbers.length === expected;
+  if (isComplete && numbers.every(mayBeDriverMemory)) return undefined;
+  return {
+    code: 'no-file-descriptor',
+    reason: isComplete
+      ? `a file descriptor that came with a descriptor of ${what} is not one of the driver's`
+      : `a descriptor of ${what} needs ${expected} file descriptors, but ${numbers.length} came with it`,
+    hint: 'Send it over a connection, or together with them through a Unix socket.',
+  };
+}
 
 /** WSL supports no sharing, on any device. */
 export const wslBlocker: OpenBlocker = {

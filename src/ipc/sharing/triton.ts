@@ -6,8 +6,8 @@ import { MemoryPool } from '../../memory/pool.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkInteger, checkOptions, formatValue } from '../../validate.ts';
 import { processName } from '../identity.ts';
-import { importSourceOf } from './imported-object.ts';
-import { exportLegacyBuffer } from './kinds.ts';
+import { exportLegacy } from './legacy.ts';
+import { sourceOf } from './memory.ts';
 
 /** Options of {@link tritonRegion}. */
 export interface TritonRegionOptions {
@@ -69,7 +69,7 @@ export function tritonRegion(
       `name must be letters, digits, '.', '_' and '-', because it is a part of a URL, not ${formatValue(name)}`,
     );
   checkIsPlain(buffer);
-  const fields = exportLegacyBuffer(buffer);
+  const fields = exportLegacy(buffer);
   // Another allocation at the same address has another id.
   const region = name ?? `cuffi-${fields.pid}-${fields.bufferId.toString(36)}`;
   return {
@@ -105,10 +105,11 @@ function bytesOf(memory: DeviceBuffer | DeviceArray): DeviceBuffer {
 }
 
 /** @throws IpcError for memory that has no handle of this process */
-function checkIsPlain({ access, origin, resource, root }: DeviceBuffer): void {
+function checkIsPlain(buffer: DeviceBuffer): void {
+  const { access, origin, resource, root } = buffer;
   if (origin === 'imported') {
-    const source = importSourceOf(root)?.descriptor;
-    const owner = source ? processName(source) : 'another process';
+    const source = sourceOf(buffer);
+    const owner = source ? processName(source.descriptor) : 'another process';
     throw new IpcError(
       `this memory is of ${owner}: call tritonRegion there, and send what it returns`,
       undefined,

@@ -1,6 +1,7 @@
 import { OUT0, readHandle } from '../../../ffi/arena.ts';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
+import { isMarkedReadOnly } from '../../../ffi/fd-kind.ts';
 import { isSameFile } from '../../../ffi/linux/libc.ts';
 import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../../ffi/types.ts';
 import { check, cudaError } from '../../check.ts';
@@ -17,12 +18,116 @@ import {
   reserveAddresses,
   VirtualAccess,
 } from '../../memory/physical-chunk.ts';
-import type { VirtualMemory } from '../../memory/virtual.ts';
-import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
-import { describeExporter, exportIdOf } from '../identity.ts';
+import { VirtualMemory } from '../../memory/virtual.ts';
+import { checkRange, type DescriptorFields, type ExportedFields } from '../descriptor.ts';
 import { PACKET_FDS } from '../protocol.ts';
-import { importedBuffer, type OpenRequest } from './imported-object.ts';
+import { describeExporter, exportIdOf } from './facts.ts';
+import type { OpenRequest, SampleMemory } from './kind.ts';
 import { type Mapping, MappingTable, tableByContext } from './mapping.ts';
+import {
+  aliasOf,
+  asArray,
+  bufferIn,
+  checkMemory,
+  exportMemory,
+  importedBuffer,
+  isShareableMemory,
+  isVirtual,
+  type MemoryKind,
+  memoryTraits,
+  rangeIn,
+  type ShareableMemory,
+  sourceOf,
+} from './memory.ts';
+import { openDescriptor } from './open.ts';
+import { checkProbe, filled, PROBE_BYTE_LENGTH } from './probe.ts';
+import { fdBlocker } from './support.ts';
+
+/** Virtual memory. */
+export const virtual: MemoryKind<DescriptorFields<'virtual'>> = {
+  ...memoryTraits,
+  name: 'virtual',
+  capability: 'virtualMemory',
+  // Its file descriptors keep the memory alive themselves.
+  outlivesExporter: true,
+  isKeptByFds: () => true,
+  includes(object): object is ShareableMemory {
+    if (object instanceof VirtualMemory) return true;
+    if (!isShareableMemory(object)) return false;
+    const buffer = bufferIn(object);
+    return isVirtual(buffer) || sourceOf(buffer)?.descriptor.kind === 'virtual';
+  },
+  description: 'virtual memory, by its file descriptors',
+  check(fields) {
+    const sum = fields.pieces.reduce((total, piece) => total + piece, 0);
+    checkMemory(
+      fields,
+      sum === fields.baseByteLength ? undefined : 'the pieces must add up to baseByteLength',
+    );
+  },
+  export: (memory) => exportMemory(memory, exportOwn),
+  import: (fields, ...given) => asArray(openDescriptor(virtual, fields, ...given), fields),
+  open: openVirtual,
+  alias: (exported, fields, request) =>
+    aliasOf(
+      exported instanceof VirtualMemory ? piecesIn(exported, fields) : rangeIn(exported, fields),
+      fields,
+      request,
+    ),
+  blocker: ({ pieces }, _context, { numbers }) =>
+    fdBlocker('virtual memory', pieces.length, numbers),
+  allocate,
+  isMapped: (fields, context, { numbers }, access) =>
+    mappings(context).has(mappingKey(context, fields, numbers, access), 0),
+  isReadOnly: (fds) => fds.some(isMarkedReadOnly),
+  probes: [
+    {
+      name: 'virtual',
+      title: 'virtual memory',
+      how: 'by file descriptor',
+      capability: 'virtualMemory',
+      make: (context) => filled(allocate(PROBE_BYTE_LENGTH, context)),
+      check: (object) => checkProbe(object),
+    },
+    {
+      name: 'read-only',
+      title: 'read-only',
+      how: 'virtual memory that the receiver cannot write to',
+      capability: 'virtualMemory',
+      make: (context) => filled(allocate(PROBE_BYTE_LENGTH, context), 'read'),
+      check: (object) => checkProbe(object, 'read'),
+    },
+  ],
+};
+
+function allocate(byteLength: number, context: Context): SampleMemory {
+  const memory = VirtualMemory.reserve(byteLength, { context, shareable: true });
+  try {
+    return { buffer: memory.grow(byteLength), [Symbol.dispose]: () => memory.close() };
+  } catch (error) {
+    memory.close();
+    throw error;
+  }
+}
+
+/** Returns the range of a descriptor in virtual memory; undefined for memory that was not exported. */
+function piecesIn(
+  memory: VirtualMemory,
+  descriptor: DescriptorFields<'virtual'>,
+): DeviceBuffer | undefined {
+  const { byteOffset, byteLength } = descriptor;
+  // The sender may state any access in the descriptor, but cannot guess the memory's name.
+  const access = memory.accessOf(descriptor.memory);
+  if (!access) return undefined;
+  const first = memory.offsetOf(descriptor.firstPiece);
+  checkRange(descriptor, memory.buffer.byteLength - first);
+  const begin = first + byteOffset;
+  const range = memory.buffer.subarray(begin, begin + byteLength);
+  return access === 'read' ? range.readOnly() : range;
+}
+
+const exportOwn = (buffer: DeviceBuffer): ExportedFields =>
+  exportVirtual(buffer, buffer.keepalive as VirtualMemory);
 
 /**
  * Exports the pieces of virtual memory that contain a buffer, each by a file descriptor. @throws
@@ -81,7 +186,7 @@ const mappings = tableByContext(
  *
  * @throws IpcError if the driver refuses them
  */
-export function openVirtual(request: OpenRequest<'virtual'>): DeviceBuffer {
+function openVirtual(request: OpenRequest<DescriptorFields<'virtual'>>): DeviceBuffer {
   const { descriptor, context, access, fds } = request;
   const key = mappingKey(context, descriptor, fds.numbers, access);
   const use = mappings(context).use(key, 0, context, () => {
@@ -115,15 +220,12 @@ const mappingKey = (
       chunks.every(({ fd }, at) => fd !== undefined && isSameFile(fd, fds[at] as number)),
   );
 
-/** @param fds the file descriptors of the pieces */
-export const isVirtualMapped = (
-  context: Context,
-  descriptor: DescriptorFields<'virtual'>,
-  fds: readonly number[],
-  access: Access,
-): boolean => mappings(context).has(mappingKey(context, descriptor, fds, access), 0);
-
-function map({ descriptor, context, access, fds }: OpenRequest<'virtual'>): VirtualMapping {
+function map({
+  descriptor,
+  context,
+  access,
+  fds,
+}: OpenRequest<DescriptorFields<'virtual'>>): VirtualMapping {
   const { pieces, baseByteLength, pid } = descriptor;
   const base = reserveAddresses(baseByteLength);
   const chunks: PhysicalChunk[] = [];

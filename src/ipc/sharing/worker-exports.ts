@@ -7,13 +7,11 @@
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseOrWarn, runAll } from '../../lifetime.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
 import { type DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
-import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import { withExportsTable } from '../../worker-counts.ts';
-import type { DescriptorFields, MemoryFields, MemoryKind } from '../descriptor.ts';
+import { type DescriptorFields, isMemoryFields, type MemoryFields } from '../descriptor.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import { importedBuffer, type OpenRequest } from './imported-object.ts';
 import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
 import { blockedError, type OpenBlocker } from './support.ts';
 
@@ -31,8 +29,14 @@ const CLOSED = 5;
 /** The first record is a header: where the used records end. */
 const END_OFFSET = 0;
 
+interface PublishedRecord {
+  readonly at: number;
+  readonly context: Context;
+  byteLength: number;
+}
+
 /** The records that this thread has shared with the others, by name. */
-const published = new Map<string, { readonly at: number; readonly context: Context }>();
+const published = new Map<string, PublishedRecord>();
 const freeRecords: number[] = [];
 
 /** How often memory that other threads still use is checked after it was closed here. */
@@ -47,7 +51,7 @@ const resetWatch = new ResetWatch((context) => {
 const recordCounts = new Map<Context, number>();
 
 const pieceOf = (descriptor: MemoryFields): number =>
-  descriptor.kind === 'virtual' ? descriptor.firstPiece : 0;
+  'firstPiece' in descriptor ? descriptor.firstPiece : 0;
 
 const nameOf = (descriptor: MemoryFields): string =>
   `${descriptor.generation} ${pieceOf(descriptor)}`;
@@ -66,24 +70,28 @@ export function publish(buffer: DeviceBuffer, begin: number, descriptor: MemoryF
   if (generation === 0 || root.origin !== 'allocated') return;
   const name = nameOf(descriptor);
   const known = published.get(name);
-  // Virtual memory may have grown.
-  if (known && descriptor.kind !== 'virtual') return;
+  if (known) {
+    // Virtual memory may have grown.
+    if (known.byteLength >= baseByteLength) return;
+    known.byteLength = baseByteLength;
+    withExportsTable((table) => {
+      table[known.at + BYTE_LENGTH] = baseByteLength;
+    });
+    return;
+  }
   withExportsTable((table) => {
-    const at = known?.at ?? freeRecords.pop() ?? ((table[END_OFFSET] as number) || RECORD_LENGTH);
+    const at = freeRecords.pop() ?? ((table[END_OFFSET] as number) || RECORD_LENGTH);
     if (at + RECORD_LENGTH > table.length)
       throw new IpcError('too many allocations are shared with other worker threads');
-    const before = known ? (table[at + BYTE_LENGTH] as number) : 0;
-    table[at + BYTE_LENGTH] = Math.max(baseByteLength, before);
-    if (known) return;
+    table[at + BYTE_LENGTH] = baseByteLength;
     table[END_OFFSET] = Math.max(table[END_OFFSET] as number, at + RECORD_LENGTH);
     table[at + PIECE] = pieceOf(descriptor);
     table[at + ADDRESS] = begin - byteOffset;
     table[at + USERS] = 1;
     table[at + CLOSED] = 0;
     table[at] = generation;
-    published.set(name, { at, context });
+    published.set(name, { at, context, byteLength: baseByteLength });
   });
-  if (known) return;
   recordCounts.set(context, (recordCounts.get(context) ?? 0) + 1);
   resetWatch.add(context);
   const removeKeepalive = keepMemoryAlive(buffer, 'other worker threads', () => {
@@ -147,8 +155,8 @@ const mappings = tableByContext(
 );
 
 /** Whether another thread of this process has shared the memory and still has it open. */
-export const isFromOtherThread = (descriptor: DescriptorFields): boolean =>
-  descriptor.kind !== 'event' &&
+export const isFromOtherThread = (descriptor: DescriptorFields): descriptor is MemoryFields =>
+  isMemoryFields(descriptor) &&
   descriptor.generation !== 0 &&
   !published.has(nameOf(descriptor)) &&
   withExportsTable((table) => findRecord(table, descriptor) !== undefined);
@@ -158,7 +166,10 @@ export const isFromOtherThread = (descriptor: DescriptorFields): boolean =>
  *
  * @throws IpcError if it no longer exists
  */
-function openFromOtherThread(context: Context, descriptor: MemoryFields): MappingUse<Mapping> {
+export function useFromOtherThread(
+  context: Context,
+  descriptor: MemoryFields,
+): MappingUse<Mapping> {
   const { generation } = descriptor;
   const { mapping, release } = mappings(context).use(nameOf(descriptor), 0, context, () =>
     withExportsTable((table) => {
@@ -171,34 +182,6 @@ function openFromOtherThread(context: Context, descriptor: MemoryFields): Mappin
   );
   const byteLength = withExportsTable((table) => table[mapping.at + BYTE_LENGTH] as number);
   return { mapping: { ...mapping, byteLength }, release };
-}
-
-/** Opens memory of another thread of this process, of any kind: it has the same address here. */
-export function openThreadMemory(
-  request: Omit<OpenRequest<MemoryKind>, 'assertOpenable'>,
-): DeviceBuffer {
-  const { context, descriptor, fds } = request;
-  const { mapping, release } = openFromOtherThread(context, descriptor);
-  const keptFds: number[] = [];
-  const buffer = importedBuffer(request, {
-    use: {
-      mapping,
-      release: (onReleased) =>
-        runAll([
-          () => release(onReleased),
-          ...keptFds.map((fd) => () => closeContextFd(context, fd)),
-        ]),
-    },
-    fds() {
-      if (descriptor.kind === 'legacy' || keptFds.length > 0) return keptFds;
-      throw new IpcError(
-        'memory of another thread was opened here without its file descriptors, which other processes ' +
-          'need: share it in the thread that made it',
-      );
-    },
-  });
-  for (const fd of fds.take()) keptFds.push(addContextFd(context, fd));
-  return buffer;
 }
 
 /** Returns the record of memory that its sharing thread has not closed. */

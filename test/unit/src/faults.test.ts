@@ -37,7 +37,6 @@ import {
   VirtualMemory,
 } from '../../../src/index.ts';
 import type { IpcDescriptor } from '../../../src/ipc/descriptor.ts';
-import { withChecksum } from '../../../src/ipc/descriptor-codec.ts';
 import {
   exportIpc,
   getIpcHandle,
@@ -45,6 +44,7 @@ import {
   openIpcBuffer,
   openIpcEvent,
 } from '../../../src/ipc/index.ts';
+import { withChecksum } from '../../../src/ipc/sharing/descriptor-codec.ts';
 import { internalStream } from '../../../src/memory/internal-stream.ts';
 import { nextLoopIteration } from '../../../src/poller.ts';
 import { failing, keepingBooks, opening, withFaults } from '../../support/faults.ts';

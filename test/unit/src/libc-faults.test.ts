@@ -33,8 +33,9 @@ import {
   ForwardRequester,
   forwardObjects,
 } from '../../../src/ipc/lease/forward.ts';
-import { setOwnerConnection } from '../../../src/ipc/lease/import-table.ts';
+import type { OwnerConnection } from '../../../src/ipc/lease/import-table.ts';
 import { PeerProcess } from '../../../src/ipc/lease/peer-process.ts';
+import { factsOf } from '../../../src/ipc/sharing/facts.ts';
 import type { Shareable } from '../../../src/ipc/sharing/kinds.ts';
 import { turns, until } from '../../support/iterations.ts';
 import { Latch } from '../../support/latch.ts';
@@ -183,10 +184,11 @@ async function forward(): Promise<void> {
     const { ppid } = process;
     const third = PeerProcess.fromIdentity(ppid, processStartTime(ppid) as number);
     stopWatching = third.onGone(() => {});
-    setOwnerConnection(buffer, {
+    const owner: OwnerConnection = {
       process: PeerProcess.fromIdentity(0, 0),
       requestForward: (...asked) => requester.request(lease.id, ...asked),
-    });
+    };
+    factsOf(buffer).owner = owner;
     const forwarded = forwardObjects([buffer], third);
     links = forwarded.links;
     for (const { link } of requester.take()) {

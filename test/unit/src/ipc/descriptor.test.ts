@@ -12,7 +12,7 @@ import {
   encodeDescriptor,
   parseDescriptor,
   withChecksum,
-} from '../../../../src/ipc/descriptor-codec.ts';
+} from '../../../../src/ipc/sharing/descriptor-codec.ts';
 import { trials } from '../../../support/iterations.ts';
 import { rawBytes } from './raw-descriptor.ts';
 

@@ -10,7 +10,6 @@ import {
   uint8,
   VirtualMemory,
 } from '../../../../src/index.ts';
-import { withChecksum } from '../../../../src/ipc/descriptor-codec.ts';
 import { localProcess } from '../../../../src/ipc/identity.ts';
 import {
   exportIpc,
@@ -21,6 +20,7 @@ import {
   openIpcEvent,
   openIpcPool,
 } from '../../../../src/ipc/index.ts';
+import { withChecksum } from '../../../../src/ipc/sharing/descriptor-codec.ts';
 import { emulate } from '../emulate.ts';
 
 /** One object of each kind that can be shared, by the name of its class. */

@@ -14,11 +14,6 @@ import { Device } from '../../../../src/device.ts';
 import type { IpcError } from '../../../../src/errors.ts';
 import { ByteReader, ByteWriter } from '../../../../src/ipc/bytes.ts';
 import type { AnyFields, DescriptorFields } from '../../../../src/ipc/descriptor.ts';
-import {
-  decodeDescriptor,
-  encodeFields,
-  withChecksum,
-} from '../../../../src/ipc/descriptor-codec.ts';
 import { localProcess } from '../../../../src/ipc/identity.ts';
 import {
   type ChannelConsumer,
@@ -39,6 +34,11 @@ import {
   Tag,
   WORD_BYTE_LENGTH,
 } from '../../../../src/ipc/protocol.ts';
+import {
+  decodeDescriptor,
+  encodeFields,
+  withChecksum,
+} from '../../../../src/ipc/sharing/descriptor-codec.ts';
 import { PROTOCOL_VERSION } from '../../../../src/ipc/version.ts';
 import { FRAGMENT_BYTE_LENGTH } from '../../../../src/ipc/wire/limits.ts';
 import { EncodedValue } from '../../../../src/ipc/wire/value-decoder.ts';

@@ -14,19 +14,19 @@ import {
 import { Ring, Seat } from '../../../../src/ipc/channel/ring.ts';
 import type { AnyFields, IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
 import {
-  decodeAnyFields,
-  decodeDescriptor,
-  encodeDescriptor,
-  encodeFields,
-  parseDescriptor,
-} from '../../../../src/ipc/descriptor-codec.ts';
-import {
   HEADER_BYTE_LENGTH,
   PACKET_BYTE_LENGTH,
   RECORD_BYTE_LENGTH,
   VERSIONS,
 } from '../../../../src/ipc/protocol.ts';
-import { emptySharingSession, importFromPeer } from '../../../../src/ipc/sharing/marshal.ts';
+import {
+  decodeAnyFields,
+  decodeDescriptor,
+  encodeDescriptor,
+  encodeFields,
+  parseDescriptor,
+} from '../../../../src/ipc/sharing/descriptor-codec.ts';
+import { importFromPeer } from '../../../../src/ipc/sharing/marshal.ts';
 import { HostPage } from '../../../../src/ipc/timeline/host-page.ts';
 import { TimelinePage } from '../../../../src/ipc/timeline/page.ts';
 import { SharedCounter } from '../../../../src/ipc/timeline/shared-counter.ts';
@@ -46,6 +46,7 @@ import {
 import { EncodedValue } from '../../../../src/ipc/wire/value-decoder.ts';
 import { encodeValue } from '../../../../src/ipc/wire/value-encoder.ts';
 import { ValueMessageReader, writeObjectTable } from '../../../../src/ipc/wire/value-message.ts';
+import { emptySharingSession } from '../../../support/sharing.ts';
 import {
   assertSameValue,
   type Bytes,

@@ -46,7 +46,7 @@ export const machineFacts = (changes: Partial<MachineFacts> = {}): MachineFacts 
   devices: [deviceA],
   probes: {
     reason: '',
-    results: PROBES.map((name) => ({ name, ok: true, ms: 1.25, code: undefined, reason: '' })),
+    results: PROBES.map(({ name }) => ({ name, ok: true, ms: 1.25, code: undefined, reason: '' })),
   },
   handles: [],
   throughput: { byteLength: 64 << 20, ms: 1 },

@@ -3,7 +3,6 @@ import { describe, test } from 'node:test';
 import { type Finding, isSound } from '../../../../../src/cli/doctor/finding.ts';
 import { judgePair, type PairFacts } from '../../../../../src/cli/doctor/pair-rules.ts';
 import { remedies } from '../../../../../src/cli/doctor/remedies.ts';
-import { probeTitles } from '../../../../../src/cli/doctor/rules.ts';
 import { PROBES } from '../../../../../src/ipc/inspect/probes.ts';
 import type { DeviceFacts, ProcessFacts } from '../../../../../src/ipc/inspect/process-facts.ts';
 import { deviceA, deviceB, machineFacts, processFacts } from './facts.ts';
@@ -35,7 +34,7 @@ const named = (facts: PairFacts, name: string): Finding | undefined =>
   judgePair(facts).find((found) => found.name === name);
 
 const every = (status: string): Record<string, string> =>
-  Object.fromEntries(Object.values(probeTitles).map((title) => [title, status]));
+  Object.fromEntries(PROBES.map(({ title }) => [title, status]));
 
 const MIG = { ...deviceA, uuid: 'MIG-aaaa' };
 const [oneOfA, oneOfB] = [deviceA, deviceB].map((each) => ({ ...each, computeMode: 3 }));
@@ -103,7 +102,7 @@ describe('judgePair', () => {
   });
 
   test('a kind that failed says why, with the cause that is known', () => {
-    const results = PROBES.map((name) => ({
+    const results = PROBES.map(({ name }) => ({
       name,
       ok: name !== 'event',
       ms: 1,

@@ -14,15 +14,12 @@ import {
   forwardObjects,
   MAX_FORWARDS_IN_PROGRESS,
 } from '../../../../../src/ipc/lease/forward.ts';
-import {
-  type ForwardHandle,
-  type OwnerConnection,
-  setOwnerConnection,
-} from '../../../../../src/ipc/lease/import-table.ts';
+import type { ForwardHandle, OwnerConnection } from '../../../../../src/ipc/lease/import-table.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 import { HEADER_BYTE_LENGTH } from '../../../../../src/ipc/protocol.ts';
+import { factsOf } from '../../../../../src/ipc/sharing/facts.ts';
 import { helloFrame, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -454,17 +451,13 @@ describe('forwardObjects', () => {
         },
       };
     };
-    setOwnerConnection(buffer, {
+    const owner: OwnerConnection = {
       process: typeof pid === 'number' ? to(pid) : pid,
       requestForward,
-    });
+    };
+    factsOf(buffer).owner = owner;
     return { requests, releasedCount: () => releasedCount };
   }
-
-  /** Makes a buffer of this process count as another's. */
-  const markImported = (buffer: DeviceBuffer): void => {
-    Object.defineProperty(buffer, 'origin', { value: 'imported' });
-  };
 
   test('an object that returns to its owner needs no request', () => {
     const [buffer, own] = [allocate(), allocate()];
@@ -521,7 +514,6 @@ describe('forwardObjects', () => {
   test('a send closes its ends of the links, and releases requests for objects that were not sent', async () => {
     const [buffer, other] = [allocate(), allocate()];
     const owners = [fakeOwner(7, buffer), fakeOwner(7, other, 999)] as const;
-    for (const each of [buffer, other]) markImported(each);
     using to = new RawPeer();
     await to.peer.send(buffer);
     // A timeline page may come before it.
@@ -556,8 +548,8 @@ describe('forwardObjects', () => {
       closeFd(link);
       return { acknowledged, release() {} };
     };
-    setOwnerConnection(buffer, { process: to(7), requestForward });
-    markImported(buffer);
+    const owner: OwnerConnection = { process: to(7), requestForward };
+    factsOf(buffer).owner = owner;
     using other = new RawPeer();
     /** The number of received values. A timeline page may come before. */
     const values = (): number => {

@@ -171,6 +171,20 @@ describe('leases', () => {
     await leases.drain({ timeoutMs: 0 });
   });
 
+  test('returned() and revoke() take virtual memory that is closed here', async () => {
+    emulate();
+    const { table } = makeTable();
+    const memory = VirtualMemory.reserve(1 << 21, { shareable: true });
+    memory.grow(1 << 21);
+    const [lease] = table.add([memory], undefined) as [Lease];
+    memory.close();
+    leases.revoke(memory);
+    assert.equal(lease.isRevoked, true);
+    await assert.rejects(leases.returned(memory, { timeoutMs: 0 }), { name: 'TimeoutError' });
+    table.endAll();
+    await leases.returned(memory, { timeoutMs: 0 });
+  });
+
   test('invalid arguments are refused', async () => {
     emulate();
     assert.throws(() => leases.revoke({} as never), TypeError);

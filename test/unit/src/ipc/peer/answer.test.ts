@@ -13,7 +13,6 @@ import {
 } from '../../../../../src/index.ts';
 import { ByteWriter } from '../../../../../src/ipc/bytes.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { encodeFields, withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
 import { Session } from '../../../../../src/ipc/peer/session.ts';
 import {
@@ -23,6 +22,7 @@ import {
   MAX_VERIFICATION_BYTE_LENGTH,
   Tag,
 } from '../../../../../src/ipc/protocol.ts';
+import { encodeFields, withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
 import { readHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { encodeValue } from '../../../../../src/ipc/wire/value-encoder.ts';

@@ -18,7 +18,6 @@ import {
   PeerGoneError,
   Stream,
 } from '../../../../../src/index.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
@@ -29,6 +28,7 @@ import {
   MAX_QUEUED_VALUES,
   Tag,
 } from '../../../../../src/ipc/protocol.ts';
+import { encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
 import { emptyControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
 import { readHeader } from '../../../../../src/ipc/wire/frames.ts';

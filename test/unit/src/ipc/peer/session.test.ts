@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { DeviceBuffer } from '../../../../../src/index.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
 import type { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Session } from '../../../../../src/ipc/peer/session.ts';
+import { encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { MAX_CACHED_DESCRIPTORS } from '../../../../../src/ipc/wire/limits.ts';
 import { emulate } from '../../emulate.ts';
 

@@ -12,7 +12,6 @@ import {
   VirtualMemory,
 } from '../../../../../src/index.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { encodeFields, withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, openIpcBuffer, type Shareable } from '../../../../../src/ipc/index.ts';
 import {
   ExportTable,
@@ -21,9 +20,11 @@ import {
 } from '../../../../../src/ipc/lease/export-table.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Tag } from '../../../../../src/ipc/protocol.ts';
-import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
+import { encodeFields, withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
+import { importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { leaves } from '../../../../support/left-open.ts';
 import { collectGarbage } from '../../../../support/process-state.ts';
+import { emptySharingSession } from '../../../../support/sharing.ts';
 import { emulate } from '../../emulate.ts';
 import { RawPeer, tableOf } from '../peer/support.ts';
 

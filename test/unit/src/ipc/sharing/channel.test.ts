@@ -7,18 +7,16 @@ import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { receiveMessage } from '../../../../../ffi/linux/message.ts';
 import { Stream } from '../../../../../src/index.ts';
 import type { HostFields } from '../../../../../src/ipc/descriptor.ts';
-import { decodeAnyFields, encodeFields } from '../../../../../src/ipc/descriptor-codec.ts';
 import { Channel, type ChannelConsumer, exportIpc } from '../../../../../src/ipc/index.ts';
 import { END_OF_WAITS } from '../../../../../src/ipc/protocol.ts';
-import {
-  emptySharingSession,
-  exportForAnyPeer,
-  importFromPeer,
-} from '../../../../../src/ipc/sharing/marshal.ts';
+import { decodeAnyFields, encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
+import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
+import { exportForAnyPeer, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { HostPage } from '../../../../../src/ipc/timeline/host-page.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
+import { emptySharingSession } from '../../../../support/sharing.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 
@@ -41,12 +39,14 @@ const importing = (fields: HostFields<'channel'>, fds: readonly number[]): unkno
   });
 
 describe('a channel from a hostile process', () => {
-  test('opens with what cuffi sends', () => {
+  test('opens with what cuffi sends, and is closed if nobody receives it', () => {
     emulate();
     using channel = Channel.create(small);
     const { fields, fds } = exported(channel);
     using consumer = importing(fields, fds) as ChannelConsumer;
     assert.deepEqual(consumer.shape, [4]);
+    discardImported(consumer);
+    assert.equal(consumer.closed, true);
   });
 
   test('is refused with more slots than a channel has, whatever memory comes with it', async () => {

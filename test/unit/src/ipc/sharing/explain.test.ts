@@ -14,7 +14,6 @@ import {
   VirtualMemory,
 } from '../../../../../src/index.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { localProcess } from '../../../../../src/ipc/identity.ts';
 import {
   type Explanation,
@@ -23,6 +22,8 @@ import {
   type OpenOptions,
   openIpc,
 } from '../../../../../src/ipc/index.ts';
+import { withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
+import { legacy as legacyKind } from '../../../../../src/ipc/sharing/legacy.ts';
 import { openBlocker } from '../../../../../src/ipc/sharing/open.ts';
 import { leaves } from '../../../../support/left-open.ts';
 import { killed, startProcess } from '../../../../support/program.ts';
@@ -280,12 +281,15 @@ describe('explain', () => {
     const context = Context.primary();
     const hidden = { ...localProcess(), userOf: () => undefined };
     const none = { numbers: [], isNameTrusted: true };
-    const found = openBlocker(legacy, context, none, false, { ...hidden, isForeign: () => true });
+    const found = openBlocker(legacyKind, legacy, context, none, false, {
+      ...hidden,
+      isForeign: () => true,
+    });
     assert.equal(found?.code, 'other-user');
     assert.match(found.reason, /a hidden user/);
-    assert.equal(openBlocker(legacy, context, none, false, hidden), undefined);
+    assert.equal(openBlocker(legacyKind, legacy, context, none, false, hidden), undefined);
     assert.equal(
-      openBlocker(legacy, context, none, true, { ...hidden, isForeign: () => true }),
+      openBlocker(legacyKind, legacy, context, none, true, { ...hidden, isForeign: () => true }),
       undefined,
     );
   });

@@ -14,8 +14,8 @@ import {
   Stream,
   VirtualMemory,
 } from '../../../../../src/index.ts';
-import { parseDescriptor, withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { exportIpc, getIpcHandle, openIpcArray } from '../../../../../src/ipc/index.ts';
+import { parseDescriptor, withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { failing } from '../../../../support/faults.ts';
 import { currentContext, emulate } from '../../emulate.ts';
 

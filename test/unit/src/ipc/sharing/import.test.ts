@@ -31,7 +31,6 @@ import type {
   IpcDescriptor,
   IpcMemoryDescriptor,
 } from '../../../../../src/ipc/descriptor.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { localProcess } from '../../../../../src/ipc/identity.ts';
 import {
   decodeDescriptor,
@@ -49,14 +48,11 @@ import {
   openIpcPool,
   ready,
 } from '../../../../../src/ipc/index.ts';
-import { asArray } from '../../../../../src/ipc/sharing/array.ts';
+import { closeSharingSession } from '../../../../../src/ipc/sharing/connection-pools.ts';
+import { withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
-import {
-  closeSharingSession,
-  emptySharingSession,
-  exportForPeer,
-  importFromPeer,
-} from '../../../../../src/ipc/sharing/marshal.ts';
+import { importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
+import { asArray } from '../../../../../src/ipc/sharing/memory.ts';
 import { ConnectionTimeline } from '../../../../../src/ipc/timeline/connection-timeline.ts';
 import type { TimelinePoint } from '../../../../../src/ipc/timeline/point.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
@@ -65,6 +61,7 @@ import { Latch } from '../../../../support/latch.ts';
 import { anyLayout } from '../../../../support/layouts.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 import { killed, startProcess } from '../../../../support/program.ts';
+import { emptySharingSession, exportForPeer } from '../../../../support/sharing.ts';
 import { currentContext, emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 

@@ -1,115 +1,112 @@
 import assert from 'node:assert/strict';
+import { readdirSync, readFileSync } from 'node:fs';
 import { describe, test } from 'node:test';
-import {
-  type Context,
-  CudaEvent,
-  DeviceBuffer,
-  float32,
-  fromBuffer,
-} from '../../../../../src/index.ts';
-import type { DescriptorFields } from '../../../../../src/ipc/descriptor.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-codec.ts';
-import { leases, type Shareable } from '../../../../../src/ipc/index.ts';
-import { exportEvent } from '../../../../../src/ipc/sharing/event.ts';
+import { fileURLToPath } from 'node:url';
+import { DeviceBuffer, float32, fromBuffer } from '../../../../../src/index.ts';
+import { objectKinds } from '../../../../../src/ipc/protocol.ts';
+import type { Kind } from '../../../../../src/ipc/sharing/kind.ts';
 import {
   bufferOf,
-  discardImported,
-  isImported,
+  contextOf,
   isShareable,
-  keepObject,
+  kindOf,
+  kinds,
+  labelOf,
   ownerOf,
   rangeOf,
-  type ShareableKind,
-  shareableKinds,
 } from '../../../../../src/ipc/sharing/kinds.ts';
-import { emptySharingSession, exportForPeer } from '../../../../../src/ipc/sharing/marshal.ts';
-import { openObject } from '../../../../../src/ipc/sharing/open.ts';
-import { Resource } from '../../../../../src/lifetime.ts';
+import { legacy } from '../../../../../src/ipc/sharing/legacy.ts';
 import { emulate } from '../../emulate.ts';
-import { peerPair } from '../peer/support.ts';
 
-/** An object of a kind that a later room could add: it travels as its event. */
-class Ticket extends Resource {
-  readonly event: CudaEvent;
-  readonly context: Context;
-
-  constructor(event: CudaEvent) {
-    super('Ticket', { owner: event.context.resources, release: () => event.close() });
-    this.event = event;
-    this.context = event.context;
-  }
-}
-
-const ticketKind: ShareableKind<Ticket> = {
-  name: 'event',
-  descriptorKinds: ['event'],
-  isInstance: (object) => object instanceof Ticket,
-  isImported: ({ event }) => event.imported,
-  export: ({ event }) => ({ descriptor: exportEvent(event), fds: [] }),
-  import: (descriptor, ...given) =>
-    new Ticket(openObject(descriptor as DescriptorFields, ...given) as CudaEvent),
-  discard: (ticket) => ticket.close(),
-};
-
-describe('shareableKinds', () => {
-  test('an object of a kind that is added to the table travels over a connection', async () => {
-    emulate();
-    using ticket = new Ticket(CudaEvent.create({ interprocess: true }));
-    const sent = ticket as unknown as Shareable;
-    using pair = peerPair();
-    assert.equal(isShareable(ticket), false);
-    await assert.rejects(pair.a.send(ticket as unknown), {
-      message: /value is a Ticket, which cannot be sent/,
-    });
-    shareableKinds.unshift(ticketKind);
-    try {
-      const exported = exportForPeer(ticket, emptySharingSession());
-      assert.deepEqual(exported?.bytes, encodeFields(exportEvent(ticket.event)));
-      await pair.a.send({ tickets: [ticket as unknown] });
-      assert.deepEqual(
-        leases.stats().leases.map(({ kind }) => kind),
-        ['event'],
-      );
-      const { tickets } = (await pair.b.receive()) as { tickets: [Ticket] };
-      const [received] = tickets;
-      assert.ok(received instanceof Ticket);
-      assert.equal(received.event.handle, ticket.event.handle);
-      discardImported(received);
-      assert.deepEqual([received.closed, ticket.closed], [true, false]);
-      assert.deepEqual(
-        [isShareable(ticket), bufferOf(ticket), rangeOf(sent)],
-        [true, undefined, undefined],
-      );
-      await leases.drain({ timeoutMs: 5000 });
-    } finally {
-      shareableKinds.splice(shareableKinds.indexOf(ticketKind as ShareableKind), 1);
-    }
-  });
-
-  test('what the table says of memory is that of its buffer, and nothing else can be shared', () => {
+describe('kinds', () => {
+  test('the row of memory tells what its buffer is, and other objects have no row', () => {
     emulate();
     using buffer = DeviceBuffer.allocate(256);
     const array = fromBuffer(buffer, 16, float32);
     for (const each of [buffer, array]) {
-      const kept = keepObject(each, 'a test');
-      kept.release();
-      assert.equal(kept.kind, 'memory');
+      const kind = kindOf(each);
+      assert.equal(kind, legacy);
+      assert.equal(labelOf(legacy), 'memory');
       assert.equal(bufferOf(each), buffer);
-      assert.equal(kept.byteLength, 256);
-      assert.equal(kept.owner, ownerOf(each));
-      assert.deepEqual(kept.range, rangeOf(each));
-      assert.equal(isImported(each), false);
+      assert.equal(kind?.byteLengthOf?.(each), 256);
+      assert.equal(ownerOf(each), buffer);
+      assert.equal(contextOf(each), buffer.context);
     }
+    assert.deepEqual(rangeOf(buffer), {
+      begin: buffer.address,
+      end: buffer.address + 256,
+      access: 'read-write',
+    });
     assert.deepEqual(rangeOf(array), {
       begin: buffer.address,
       end: buffer.address + 64,
       access: 'read-write',
     });
     for (const other of [{}, [], buffer.context, new Map()]) {
+      assert.equal(kindOf(other), undefined);
       assert.equal(isShareable(other), false);
       assert.equal(bufferOf(other), undefined);
-      assert.equal(isImported(other), false);
-      discardImported(other);
+      assert.equal(contextOf(other), undefined);
     }
   });
+
+  test('an object is recognized once, and then knows its row', () => {
+    emulate();
+    using buffer = DeviceBuffer.allocate(256);
+    let asked = 0;
+    const counted: Kind = {
+      ...(legacy as Kind),
+      includes(object): object is object {
+        asked += 1;
+        return legacy.includes(object);
+      },
+    };
+    kinds.unshift(counted);
+    try {
+      for (let i = 0; i < 3; i += 1) {
+        assert.equal(kindOf(buffer), counted);
+        assert.equal(ownerOf(buffer), buffer);
+        assert.equal(isShareable(buffer), true);
+      }
+    } finally {
+      kinds.shift();
+    }
+    assert.equal(asked, 1);
+  });
+
+  test('each kind of the protocol has a row', () => {
+    assert.deepEqual([...new Set(kinds.map(({ name }) => name))].sort(), [...objectKinds].sort());
+  });
+
+  test('only the file of a kind asks for its name', () => {
+    assert.deepEqual(branchesIn("if (kind === 'pool') a(); else if ('event' !== kind) b();"), [
+      'pool',
+      'event',
+    ]);
+    assert.deepEqual(branchesIn("case 'virtual':\n return ['legacy'].includes(kind);"), [
+      'virtual',
+      'legacy',
+    ]);
+    assert.deepEqual(branchesIn("const kind = { name: 'pool' }; parse(message, ['event']);"), []);
+    const found = ['ipc', 'cli'].flatMap((room) => {
+      const folder = fileURLToPath(new URL(`../../../../../src/${room}/`, import.meta.url));
+      return readdirSync(folder, { recursive: true, encoding: 'utf8' })
+        .filter((file) => file.endsWith('.ts'))
+        .flatMap((file) => {
+          const text = readFileSync(folder + file, 'utf8');
+          const isRowOf = (name: string): boolean => text.includes(`\n  name: '${name}',`);
+          return branchesIn(text).flatMap((name) => (isRowOf(name) ? [] : [`${file}: ${name}`]));
+        });
+    });
+    assert.deepEqual(found, []);
+  });
 });
+
+/** The kinds that a text compares something with. */
+function branchesIn(text: string): string[] {
+  const name = `'(${objectKinds.join('|')})'`;
+  const branch = `[!=]==? ${name}|${name} [!=]==?|case ${name}|\\[[^\\]]*${name}[^\\]]*\\]\\.includes`;
+  return [...text.matchAll(new RegExp(branch, 'g'))].map(
+    (match) => match.slice(1).find((part) => part !== undefined) as string,
+  );
+}

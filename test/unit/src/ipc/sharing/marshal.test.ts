@@ -26,7 +26,6 @@ import type {
   IpcDescriptor,
   IpcPoolDescriptor,
 } from '../../../../../src/ipc/descriptor.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import {
   exportIpc,
   getIpcHandle,
@@ -38,16 +37,17 @@ import {
   openIpcEvent,
   openIpcPool,
 } from '../../../../../src/ipc/index.ts';
-import type { ImportLease } from '../../../../../src/ipc/sharing/imported-object.ts';
-import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
+import { ImportTable, ownerConnectionOf } from '../../../../../src/ipc/lease/import-table.ts';
+import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import {
   closeSharingSession,
-  emptySharingSession,
-  exportForPeer,
-  importFromPeer,
   releaseImportedPoolLater,
-  type SharingSession,
-} from '../../../../../src/ipc/sharing/marshal.ts';
+} from '../../../../../src/ipc/sharing/connection-pools.ts';
+import { withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
+import type { ImportLease, SharingSession } from '../../../../../src/ipc/sharing/kind.ts';
+import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
+import { importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
+import { ConnectionTimeline } from '../../../../../src/ipc/timeline/connection-timeline.ts';
 import { ensureKeepaliveAllocation } from '../../../../../src/memory/physical-memory.ts';
 import {
   acquireSharedUse,
@@ -64,6 +64,7 @@ import {
   openDescriptors,
   openedSince,
 } from '../../../../support/process-state.ts';
+import { emptySharingSession, exportForPeer } from '../../../../support/sharing.ts';
 import { emulate } from '../../emulate.ts';
 
 const MIB = 1 << 20;
@@ -777,7 +778,22 @@ describe('moveIpcBuffer', () => {
       await context.flush();
       const opened = openIpcBuffer(given, { fds: fds.map(duplicateFd) });
       const view = opened.subarray(16, 32);
+      const imports = new ImportTable(
+        new ConnectionTimeline(),
+        {
+          process: PeerProcess.fromIdentity(0, 0),
+          requestForward: () => ({ acknowledged: Promise.resolve(), release() {} }),
+          hasUnsentForward: () => false,
+        },
+        () => {},
+      );
+      imports.add(0, 1);
+      imports.setOpened(0, opened);
+      const owner = ownerConnectionOf(opened);
       const moved = moveIpcBuffer(opened);
+      // A third process that gets the buffer gets it from its owner, which can also revoke it.
+      assert.ok(owner);
+      assert.equal(ownerConnectionOf(moved), owner);
       opened.close();
       for (const gone of [opened, view]) assert.throws(() => gone.address, { name: 'ClosedError' });
       assert.throws(() => opened.address, { message: /moved to another buffer/ });
@@ -789,7 +805,10 @@ describe('moveIpcBuffer', () => {
       assert.deepEqual(exportIpc(moved).descriptor, ofAnother(descriptor));
       if (moved.resource instanceof ImportedPool)
         assert.throws(() => (moved.resource as ImportedPool).close(), { name: 'CuffiError' });
-      moved.close();
+      imports.revoke(0, 'process 7');
+      assert.throws(() => moved.address, { message: /process 7 has revoked it/ });
+      imports.release(0);
+      imports.end();
       await context.flush();
       // Garbage of earlier tests may close descriptors meanwhile.
       assert.deepEqual(openedSince(before), []);

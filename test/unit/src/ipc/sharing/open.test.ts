@@ -6,9 +6,9 @@ import { duplicateFd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
 import { isProcessEnding, processStartTime } from '../../../../../ffi/linux/process.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { CudaEvent, DeviceBuffer, MemoryPool, VirtualMemory } from '../../../../../src/index.ts';
-import { withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { localProcess } from '../../../../../src/ipc/identity.ts';
 import { exportIpc, openIpc } from '../../../../../src/ipc/index.ts';
+import { withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { killed, startProcess } from '../../../../support/program.ts';
 import { emulate } from '../../emulate.ts';
 

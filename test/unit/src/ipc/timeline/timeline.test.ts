@@ -30,13 +30,14 @@ import {
 } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { END_OF_WAITS } from '../../../../../src/ipc/protocol.ts';
-import { emptySharingSession, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
+import { importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { SharedCounter } from '../../../../../src/ipc/timeline/shared-counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { broken, keepingBooks, losing } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { openDescriptors, processState } from '../../../../support/process-state.ts';
+import { emptySharingSession } from '../../../../support/sharing.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
 

@@ -5,7 +5,6 @@ import { describe, type TestContext, test } from 'node:test';
 import { closeFd } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { DeviceBuffer, IpcError } from '../../../../../src/index.ts';
-import { encodeFields } from '../../../../../src/ipc/descriptor-codec.ts';
 import { getIpcHandle } from '../../../../../src/ipc/index.ts';
 import {
   FrameKind,
@@ -16,6 +15,7 @@ import {
   MAX_VALUE_COLLECTIONS,
   Tag,
 } from '../../../../../src/ipc/protocol.ts';
+import { encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
 import { FRAGMENT_BYTE_LENGTH } from '../../../../../src/ipc/wire/limits.ts';
 import { ValueMessageReader } from '../../../../../src/ipc/wire/value-message.ts';

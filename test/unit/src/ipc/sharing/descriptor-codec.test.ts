@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import fc from 'fast-check';
-import { IpcError } from '../../../../src/errors.ts';
-import { ByteWriter } from '../../../../src/ipc/bytes.ts';
-import type { DescriptorFields, IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
+import { IpcError } from '../../../../../src/errors.ts';
+import { ByteWriter } from '../../../../../src/ipc/bytes.ts';
+import type { DescriptorFields, IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { MAX_OBJECT_BYTE_LENGTH } from '../../../../../src/ipc/protocol.ts';
 import {
   decodeDescriptor,
   decodeFields,
@@ -11,10 +12,9 @@ import {
   encodeFields,
   parseDescriptor,
   withChecksum,
-} from '../../../../src/ipc/descriptor-codec.ts';
-import { MAX_OBJECT_BYTE_LENGTH } from '../../../../src/ipc/protocol.ts';
-import { trials } from '../../../support/iterations.ts';
-import { rawBytes } from './raw-descriptor.ts';
+} from '../../../../../src/ipc/sharing/descriptor-codec.ts';
+import { trials } from '../../../../support/iterations.ts';
+import { rawBytes } from '../raw-descriptor.ts';
 
 const hex = (byteLength: number) =>
   fc

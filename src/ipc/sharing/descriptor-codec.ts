@@ -5,13 +5,12 @@
 
 import { types as is } from 'node:util';
 import { crc32 } from 'node:zlib';
-import { IpcError } from '../errors.ts';
-import { typedArrayKind } from '../typed-array.ts';
-import { formatValue } from '../validate.ts';
-import { ByteReader, ByteWriter } from './bytes.ts';
+import { IpcError } from '../../errors.ts';
+import { typedArrayKind } from '../../typed-array.ts';
+import { formatValue } from '../../validate.ts';
+import { ByteReader, ByteWriter } from '../bytes.ts';
 import {
   type AnyFields,
-  checkConsistency,
   type DescriptorFields,
   type HostFields,
   type HostKind,
@@ -21,7 +20,7 @@ import {
   type IpcKind,
   invalidDescriptor,
   isHostFields,
-} from './descriptor.ts';
+} from '../descriptor.ts';
 import {
   type FieldType,
   fieldTypes,
@@ -30,7 +29,7 @@ import {
   nameAt,
   printableName,
   refuse,
-} from './field-types.ts';
+} from '../field-types.ts';
 import {
   DESCRIPTOR_MAGIC,
   descriptorFields,
@@ -38,8 +37,10 @@ import {
   hostFields,
   MAX_OBJECT_BYTE_LENGTH,
   objectKinds,
-} from './protocol.ts';
-import { PROTOCOL_VERSION, versionMismatch } from './version.ts';
+} from '../protocol.ts';
+import { PROTOCOL_VERSION, versionMismatch } from '../version.ts';
+import type { DescribedKind } from './kind.ts';
+import { kindOfFields, kinds as shared } from './kinds.ts';
 
 // ---- Messages ----
 
@@ -73,7 +74,7 @@ export function parseDescriptor<K extends IpcKind = IpcKind>(
     if (!(error instanceof InvalidField)) throw error;
     throw invalidDescriptor(kinds, error.message);
   }
-  checkConsistency(descriptor);
+  checkFields(descriptor);
   if (isDeeplyFrozen(message)) validated.add(message as object);
   return descriptor as IpcDescriptors[K];
 }
@@ -133,7 +134,8 @@ function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefine
     return 'it has no kind: pass all that getIpcHandle or exportIpc returned in the other process';
   const found = descriptorKinds.find((name) => name === kind);
   if (found === undefined || kinds.includes(found)) return undefined;
-  return `it is one of kind ${found}: open it with ${found === 'event' ? 'openIpcEvent' : 'openIpcBuffer'}`;
+  const { opener } = shared.find(({ name }) => name === found) as DescribedKind;
+  return `it is one of kind ${found}: open it with ${opener}`;
 }
 
 // ---- Bytes with a version and a checksum ----
@@ -173,7 +175,7 @@ export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
   const begin = reader.offset;
   const fields = readBytes(() => readFields(reader));
   if (checksumOf(bytes.subarray(begin)) !== checksum) throw corrupted(fields);
-  checkConsistency(fields);
+  checkFields(fields);
   const descriptor = withChecksum(fields);
   if ('readyEvent' in descriptor) Object.freeze(descriptor.readyEvent);
   validated.add(Object.freeze(descriptor));
@@ -198,7 +200,7 @@ export const encodeFields = (fields: AnyFields): Buffer =>
  */
 export function decodeFields(bytes: Uint8Array): DescriptorFields {
   const fields = readBytes(() => readFields(descriptorReader(bytes)));
-  checkConsistency(fields);
+  checkFields(fields);
   return fields;
 }
 
@@ -211,9 +213,12 @@ export function decodeAnyFields(bytes: Uint8Array): AnyFields {
   const fields = readBytes(() =>
     readHostFields(kind as HostKind, descriptorReader(bytes.subarray(1))),
   );
-  checkConsistency(fields);
+  checkFields(fields);
   return fields;
 }
+
+/** @throws IpcError for fields that are valid one by one but inconsistent */
+const checkFields = (fields: AnyFields): void => kindOfFields(fields).check?.(fields);
 
 /** @throws IpcError for what the reading of a field refuses */
 function readBytes<T>(read: () => T): T {
@@ -343,7 +348,7 @@ const types = {
     write: (writer, value) => writeFields(writer, value),
     read: (reader) => {
       const fields = readFieldsOf('virtual', reader);
-      checkConsistency(fields);
+      checkFields(fields);
       return fields;
     },
     // A part of what only connections send.
@@ -360,17 +365,13 @@ interface CodedField {
 const withTypes = (fields: readonly (readonly [string, keyof typeof types])[]): CodedField[] =>
   fields.map(([name, type]) => ({ name, type: types[type] as FieldType<never> }));
 
-const coded: Readonly<Record<IpcKind | HostKind | 'exporter', readonly CodedField[]>> = {
-  exporter: withTypes(exporterFields),
-  legacy: withTypes(descriptorFields.legacy),
-  pool: withTypes(descriptorFields.pool),
-  virtual: withTypes(descriptorFields.virtual),
-  event: withTypes(descriptorFields.event),
-  timeline: withTypes(hostFields.timeline),
-  signaler: withTypes(hostFields.signaler),
-  pinned: withTypes(hostFields.pinned),
-  channel: withTypes(hostFields.channel),
-};
+const coded = Object.fromEntries(
+  Object.entries({ exporter: exporterFields, ...descriptorFields, ...hostFields }).map(
+    ([name, fields]) => [name, withTypes(fields)],
+  ),
+) as Record<string, readonly CodedField[]> as Readonly<
+  Record<IpcKind | HostKind | 'exporter', readonly CodedField[]>
+>;
 
 /** The kinds that have a form as a message. The index is their number. */
 const descriptorKinds = Object.keys(descriptorFields) as readonly IpcKind[];

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { exportIdOf, findExport, rememberExport } from '../../../../src/ipc/identity.ts';
-import { collectGarbage } from '../../../support/process-state.ts';
+import { exportIdOf, findExport, rememberExport } from '../../../../../src/ipc/sharing/facts.ts';
+import { collectGarbage } from '../../../../support/process-state.ts';
 
 describe('findExport', () => {
   test('a reused name finds the new object, also after the first is collected', async () => {

@@ -1,82 +1,18 @@
+/** Arrays of other processes by the driver's handle alone, without a descriptor. */
+
 import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
 import type { OrderOrStrides } from '../../array/array-options.ts';
 import { DeviceArray } from '../../array/device-array.ts';
-import { hasRepeatedItems, type Layout, layoutExtents, makeLayout } from '../../array/layout.ts';
+import { type Layout, layoutExtents, makeLayout } from '../../array/layout.ts';
 import { checkShape, type Shape } from '../../array/shape.ts';
 import { Context, type PlaceOptions } from '../../context.ts';
 import { type Dtype, type DtypeOrName, dtype as dtypeNamed } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
-import { releaseOrWarn } from '../../lifetime.ts';
 import { DeviceBuffer } from '../../memory/buffer.ts';
-import { VirtualMemory } from '../../memory/virtual.ts';
 import { type StreamOption, streamOf } from '../../stream.ts';
 import { bytesOfView, typedArrayKind } from '../../typed-array.ts';
-import { checkInteger, checkOptions, formatBytes } from '../../validate.ts';
-import {
-  type DescriptorFields,
-  describeLayout,
-  layoutOf,
-  type MemoryFields,
-} from '../descriptor.ts';
-import { importSourceOf } from './imported-object.ts';
+import { checkInteger, checkOptions } from '../../validate.ts';
 import { mapRaw } from './legacy.ts';
-
-/**
- * Exports exactly the bytes that the items of an array occupy, from the first to the last.
- *
- * @param describe returns the descriptor of these bytes
- * @throws RangeError for an array without items, ClosedError, IpcError for a read-only array whose
- * memory the driver cannot protect
- */
-export function exportArray<M extends MemoryFields>(
-  array: DeviceArray,
-  describe: (view: DeviceBuffer) => M,
-): M {
-  array.assertOpen();
-  const { buffer, dtype, layout, readOnly } = array;
-  const { low, high } = layoutExtents(layout);
-  if (low === high) throw new RangeError('an array without items has no memory that can be shared');
-  const view = buffer.subarray(low, high);
-  // A process that opens an array with repeated items sees by its layout that it is read-only.
-  const isProtected = readOnly && (isVirtual(view) || !hasRepeatedItems(layout));
-  const described = describe(isProtected ? view.readOnly() : view);
-  return { ...described, layout: describeLayout(dtype, layout) };
-}
-
-/** Whether the driver can map it without write access. */
-const isVirtual = ({ keepalive, root }: DeviceBuffer): boolean =>
-  keepalive instanceof VirtualMemory || importSourceOf(root)?.descriptor.kind === 'virtual';
-
-/**
- * Returns the array that the descriptor of an opened buffer describes. Closing the array closes the
- * mapping.
- *
- * @throws IpcError if the items exceed the opened memory, which is then closed
- */
-export function asArray<O>(
-  opened: O,
-  descriptor: DescriptorFields,
-  stream?: StreamOption['stream'],
-): O | DeviceArray {
-  if (!(opened instanceof DeviceBuffer) || descriptor.kind === 'event') return opened;
-  try {
-    const parsed = layoutOf(descriptor);
-    if (!parsed) return opened;
-    const { high } = layoutExtents(parsed.layout);
-    if (high > opened.byteLength)
-      throw new IpcError(
-        `the items of an array of process ${descriptor.pid} take ${formatBytes(high)}, but the memory ` +
-          `that it shared has ${opened.byteLength}`,
-        undefined,
-        'invalid-descriptor',
-      );
-    const readOnly = opened.access === 'read' || hasRepeatedItems(parsed.layout);
-    return new DeviceArray({ buffer: opened, ...parsed, stream, isOwner: true, readOnly });
-  } catch (error) {
-    releaseOrWarn(() => opened.close());
-    throw error;
-  }
-}
 
 /** An array in memory of another process, by the driver's handle alone. */
 export interface RawIpcArray<D extends Dtype = Dtype> extends OrderOrStrides {
