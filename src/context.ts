@@ -16,8 +16,9 @@ import { setLossDetector } from './lost-context.ts';
 import { pollUntil } from './poller.ts';
 import { ReleaseQueue, releaseLimits } from './release-queue.ts';
 import { assertInternal, checkInstance, checkInteger, formatValue } from './validate.ts';
-import { blockUntil, countOtherWaitingStreams, hasWaitingStreams } from './waiting-streams.ts';
-import { WorkCounters } from './work-counters.ts';
+import { blockUntil, hasWaitingStreams } from './waits/waiting-streams.ts';
+import { WorkCounters } from './waits/work-counters.ts';
+import { countOtherWaitingStreams } from './waits/worker-tables.ts';
 import { WorkTracker } from './work-tracker.ts';
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;

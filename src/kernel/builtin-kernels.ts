@@ -7,7 +7,7 @@ import type { Context } from '../context.ts';
 import { CudaError, NotSupportedError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { Stream } from '../stream.ts';
-import { countOtherWaitingStreams } from '../waiting-streams.ts';
+import { countOtherWaitingStreams } from '../waits/worker-tables.ts';
 import { isCaptured } from '../work-tracker.ts';
 import {
   copyKernelName,

@@ -21,9 +21,9 @@ const NOT_COUNTED: ReadonlySet<string> = new Set([
   'src/lifetime.ts warned',
   // Free objects and records.
   'src/ipc/bytes.ts idleWriters',
-  'src/ipc/sharing/worker-exports.ts freeRecords',
   'src/lifetime.ts spareTokens',
-  'src/worker-counts.ts recentKeys',
+  'src/waits/worker-tables.ts freeRecords',
+  'src/waits/worker-tables.ts recentKeys',
   // Weak references: those of collected objects are removed when there are many, or at the next use.
   'src/ipc/identity.ts exportsByName',
   'src/memory/page-lock.ts trackedPages',

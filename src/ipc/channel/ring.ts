@@ -9,6 +9,7 @@ import {
   sealAgainstHolePunching,
 } from '../../../ffi/linux/memfd.ts';
 import { IpcError } from '../../errors.ts';
+import { readWord } from '../../waits/read-word.ts';
 import { localProcess } from '../identity.ts';
 import {
   END_OF_WAITS,
@@ -18,7 +19,7 @@ import {
   SeatWord,
   WORD_BYTE_LENGTH,
 } from '../protocol.ts';
-import { HostPage, readWord } from '../timeline/host-page.ts';
+import { HostPage } from '../timeline/host-page.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
 import type { StoredPage } from '../timeline/store-tracker.ts';
 

@@ -27,7 +27,7 @@ import {
   nameOfMapping,
   releaseSharedHandle,
   releaseSharedUse,
-} from '../../worker-counts.ts';
+} from '../../waits/worker-tables.ts';
 import type { DescriptorFields } from '../descriptor.ts';
 import { type ImportLease, importedBuffer, type OpenRequest } from './imported-object.ts';
 import { type Mapping, MappingTable, mapImported } from './mapping.ts';

@@ -11,7 +11,11 @@ import { IpcError } from '../../errors.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { addDuplicateFd, closeContextFd } from '../../memory/context-fds.ts';
 import { isSharedPool } from '../../memory/pool-state.ts';
-import { openSharedHandle, releaseSharedHandle, retainSharedHandle } from '../../worker-counts.ts';
+import {
+  openSharedHandle,
+  releaseSharedHandle,
+  retainSharedHandle,
+} from '../../waits/worker-tables.ts';
 import type { DescriptorFields } from '../descriptor.ts';
 import type { OpenRequest, ReceivedFds } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';

@@ -9,39 +9,12 @@ import type { Address, CUdeviceptr } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
-import { hideWait } from '../../waiting-streams.ts';
-import { END_OF_WAITS, PAGE_BYTE_LENGTH, WORD_BYTE_LENGTH } from '../protocol.ts';
+import { hideWait } from '../../waits/worker-tables.ts';
+import { PAGE_BYTE_LENGTH, WORD_BYTE_LENGTH } from '../protocol.ts';
 
 interface Registration {
   readonly context: Context;
   readonly epoch: number;
-}
-
-/** The halves of what the signed comparison of devices finds beyond every value. */
-const HIGH_OF_END = Number(END_OF_WAITS >> 32n);
-const LOW_OF_END = Number(BigInt.asUintN(32, END_OF_WAITS));
-/** From here on, a value is no safe integer. */
-const HIGH_LIMIT = 2 ** 21;
-/** Below every value. */
-export const INVALID = -1;
-/** A hostile process may change a word all the time. */
-export const MAX_READS = 1000;
-
-/**
- * Reads a 64-bit word. V8 reads 32-bit halves without allocating.
- *
- * @returns Infinity for {@link END_OF_WAITS}, {@link INVALID} for what is not a value
- */
-export function readWord(halves: Uint32Array, index: number): number {
-  for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
-    // One atomic read keeps the reads in order. Node 20 calls a function for each.
-    const high = halves[2 * index + 1] as number;
-    const low = Atomics.load(halves, 2 * index);
-    if (halves[2 * index + 1] !== high) continue;
-    if (high < HIGH_LIMIT) return high * 2 ** 32 + low;
-    return high === HIGH_OF_END && low === LOW_OF_END ? Number.POSITIVE_INFINITY : INVALID;
-  }
-  return INVALID;
 }
 
 /**

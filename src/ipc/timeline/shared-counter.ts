@@ -12,9 +12,10 @@ import { closeWithThread, type ThreadFd } from '../../../ffi/linux/thread-fd.ts'
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
+import { MAX_READS, readWord } from '../../waits/read-word.ts';
 import { localProcess } from '../identity.ts';
 import { END_OF_WAITS, Outcome, PAGE_BYTE_LENGTH, TimelineWord } from '../protocol.ts';
-import { HostPage, MAX_READS, readWord } from './host-page.ts';
+import { HostPage } from './host-page.ts';
 
 /** What every process that has a counter maps and watches. */
 export interface CounterFds {

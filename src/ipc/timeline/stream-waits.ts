@@ -4,14 +4,12 @@ import type { Context } from '../../context.ts';
 import type { Stream } from '../../stream.ts';
 import {
   addWaitingStream,
-  countOtherWaitingStreams,
-  hideWait,
   knownWaitingStreams,
-  showWait,
   type WaitingStream,
   waitingStreams,
-} from '../../waiting-streams.ts';
-import { MAX_WAITS_PER_CONTEXT } from '../../work-counters.ts';
+} from '../../waits/waiting-streams.ts';
+import { MAX_WAITS_PER_CONTEXT } from '../../waits/work-counters.ts';
+import { countOtherWaitingStreams, hideWait, showWait } from '../../waits/worker-tables.ts';
 import type { HostPage } from './host-page.ts';
 import { latest, type TimelinePoint } from './point.ts';
 import { waitForCounter } from './stream-memory-operations.ts';

@@ -18,11 +18,11 @@ import {
   type ValueMessage,
   ValueMessageReader,
 } from '../../../../../src/ipc/wire/value-message.ts';
-import { withExportsTable } from '../../../../../src/worker-counts.ts';
+import { withTable } from '../../../../../src/waits/worker-tables.ts';
 import { leaves } from '../../../../support/left-open.ts';
 
 // What the first object that goes to a thread of this process leaves for all later ones.
-withExportsTable(() => {});
+withTable('exports', () => {});
 
 /**
  * Says that a test leaves leases: a process that breaks the protocol, or closes without a message, keeps them

@@ -32,7 +32,7 @@ import {
 } from '../../../../../src/ipc/timeline/stream-memory-operations.ts';
 import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
-import { withWaitsTable } from '../../../../../src/worker-counts.ts';
+import { withTable } from '../../../../../src/waits/worker-tables.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -41,7 +41,7 @@ import { processState } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 
 // What the first wait leaves for all later ones.
-withWaitsTable(() => {});
+withTable('waits', () => {});
 
 const opened: Signaler[] = [];
 afterEach(() => {

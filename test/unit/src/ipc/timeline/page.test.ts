@@ -21,7 +21,7 @@ import { ConnectionTimeline } from '../../../../../src/ipc/timeline/connection-t
 import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
 import { Signaler, StreamCounters } from '../../../../../src/ipc/timeline/signaler.ts';
 import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
-import { withWaitsTable } from '../../../../../src/worker-counts.ts';
+import { withTable } from '../../../../../src/waits/worker-tables.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks, losing } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -34,7 +34,7 @@ import {
 import { emulate } from '../../emulate.ts';
 
 // What the first wait leaves for all later ones.
-withWaitsTable(() => {});
+withTable('waits', () => {});
 
 /** The memory of a page, as another process sends it. */
 const pageFd = (): number => createSealedMemfd('points', 4096);

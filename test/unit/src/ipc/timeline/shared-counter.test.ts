@@ -7,9 +7,9 @@ import { describe, test } from 'node:test';
 import { closeFd, createPipe, duplicateFd, libc } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { END_OF_WAITS, TimelineWord } from '../../../../../src/ipc/protocol.ts';
-import { INVALID } from '../../../../../src/ipc/timeline/host-page.ts';
 import { SharedCounter, WriteEnd } from '../../../../../src/ipc/timeline/shared-counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
+import { INVALID } from '../../../../../src/waits/read-word.ts';
 import { until } from '../../../../support/iterations.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 

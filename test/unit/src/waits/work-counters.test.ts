@@ -1,14 +1,14 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { OUT0, readHandle } from '../../../ffi/arena.ts';
-import { cu, recordCalls } from '../../../ffi/driver.ts';
-import type { CUgraph } from '../../../ffi/types.ts';
-import { Context, CudaEvent, DeviceBuffer, Graph, Stream } from '../../../src/index.ts';
-import { Timeline } from '../../../src/ipc/index.ts';
-import { TimelinePage } from '../../../src/ipc/timeline/page.ts';
-import { Signaler } from '../../../src/ipc/timeline/signaler.ts';
-import { until } from '../../support/iterations.ts';
-import { emulate } from './emulate.ts';
+import { OUT0, readHandle } from '../../../../ffi/arena.ts';
+import { cu, recordCalls } from '../../../../ffi/driver.ts';
+import type { CUgraph } from '../../../../ffi/types.ts';
+import { Context, CudaEvent, DeviceBuffer, Graph, Stream } from '../../../../src/index.ts';
+import { Timeline } from '../../../../src/ipc/index.ts';
+import { TimelinePage } from '../../../../src/ipc/timeline/page.ts';
+import { Signaler } from '../../../../src/ipc/timeline/signaler.ts';
+import { until } from '../../../support/iterations.ts';
+import { emulate } from '../emulate.ts';
 
 const newStream = (): Stream => Stream.create({ nonBlocking: true });
 

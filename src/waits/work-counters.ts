@@ -2,20 +2,20 @@
  * Counts the work that stands behind a wait for another process, in whichever stream. The driver blocks
  * the caller that queues too much there, who then cannot see that the other process has ended.
  */
-import { OUT3, readUint32 } from '../ffi/arena.ts';
+import { OUT3, readUint32 } from '../../ffi/arena.ts';
 import {
   CU_STREAM_LEGACY,
   CU_STREAM_NON_BLOCKING,
   CU_STREAM_PER_THREAD,
-} from '../ffi/constants.ts';
-import { cu } from '../ffi/driver.ts';
-import { CUresult } from '../ffi/results.ts';
-import type { CUstream } from '../ffi/types.ts';
-import { CuffiError } from './errors.ts';
-import type { Fence } from './fence.ts';
-import { isCapturing } from './graph-capture.ts';
+} from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import { CUresult } from '../../ffi/results.ts';
+import type { CUstream } from '../../ffi/types.ts';
+import { CuffiError } from '../errors.ts';
+import type { Fence } from '../fence.ts';
+import { isCapturing } from '../graph-capture.ts';
+import { isCaptured, type WorkTracker } from '../work-tracker.ts';
 import type { WaitingStream } from './waiting-streams.ts';
-import { isCaptured, type WorkTracker } from './work-tracker.ts';
 
 // ---- The limits ----
 
