@@ -39,6 +39,20 @@ const WAITS_PER_EVENT = MAX_WAITS_PER_STREAM / 2;
 /** The same for work. */
 const WORK_PER_EVENT = 128;
 
+/**
+ * Returns how many streams of a context may wait at a time: two fewer than the device has queues. If
+ * all queues held waits, nothing else of the process would run, not even what another process waits
+ * for. One queue is left for the user's work, and one for cuffi's own.
+ */
+export function maxWaitingStreams(): number {
+  const given = Number(process.env['CUDA_DEVICE_MAX_CONNECTIONS']);
+  const queues = Number.isInteger(given) && given >= 1 && given <= 32 ? given : DEFAULT_QUEUES;
+  return Math.max(0, queues - 2);
+}
+
+/** The driver's default. */
+const DEFAULT_QUEUES = 8;
+
 // ---- The streams of a context ----
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;

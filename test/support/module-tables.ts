@@ -11,7 +11,7 @@ const NOT_COUNTED: ReadonlySet<string> = new Set([
   // They only grow, and hold nothing.
   'ffi/driver.ts selectionCounter',
   'src/lifetime.ts closeCount',
-  'src/ipc/timeline/stream-waits.ts streamCount',
+  'src/ipc/timeline/waits.ts streamCount',
   // What programs and tests register by name.
   'ffi/emulated-kernels.ts emulatedKernels',
   // They say that something was done once.

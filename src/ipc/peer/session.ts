@@ -472,11 +472,7 @@ export class Session implements SharingSession {
     // Nobody here will use it, or nothing in it is written.
     if (!place || !memory || lease.isOrphaned || kind === 'event' || kind === 'pool') return true;
     // The stream that it was sent with stands for work that cuffi does not see.
-    if (
-      kind !== 'memory' ||
-      isAddressKnown(memory) ||
-      !this.timeline.canWait(points, place.context)
-    )
+    if (kind !== 'memory' || isAddressKnown(memory) || !this.timeline.canWait(place.context))
       return this.timeline.wait(points, place.context, place.stream);
     const order = (stream: Stream | undefined): void => {
       if (this.isGone || this.timeline.isReached(points)) remove();

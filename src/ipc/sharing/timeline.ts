@@ -2,7 +2,7 @@ import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { IpcError } from '../../errors.ts';
 import type { Resource } from '../../lifetime.ts';
 import type { HostFields } from '../descriptor.ts';
-import { WriteEnd } from '../timeline/shared-counter.ts';
+import { WriteEnd } from '../timeline/counter.ts';
 import { Timeline } from '../timeline/timeline.ts';
 import type { ReceivedFds, Sender } from './imported-object.ts';
 

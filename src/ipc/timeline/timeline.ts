@@ -23,11 +23,13 @@ import { pollInBackground, pollUntil } from '../../poller.ts';
 import { type Stream, type StreamOption, streamOption } from '../../stream.ts';
 import { assertInternal, checkInteger } from '../../validate.ts';
 import { INVALID } from '../../waits/read-word.ts';
+import { TimelineWord } from '../protocol.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import type { HostPage } from './host-page.ts';
-import { type CounterFds, SharedCounter, type WriteEnd } from './shared-counter.ts';
-import { canUseStreams, writeCounter } from './stream-memory-operations.ts';
-import { enqueueWait, StreamWaits } from './stream-waits.ts';
+import { type CounterFds, TimelineCounter, type WriteEnd } from './counter.ts';
+import type { TimelinePoint } from './point.ts';
+import { HostStores, storeFromDevice } from './stores.ts';
+import { enqueueWaits, StreamWaits } from './waits.ts';
+import { canUseStreams } from './words.ts';
 
 /**
  * A counter that streams and hosts of several processes wait for: order between processes without
@@ -241,15 +243,8 @@ interface SignalerInit extends Pick<Handover, 'last'> {
   readonly release: () => void;
 }
 
-/** A value that the host stores when the work before it is done. */
-interface HostSignal {
-  readonly event: InternalEvent;
-  readonly previous: number;
-  readonly value: number;
-}
-
 class TimelineState {
-  readonly counter: SharedCounter;
+  readonly counter: TimelineCounter;
   readonly #onReleased: (() => void) | undefined;
   /**
    * The page is used by the open object and by every duty: to store a value, or to watch a process
@@ -260,7 +255,7 @@ class TimelineState {
   #last = 0;
   /** The stream of the last value; undefined if another process signaled it. */
   #lastStream: StreamWaits | undefined;
-  #hostSignals: HostSignal[] = [];
+  readonly #fromHost = new HostStores();
   readonly #resets = new ResetWatch((context) => this.#onReset(context));
   /** The awaited values of streams here that may not be reached yet. */
   #awaited: number[] = [];
@@ -271,14 +266,14 @@ class TimelineState {
   #lost: { readonly pid: number; readonly value: number } | undefined;
   #isClosed = false;
 
-  private constructor(counter: SharedCounter, onReleased?: () => void) {
+  private constructor(counter: TimelineCounter, onReleased?: () => void) {
     this.counter = counter;
     this.#onReleased = onReleased;
     this.#uses.add();
   }
 
   static create(): TimelineState {
-    const { counter, writeEnd } = SharedCounter.create();
+    const { counter, writeEnd } = TimelineCounter.create();
     const state = new TimelineState(counter);
     state.#writeEnd = writeEnd;
     counter.becomeWriter();
@@ -286,9 +281,9 @@ class TimelineState {
   }
 
   static open(fds: CounterFds, handover?: Handover, onReleased?: () => void): TimelineState {
-    let counter: SharedCounter | undefined;
+    let counter: TimelineCounter | undefined;
     try {
-      counter = SharedCounter.accept(fds);
+      counter = TimelineCounter.accept(fds);
       const state = new TimelineState(counter, onReleased);
       if (handover) state.#takeOver(handover);
       else state.#watchSignaler();
@@ -328,15 +323,6 @@ class TimelineState {
     return false;
   }
 
-  get hostPage(): HostPage {
-    return this.counter.page;
-  }
-
-  /** For {@link StreamWaits}: after the end nothing waits any longer. */
-  isReached({ count }: { readonly count: number }): boolean {
-    return this.counter.page.isUnmapped || this.counter.isEnded || this.counter.isReached(count);
-  }
-
   signal(value: number, stream: Stream | undefined): void {
     if (this.#isLost) throw this.#goneError(value);
     if (!this.#writeEnd)
@@ -351,9 +337,8 @@ class TimelineState {
     assertNotCapturing('signaling a timeline');
     const context = stream?.context ?? Context.primary();
     const waits = StreamWaits.of(context, stream);
-    const previous = this.#last;
     if (!this.#signalFromDevice(value, context, stream, waits))
-      this.#signalFromHost({ event: InternalEvent.behind(context, stream), previous, value });
+      this.#signalFromHost(value, InternalEvent.behind(context, stream));
     this.#resets.add(context);
     this.#last = value;
     this.#lastStream = waits;
@@ -461,7 +446,7 @@ class TimelineState {
       if (!this.#isLastSignaled) {
         // Another process may have stored another value over the last one, so the work is asked too.
         work ??= this.#lastStream?.context.workTracker.fence();
-        if (this.#hostSignals.length > 0 || !(work?.isDone() ?? this.#isDisturbed)) return false;
+        if (this.#fromHost.isPending || !(work?.isDone() ?? this.#isDisturbed)) return false;
         // A lost context counts as done, too: it has not done what it was to signal.
         if (!this.#isWorkLost) this.counter.advanceTo(this.#last);
       }
@@ -575,7 +560,7 @@ class TimelineState {
 
   /** Returns false if there is no room for one more wait. */
   #enqueueWait(value: number, context: Context, stream: Stream | undefined): boolean {
-    const wait = enqueueWait(this, { index: 0, count: value }, context, stream);
+    const wait = enqueueWaits(this.counter.words, [pointOf(value)], context, stream);
     if (wait !== 'queued') return wait === 'known';
     if (this.#awaited.length >= MAX_LISTED_WAITS)
       this.#awaited = this.#awaited.filter((awaited) => !this.counter.isReached(awaited));
@@ -593,39 +578,24 @@ class TimelineState {
     stream: Stream | undefined,
     waits: StreamWaits,
   ): boolean {
-    if (!canUseStreams(context.device)) return false;
-    try {
-      const address = this.counter.addressIn(context);
-      if (!context.workCounters.hasRoom(stream?.handle ?? LEGACY)) return false;
-      const isBehindOther = this.#lastStream !== waits && !this.counter.isReached(this.#last);
-      if (isBehindOther && !this.#enqueueWait(this.#last, context, stream)) return false;
-      const write = (queue: CUstream): void => writeCounter(context, queue, address, value);
-      if (stream) stream.enqueueUncounted(write);
-      else context.enqueueUncounted(write);
-      return true;
-    } catch (error) {
-      if (!(error instanceof CudaError) || error.sticky) throw error;
-      return false;
-    }
+    // The stream of the last value comes to it first.
+    const isNext = this.#lastStream === waits || this.counter.isReached(this.#last);
+    const waitForLast = isNext ? undefined : () => this.#enqueueWait(this.#last, context, stream);
+    return storeFromDevice(this.counter.words, pointOf(value), context, stream, waitForLast);
   }
 
-  #signalFromHost(signal: HostSignal): void {
-    this.#hostSignals.push(signal);
-    if (this.#hostSignals.length === 1) pollInBackground(() => this.#storeHostSignals());
+  /** Stores a value behind the last one when the work that an event is recorded behind is done. */
+  #signalFromHost(value: number, event: InternalEvent): void {
+    const previous = this.#last;
+    this.#fromHost.add(TimelineWord.value, {
+      isDone: () => event.isDone && this.#mayFollow(previous),
+      store: () => this.counter.advanceTo(value),
+      onOver: () => event[Symbol.dispose](),
+    });
   }
 
-  #storeHostSignals(): boolean {
-    for (let first = this.#hostSignals[0]; first; first = this.#hostSignals[0]) {
-      const progress = first.event.progress;
-      if (progress === 'pending') return false;
-      if (progress === 'done') {
-        if (!this.counter.isReached(first.previous) && !this.#isDisturbed) return false;
-        this.counter.advanceTo(first.value);
-      }
-      first.event[Symbol.dispose]();
-      this.#hostSignals.shift();
-    }
-    return true;
+  #mayFollow(previous: number): boolean {
+    return this.counter.isReached(previous) || this.#isDisturbed;
   }
 
   /** Stores the last value, which nothing will write after a reset of its context. */
@@ -659,6 +629,8 @@ class TimelineState {
 }
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;
+
+const pointOf = (value: number): TimelinePoint => ({ index: TimelineWord.value, count: value });
 
 /**
  * Calls `gone` once a process has ended.

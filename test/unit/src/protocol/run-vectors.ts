@@ -4,7 +4,7 @@ import { execFileSync } from 'node:child_process';
 import { constants, mkdtempSync, openSync, rmSync, truncateSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { closeFd, createPipe, libc } from '../../../../ffi/linux/libc.ts';
+import { closeFd, createPipe, duplicateFd, libc } from '../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../ffi/linux/memfd.ts';
 import { socketPair } from '../../../../ffi/linux/socket.ts';
 import { withAddress } from '../../../../ffi/native.ts';
@@ -32,9 +32,8 @@ import {
   VERSIONS,
 } from '../../../../src/ipc/protocol.ts';
 import { emptySharingSession, importFromPeer } from '../../../../src/ipc/sharing/marshal.ts';
-import { HostPage } from '../../../../src/ipc/timeline/host-page.ts';
-import { TimelinePage } from '../../../../src/ipc/timeline/page.ts';
-import { SharedCounter } from '../../../../src/ipc/timeline/shared-counter.ts';
+import { TimelineCounter } from '../../../../src/ipc/timeline/counter.ts';
+import { SharedWords } from '../../../../src/ipc/timeline/words.ts';
 import {
   type ControlBlock,
   emptyControlBlock,
@@ -386,9 +385,9 @@ function checkWords(vector: WordsVector): void {
 
   // Another process finds the same.
   const memory = createSealedMemfd('cuffi-vector', byteLength);
-  const page = new HostPage(memory, byteLength);
+  const page = SharedWords.accept(duplicateFd(memory), 'vector', { byteLength });
   for (const [index, value] of Object.entries(words)) storeWord(page, Number(index), value);
-  page.close(() => {});
+  page.close();
   const accepted = kind.accept(vector, memory);
   try {
     assert.deepEqual(accepted.read(reads), reads);
@@ -397,20 +396,20 @@ function checkWords(vector: WordsVector): void {
   }
 }
 
-const storeWord = (page: HostPage, index: number, value: string): void => {
-  new BigUint64Array(page.view())[index] = BigInt(value);
+const storeWord = (page: SharedWords, index: number, value: string): void => {
+  new BigUint64Array(page.bytes.buffer)[index] = BigInt(value);
 };
 
 /** The words that are not 0. */
-const wordsOf = (page: HostPage, ignore: readonly number[]): Record<string, string> =>
+const wordsOf = (page: SharedWords, ignore: readonly number[]): Record<string, string> =>
   Object.fromEntries(
-    [...new BigUint64Array(page.view())].flatMap((word, index) =>
+    [...new BigUint64Array(page.bytes.buffer)].flatMap((word, index) =>
       word === 0n || ignore.includes(index) ? [] : [[index, String(word)]],
     ),
   );
 
 interface Made {
-  readonly page: HostPage;
+  readonly page: SharedWords;
   readonly apply: Readonly<Record<string, (...values: never[]) => void>>;
   close(): void;
 }
@@ -433,10 +432,10 @@ const sharedWords: Readonly<
     create({ slots, records }) {
       const ring = Ring.create({ slots, hasRecords: records });
       return {
-        page: ring.words.hostPage,
+        page: ring.words,
         apply: {
           publish: (published: number) => ring.publish(published),
-          fill: (message: number) => ring.words.store(ring.filled(message)),
+          fill: (message: number) => ring.words.advanceTo(ring.filled(message)),
           close: (at: number) => ring.closeAt(at),
           sleep: (isAsleep: boolean) => ring.setProducerAsleep(isAsleep),
           endWaits: () => ring.endWaits(),
@@ -461,13 +460,13 @@ const sharedWords: Readonly<
     create({ slots, start }) {
       const seat = Seat.create(slots, start);
       return {
-        page: seat.words.hostPage,
+        page: seat.words,
         apply: {
           sleep: (isAsleep: boolean) => seat.setAsleep(isAsleep),
           want: (wanted: number) => seat.setWanted(wanted),
           grant: (message: number, redelivered: boolean) =>
             seat.grant(seat.granted, { message, redelivered }),
-          release: (message: number) => seat.words.store(seat.released(message)),
+          release: (message: number) => seat.words.advanceTo(seat.released(message)),
           finish: () => seat.finish(),
           endWaits: () => seat.endWaits(),
         },
@@ -495,9 +494,9 @@ const sharedWords: Readonly<
   },
   timeline: {
     create() {
-      const { counter, writeEnd } = SharedCounter.create();
+      const { counter, writeEnd } = TimelineCounter.create();
       return {
-        page: counter.page,
+        page: counter.words,
         apply: {
           signal: (value: number) => counter.advanceTo(value),
           end: () => counter.markEnded(),
@@ -511,7 +510,7 @@ const sharedWords: Readonly<
     },
     accept(_, memory) {
       const [lifeline, writeEnd] = createPipe();
-      const counter = SharedCounter.accept({ memory, lifeline });
+      const counter = TimelineCounter.accept({ memory, lifeline });
       return {
         read: () => ({
           value: counter.value,
@@ -527,9 +526,9 @@ const sharedWords: Readonly<
   },
   counters: {
     create() {
-      const page = TimelinePage.create();
+      const page = SharedWords.create('cuffi-points');
       return {
-        page: page.hostPage,
+        page,
         apply: {
           advance: (index: number, reached: number) => page.advanceTo({ index, count: reached }),
         },
@@ -537,7 +536,7 @@ const sharedWords: Readonly<
       };
     },
     accept(_, fd) {
-      const page = TimelinePage.accept(fd);
+      const page = SharedWords.accept(fd, 'timeline page', { isForDevices: true });
       return {
         read: ({ reached }) => ({
           reached: reached.map(([index, at]) => [index, at, page.isReached({ index, count: at })]),
@@ -629,7 +628,7 @@ const refused = {
     readRecord(recordBytes(hex as string), slotByteLength),
   memory: ({ use, memory }: RefusalVector): unknown => acceptMemory[use](memoryOf(memory)),
   lifeline: ({ lifeline }: RefusalVector): unknown =>
-    SharedCounter.accept({
+    TimelineCounter.accept({
       memory: createSealedMemfd('cuffi-vector', 4096),
       lifeline: lifelineOf(lifeline),
     }).close(),
@@ -641,9 +640,9 @@ const refused = {
 };
 
 const acceptMemory = {
-  counters: (fd: number) => TimelinePage.accept(fd).close(),
+  counters: (fd: number) => SharedWords.accept(fd, 'timeline page', { isForDevices: true }).close(),
   timeline: (memory: number) =>
-    SharedCounter.accept({ memory, lifeline: oneEnd(createPipe()) }).close(),
+    TimelineCounter.accept({ memory, lifeline: oneEnd(createPipe()) }).close(),
   ring: (fd: number) => Ring.accept(fd, { slots: 3, hasRecords: true }).words.close(),
   seat: (fd: number) => Seat.accept(fd, 3, false).words.close(),
 };

@@ -11,7 +11,7 @@ import type { LeaseStats } from '../../../../../src/ipc/lease/export-table.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 import { FrameKind, HEADER_BYTE_LENGTH, Tag } from '../../../../../src/ipc/protocol.ts';
-import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
+import { SharedWords } from '../../../../../src/ipc/timeline/words.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
 import { type FrameHeader, helloFrame, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import {
@@ -137,7 +137,7 @@ export class OtherProcess extends RawPeer {
   readonly lent = new Set<number>();
   /** Leases of what is here from the peer. */
   readonly taken = new Set<number>();
-  readonly #page = TimelinePage.create();
+  readonly #page = SharedWords.create('points');
   #sequence = 0;
   #leases = 0;
   /** How far the work here is said to be, by values and by what is given back. */
@@ -145,7 +145,7 @@ export class OtherProcess extends RawPeer {
 
   constructor() {
     super(undefined, { ...own, pid: process.ppid });
-    this.#page.shareFd((fd) => this.#tell(Uint8Array.of(1), [fd]));
+    this.#tell(Uint8Array.of(1), [this.#page.fd]);
   }
 
   /** Sends an array of objects, behind work that goes on until {@link finish}. Borrows `fds`. */

@@ -16,7 +16,7 @@ import {
   exportForAnyPeer,
   importFromPeer,
 } from '../../../../../src/ipc/sharing/marshal.ts';
-import { HostPage } from '../../../../../src/ipc/timeline/host-page.ts';
+import { SharedWords } from '../../../../../src/ipc/timeline/words.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { openDescriptors, processState } from '../../../../support/process-state.ts';
@@ -148,8 +148,8 @@ describe('a channel from a hostile process', () => {
     for (const deliver of ['all', 'one'] as const) {
       using channel = Channel.create({ ...small, deliver });
       const { fds } = exported(channel);
-      const page = new HostPage(fds[1] as number, SEAT);
-      const words = new BigUint64Array(page.view());
+      const page = SharedWords.accept(duplicateFd(fds[1] as number), 'seat', { byteLength: SEAT });
+      const words = new BigUint64Array(page.bytes.buffer);
       using pair = peerPair();
       await pair.a.send(channel as unknown);
       using honest = (await pair.b.receive()) as ChannelConsumer;
@@ -162,7 +162,7 @@ describe('a channel from a hostile process', () => {
           () => {},
         );
       }
-      page.close(() => {});
+      page.close();
       // It ends, and what it was granted goes to the honest one.
       for (const fd of fds) closeFd(fd);
       // Until then it may take what comes, and say that it has released it.
@@ -194,8 +194,8 @@ describe('the two ends of a channel', () => {
     emulate();
     using channel = Channel.create(small);
     const { fds } = exported(channel);
-    const page = new HostPage(fds[1] as number, SEAT);
-    const words = new BigUint64Array(page.view());
+    const page = SharedWords.accept(duplicateFd(fds[1] as number), 'seat', { byteLength: SEAT });
+    const words = new BigUint64Array(page.bytes.buffer);
     const receiveEnd = fds[2] as number;
     using stream = Stream.create({ nonBlocking: true });
     using latch = new Latch();
@@ -214,7 +214,7 @@ describe('the two ends of a channel', () => {
       return count > 0;
     });
     for (const fd of fds) closeFd(fd);
-    page.close(() => {});
+    page.close();
   });
 
   test('a producer that sleeps is woken up when a slot is released, and for each grant', async () => {
@@ -246,8 +246,8 @@ describe('the two ends of a channel', () => {
     for (const message of [1n, 2n ** 60n, 2n ** 63n - 1n]) {
       using channel = Channel.create({ ...small, deliver: 'one' });
       const { fields, fds } = exported(channel);
-      const page = new HostPage(fds[1] as number, SEAT);
-      const words = new BigUint64Array(page.view());
+      const page = SharedWords.accept(duplicateFd(fds[1] as number), 'seat', { byteLength: SEAT });
+      const words = new BigUint64Array(page.bytes.buffer);
       using consumer = importing(fields, fds) as ChannelConsumer;
       (await channel.acquire()).publish();
       words[10] = message;
@@ -256,7 +256,7 @@ describe('the two ends of a channel', () => {
         name: 'IpcError',
         message: /grants a message that was not published/,
       });
-      page.close(() => {});
+      page.close();
     }
   });
 });
