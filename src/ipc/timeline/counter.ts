@@ -94,7 +94,8 @@ export class TimelineCounter {
     const value = this.words.read(TimelineWord.value);
     // Read second: a device may write over END_OF_WAITS, but nobody sets the outcome back.
     const isOpen =
-      value !== Number.POSITIVE_INFINITY && this.words.read(TimelineWord.outcome) === Outcome.open;
+      value !== Number.POSITIVE_INFINITY &&
+      this.words.readSmall(TimelineWord.outcome) === Outcome.open;
     if (isOpen) return value;
     this.#isEnded = true;
     return this.#lastValue;
@@ -118,7 +119,7 @@ export class TimelineCounter {
 
   /** Whether a process has ended before a value came that it had promised: see {@link abandon}. */
   get isAbandoned(): boolean {
-    return !this.words.isUnmapped && this.words.read(TimelineWord.outcome) === Outcome.abandoned;
+    return this.words.readSmall(TimelineWord.outcome) === Outcome.abandoned;
   }
 
   /** Stores a value from the CPU, unless the counter is already that far or has ended. */
@@ -150,7 +151,7 @@ export class TimelineCounter {
       const word = this.words.load(TimelineWord.value);
       if (word < 2n ** 53n && !this.isAbandoned) this.#raiseLast(word);
       // Before the waits end: a process that sees a later value must see this, too.
-      if (this.words.read(TimelineWord.outcome) < outcome)
+      if (this.words.readSmall(TimelineWord.outcome) < outcome)
         this.words.write(TimelineWord.outcome, outcome);
       if (word === END_OF_WAITS) return;
       if (this.words.exchange(TimelineWord.value, word, END_OF_WAITS)) return;
