@@ -299,7 +299,7 @@ export class Context {
    */
   async flush(options?: WaitOptions): Promise<void> {
     const wait = beginWait(options, 'flushing a context');
-    for (const giveBack of this.cacheTrimmers) giveBack();
+    for (const trim of this.cacheTrimmers) trim();
     await this.releases.flush(wait, () => this.run(() => {}));
   }
 

@@ -125,7 +125,7 @@ class Waker {
       cu.cuCtxPopCurrent_v2(OUT3);
     }
     if (!lane || !isLaunched) {
-      file.giveBack();
+      file.release();
       return undefined;
     }
     lane.awaited = awaited;

@@ -24,7 +24,7 @@ import {
   type MemoryKind,
 } from '../descriptor.ts';
 import { isExporterGone } from '../identity.ts';
-import type { SendingProcess } from '../timeline/timeline.ts';
+import type { SendingProcess } from '../timeline/timeline-state.ts';
 import type { Mapping, MappingUse } from './mapping.ts';
 
 /** What opening an object of another process needs. */

@@ -16,7 +16,7 @@ import {
 } from '../descriptor.ts';
 import { encodeFields } from '../descriptor-codec.ts';
 import { isFromThisProcess, localProcess } from '../identity.ts';
-import type { SendingProcess } from '../timeline/timeline.ts';
+import type { SendingProcess } from '../timeline/timeline-state.ts';
 import { type ImportLease, OwnedFds, type ReceivedFds, type Sender } from './imported-object.ts';
 import { ImportedPool } from './imported-pool.ts';
 import {

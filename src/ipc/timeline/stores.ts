@@ -99,7 +99,7 @@ export class HostStores {
   /** Stores what can be stored. */
   poll(): void {
     for (const [index, queue] of this.#queues) {
-      while (queue[0] && isOver(queue[0])) {
+      while (queue[0] && settle(queue[0])) {
         queue.shift();
         // Another process waits for each store, so the next is polled as often as the first.
         this.#pollSooner?.();
@@ -117,8 +117,8 @@ export class HostStores {
   }
 }
 
-/** Stores if the work is done. Returns false while it is not. */
-function isOver(pending: HostStore): boolean {
+/** Stores if the work is done, or drops what was lost. Returns false while neither is known. */
+function settle(pending: HostStore): boolean {
   let lost: unknown;
   try {
     if (!pending.isDone()) return false;

@@ -71,7 +71,7 @@ export class SharedWords implements Disposable {
   #addresses = new Map<Context, { readonly epoch: number; readonly address: CUdeviceptr }>();
   #isMemoryFixed = false;
   /** Whether waits for the words have been ended: those that are not reached never will be. */
-  #isOver = false;
+  #areWaitsEnded = false;
   #isClosed = false;
   #isUnmapped = false;
 
@@ -194,7 +194,7 @@ export class SharedWords implements Disposable {
   }
 
   isReached({ index, count }: TimelinePoint): boolean {
-    return this.#isOver || this.read(index) >= count;
+    return this.#areWaitsEnded || this.read(index) >= count;
   }
 
   /** Stores a count from the CPU, unless the word is already that far. */
@@ -204,7 +204,7 @@ export class SharedWords implements Disposable {
 
   /** Ends all waits of streams for the words from `begin` up to `end`. */
   endWaits(begin: number, end: number): void {
-    this.#isOver = true;
+    this.#areWaitsEnded = true;
     if (this.#isUnmapped) return;
     for (let index = begin; index < end; index += 1)
       Atomics.store(this.#words, index, END_OF_WAITS);
