@@ -42,7 +42,11 @@ const NONE: ReadonlySet<WaitingStream> = new Set();
  * here sees that the process has ended.
  */
 export const hasWaitingStreams = (context: WaitingContext): boolean =>
-  waitingStreams(context).size > 0 || countOtherWaitingStreams(context) > 0;
+  waitingStreams(context).size > 0 || doOtherThreadsWait(context);
+
+/** Whether a stream of a context waits for another process, in another thread. */
+export const doOtherThreadsWait = (context: WaitingContext): boolean =>
+  countOtherWaitingStreams(context) > 0;
 
 /**
  * Blocks this thread until `poll` returns true, without a call of the driver that waits. What would

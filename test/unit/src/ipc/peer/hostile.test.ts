@@ -26,6 +26,7 @@ import { ByteReader, ByteWriter } from '../../../../../src/ipc/bytes.ts';
 import { encodeFields, withChecksum } from '../../../../../src/ipc/descriptor-codec.ts';
 import { Channel, getIpcHandle, leases, Timeline } from '../../../../../src/ipc/index.ts';
 import {
+  END_OF_WAITS,
   FrameKind,
   HEADER_BYTE_LENGTH,
   MAX_QUEUED_VALUES,
@@ -646,7 +647,7 @@ describe('Peer with a hostile other end', () => {
             (error) => error instanceof CuffiError || (error as Error).name === 'TimeoutError',
           );
           // Ends the waits: a stream has room for about a thousand.
-          new BigUint64Array(page.view()).fill(2n ** 53n + 1n);
+          new BigUint64Array(page.view()).fill(END_OF_WAITS);
           page.unmap();
         },
       ),
