@@ -99,12 +99,21 @@ export class HostStores {
   /** Stores what can be stored. */
   poll(): void {
     for (const [index, queue] of this.#queues) {
-      while (queue[0] && settle(queue[0])) {
+      for (let first = queue[0]; first; first = queue[0]) {
+        let lost: unknown;
+        try {
+          if (!first.isDone()) break;
+          first.store();
+        } catch (error) {
+          lost = error;
+        }
+        // Before its report, which may poll or add to the queue.
         queue.shift();
+        if (queue.length === 0) this.#queues.delete(index);
         // Another process waits for each store, so the next is polled as often as the first.
         this.#pollSooner?.();
+        first.onOver(lost);
       }
-      if (queue.length === 0) this.#queues.delete(index);
     }
   }
 
@@ -115,19 +124,6 @@ export class HostStores {
     this.#onDone?.();
     return true;
   }
-}
-
-/** Stores if the work is done, or drops what was lost. Returns false while neither is known. */
-function settle(pending: HostStore): boolean {
-  let lost: unknown;
-  try {
-    if (!pending.isDone()) return false;
-    pending.store();
-  } catch (error) {
-    lost = error;
-  }
-  pending.onOver(lost);
-  return true;
 }
 
 // ---- With reports ----

@@ -55,6 +55,19 @@ describe('HostStores', () => {
     assert.deepEqual(stored, ['other', 'first', 'second']);
   });
 
+  test('stores each once, though its report polls again and adds the next', async () => {
+    const stored: string[] = [];
+    const stores = new HostStores();
+    const add = (name: string, onOver: () => void): void =>
+      stores.add(0, { isDone: () => true, store: () => stored.push(name), onOver });
+    add('first', () => {
+      add('second', () => {});
+      stores.poll();
+    });
+    await until(() => !stores.isPending);
+    assert.deepEqual(stored, ['first', 'second']);
+  });
+
   test('stores nothing behind work that was lost, and goes on with what follows', async () => {
     const over: unknown[] = [];
     const stores = new HostStores();
