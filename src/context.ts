@@ -16,8 +16,8 @@ import { setLossDetector } from './lost-context.ts';
 import { pollUntil } from './poller.ts';
 import { ReleaseQueue, releaseLimits } from './release-queue.ts';
 import { assertInternal, checkInstance, checkInteger, formatValue } from './validate.ts';
-import { blockUntil, countOtherWaitingStreams, hasWaitingStreams } from './waiting-streams.ts';
-import { WorkCounters } from './work-counters.ts';
+import { blockUntil, doOtherThreadsWait, hasWaitingStreams } from './waits/waiting-streams.ts';
+import { WorkCounters } from './waits/work-counters.ts';
 import { WorkTracker } from './work-tracker.ts';
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;
@@ -61,7 +61,7 @@ export class Context {
   readonly releases = new ReleaseQueue(
     {
       // A stream of another thread makes a release block, too.
-      isIdle: () => this.workTracker.isIdle() && countOtherWaitingStreams(this) === 0,
+      isIdle: () => this.workTracker.isIdle() && !doOtherThreadsWait(this),
       fence: () => this.workTracker.fence(),
     },
     releaseLimits(() => this.device.totalMemory),
@@ -263,7 +263,7 @@ export class Context {
     const status = this.workTracker.poll();
     // In a lost context no stream of any thread waits, whether or not the awaited values came.
     if (isSticky(status)) return true;
-    return status !== CUresult.CUDA_ERROR_NOT_READY && countOtherWaitingStreams(this) === 0;
+    return status !== CUresult.CUDA_ERROR_NOT_READY && !doOtherThreadsWait(this);
   }
 
   /**
@@ -298,7 +298,7 @@ export class Context {
    */
   async flush(options?: WaitOptions): Promise<void> {
     const wait = beginWait(options, 'flushing a context');
-    for (const giveBack of this.cacheTrimmers) giveBack();
+    for (const trim of this.cacheTrimmers) trim();
     await this.releases.flush(wait, () => this.run(() => {}));
   }
 

@@ -18,8 +18,8 @@ import { Resource } from './lifetime.ts';
 import { pollUntil } from './poller.ts';
 import { Stream } from './stream.ts';
 import { assertInternal, checkBoolean, checkInstance, checkOptions } from './validate.ts';
-import { blockUntil, hasWaitingStreams } from './waiting-streams.ts';
-import { wakeBehindEvent } from './wake-up.ts';
+import { blockUntil, hasWaitingStreams } from './waits/waiting-streams.ts';
+import { wakeBehindEvent } from './waits/wake-up.ts';
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;
 

@@ -7,7 +7,7 @@ import type { Context } from './context.ts';
 import { assertNotCapturing } from './graph-capture.ts';
 import { releaseOrWarn } from './lifetime.ts';
 import type { ArmWakeUp } from './poller.ts';
-import { wakeBehindEvent } from './wake-up.ts';
+import { wakeBehindEvent } from './waits/wake-up.ts';
 
 /** The part of a stream that files below streams need. */
 interface RecordingStream {

@@ -23,8 +23,8 @@ import {
   checkOptions,
   formatValue,
 } from './validate.ts';
-import { blockUntil, hasWaitingStreams } from './waiting-streams.ts';
-import { wakeBehindStream } from './wake-up.ts';
+import { blockUntil, hasWaitingStreams } from './waits/waiting-streams.ts';
+import { wakeBehindStream } from './waits/wake-up.ts';
 import { assertNotCaptured } from './work-tracker.ts';
 
 /** Options of {@link Stream.create}. */

@@ -110,11 +110,11 @@ export class WorkTracker {
   /** Whether no work that may use memory of this context is known to be running. */
   isIdle(): boolean {
     if (!this.areStreamsIdle()) return false;
-    for (const visitor of this.#otherContexts) {
-      if (!visitor.areStreamsIdle()) return false;
+    for (const other of this.#otherContexts) {
+      if (!other.areStreamsIdle()) return false;
       // Removed as soon as its work is done: its owner may destroy a borrowed context at any time after
       // that, and the driver crashes when a destroyed context is pushed.
-      this.#otherContexts.delete(visitor);
+      this.#otherContexts.delete(other);
     }
     return true;
   }
@@ -172,10 +172,7 @@ export class WorkTracker {
 
   /** Returns a fence behind the work queued now that may use memory of this context. */
   fence(): Fence {
-    return new Fence([
-      this.#fence(),
-      ...[...this.#otherContexts].map((visitor) => visitor.#fence()),
-    ]);
+    return new Fence([this.#fence(), ...[...this.#otherContexts].map((other) => other.#fence())]);
   }
 
   /** Returns the work running now that may use memory of this context, which must be current. */
@@ -186,7 +183,7 @@ export class WorkTracker {
       if (stream !== LEGACY && isStreamBusy(stream)) streams.push(stream);
     const isComplete =
       this.#unrecorded.size === 0 &&
-      [...this.#otherContexts].every((visitor) => visitor.areStreamsIdle());
+      [...this.#otherContexts].every((other) => other.areStreamsIdle());
     return { streams, events: this.#events.pending(), isComplete };
   }
 

@@ -15,7 +15,7 @@ export interface WakeFile {
   /** The `FILE *`: the argument of `fflush`. Valid as long as the process. */
   readonly address: Address;
   /** Gives the file back although nothing will flush it. Not while a call of `fflush` is pending. */
-  giveBack(): void;
+  release(): void;
 }
 
 /**
@@ -60,7 +60,7 @@ class File implements WakeFile {
     this.bit = bit;
   }
 
-  giveBack(): void {
+  release(): void {
     this.onFlush = undefined;
   }
 }

@@ -7,7 +7,7 @@ import type { Context } from '../context.ts';
 import { CudaError, NotSupportedError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { Stream } from '../stream.ts';
-import { countOtherWaitingStreams } from '../waiting-streams.ts';
+import { doOtherThreadsWait } from '../waits/waiting-streams.ts';
 import { isCaptured } from '../work-tracker.ts';
 import {
   copyKernelName,
@@ -218,7 +218,7 @@ const isAnyCaptured = (context: Context, stream: Stream | undefined): boolean =>
 
 /** Loading may wait for the device, whose work may wait for this process. */
 const isBusy = (context: Context): boolean =>
-  !context.workTracker.areStreamsIdle() || countOtherWaitingStreams(context) > 0;
+  !context.workTracker.areStreamsIdle() || doOtherThreadsWait(context);
 
 /** Returns undefined after a transient error, so that a later call tries again. */
 function loadBuiltin(context: Context, purpose: BuiltinModule): Loaded | undefined {

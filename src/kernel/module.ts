@@ -13,7 +13,7 @@ import { type Details, placeName } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { assertInternal, checkOptions, formatValue } from '../validate.ts';
-import { assertNoStreamWaits } from '../waiting-streams.ts';
+import { assertNoStreamWaits } from '../waits/waiting-streams.ts';
 import { checkImage, LINK_FIRST, type Linkage, linkageOf, type ModuleImage } from './image.ts';
 import { checkJit, type JitOptions, loadImage } from './jit.ts';
 import { Kernel } from './kernel.ts';

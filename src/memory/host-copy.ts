@@ -16,7 +16,7 @@ import { InternalEvent } from '../internal-event.ts';
 import { type ExpectedEnd, nextLoopIteration, pollUntil } from '../poller.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkHostMemory, checkOptions, formatBytes, type HostMemory } from '../validate.ts';
-import { blockUntil, hasWaitingStreams } from '../waiting-streams.ts';
+import { blockUntil, hasWaitingStreams } from '../waits/waiting-streams.ts';
 import { chunks } from './chunks.ts';
 import { assertNotRetired } from './host-views.ts';
 import { internalStream } from './internal-stream.ts';

@@ -7,7 +7,7 @@ import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { pollInBackground } from '../poller.ts';
-import { hasWaitingStreams } from '../waiting-streams.ts';
+import { hasWaitingStreams } from '../waits/waiting-streams.ts';
 
 /** What a stream is for. */
 export type StreamPurpose = 'frees' | 'timeline' | 'transfers';

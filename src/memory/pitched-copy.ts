@@ -14,7 +14,7 @@ import { InternalEvent } from '../internal-event.ts';
 import { pollUntil } from '../poller.ts';
 import { Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
-import { hasWaitingStreams } from '../waiting-streams.ts';
+import { hasWaitingStreams } from '../waits/waiting-streams.ts';
 import { type CopyOptions, DeviceBuffer } from './buffer.ts';
 import { noteMemoryUse } from './buffer-copy.ts';
 import {

@@ -16,7 +16,7 @@ import {
   toDevice,
 } from '../../src/index.ts';
 import { ipcSupport } from '../../src/ipc/index.ts';
-import { canUseStreams } from '../../src/ipc/timeline/stream-memory-operations.ts';
+import { canUseStreams } from '../../src/ipc/timeline/words.ts';
 import { loadKernels, ptx } from '../support/kernels.ts';
 import { emulate } from '../unit/src/emulate.ts';
 import { buildStandIn } from './stand-in.ts';

@@ -27,7 +27,7 @@ const KEPT: readonly { readonly kind: string; readonly most: number; readonly pe
   { kind: 'descriptor of anon_inode:[eventfd]', most: 1 },
   { kind: 'entry of ffi/linux/poll.ts watches', most: 1 },
   { kind: 'listener of process for exit', most: 1 },
-  // The tables of the threads of a process (src/worker-counts.ts).
+  // The tables of the threads of a process (src/waits/worker-tables.ts).
   { kind: 'descriptor of cuffi-mappings-N', most: 2 },
   { kind: 'mapping of cuffi-mappings-N', most: 1 },
   // How cuffi notices the end of this process (src/ipc/peer/spawn.ts).

@@ -11,7 +11,7 @@ const NOT_COUNTED: ReadonlySet<string> = new Set([
   // They only grow, and hold nothing.
   'ffi/driver.ts selectionCounter',
   'src/lifetime.ts closeCount',
-  'src/ipc/timeline/stream-waits.ts streamCount',
+  'src/ipc/timeline/waits.ts streamCount',
   // What programs and tests register by name.
   'ffi/emulated-kernels.ts emulatedKernels',
   // They say that something was done once.
@@ -21,9 +21,9 @@ const NOT_COUNTED: ReadonlySet<string> = new Set([
   'src/lifetime.ts warned',
   // Free objects and records.
   'src/ipc/bytes.ts idleWriters',
-  'src/ipc/sharing/worker-exports.ts freeRecords',
   'src/lifetime.ts spareTokens',
-  'src/worker-counts.ts recentKeys',
+  'src/waits/worker-tables.ts freeRecords',
+  'src/waits/worker-tables.ts recentKeys',
   // Weak references: those of collected objects are removed when there are many, or at the next use.
   'src/ipc/sharing/facts.ts exportsByName',
   'src/memory/page-lock.ts trackedPages',

@@ -237,7 +237,7 @@ export const KEPT_BY_CONTEXTS: ReadonlySet<string> = new Set([
 
 function* keptByContexts(): Found {
   for (const context of primaryContexts()) {
-    const wakeUps = keptBy<{ epoch: number; size: number }>('src/wake-up.ts wakers', context);
+    const wakeUps = keptBy<{ epoch: number; size: number }>('src/waits/wake-up.ts wakers', context);
     const lanes = wakeUps?.epoch === context.epoch ? wakeUps.size : 0;
     const streams = (moduleVariable('src/memory/internal-stream.ts streams') ?? {}) as Readonly<
       Record<string, WeakMap<Context, { readonly epoch: number }>>

@@ -40,6 +40,9 @@ export const plantedImports: readonly PlantedImports[] = [
   {
     file: 'src/a.ts',
     refused: [
+      './waits/wake-up.ts',
+      './context.ts',
+      './event.ts',
       './memory/buffer.ts',
       './kernel/launch.ts',
       './array/array.ts',
@@ -56,6 +59,16 @@ export const plantedImports: readonly PlantedImports[] = [
       'cuffi',
     ],
     allowed: ['./errors.ts', '../ffi/types.ts'],
+  },
+  {
+    file: 'src/waits/a.ts',
+    refused: ['../context.ts', '../stream.ts', '../memory/buffer.ts', '../ipc/protocol.ts'],
+    allowed: ['./wake-up.ts', '../poller.ts', '../../ffi/types.ts'],
+  },
+  {
+    file: 'src/context.ts',
+    refused: ['./internal-event.ts', './stream.ts', './memory/buffer.ts', './ipc/protocol.ts'],
+    allowed: ['./waits/wake-up.ts', './poller.ts'],
   },
   {
     file: 'src/index.ts',

@@ -6,11 +6,21 @@ import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { plantedImports } from './planted-imports.ts';
 
-/** A file imports from its own room and from earlier ones. A folder that isn't listed belongs to the one around it. */
+/**
+ * A file imports from its own room and from earlier ones. A room is a folder, or a file that stands above the
+ * others of its folder.
+ */
 const ROOMS = [
   'ffi',
   'ffi/emulator',
   'src',
+  'src/waits',
+  // What waits for the GPU asks first what may block, and so stands above that.
+  'src/context.ts',
+  'src/internal-event.ts',
+  'src/stream.ts',
+  'src/event.ts',
+  'src/python',
   'src/memory',
   'src/memory/manager',
   'src/kernel',
@@ -23,14 +33,15 @@ const ROOMS = [
   'src/ipc/lease',
   'src/ipc/peer',
   'src/ipc/inspect',
-  'src/tensors',
-  'src/nccl',
   'src/cli',
   'src/protocol',
   'test',
   'bench',
   'docs',
 ] as const;
+
+/** Folders that are a part of the room around them. All others of `ffi` and `src` are rooms. */
+const PARTS: readonly string[] = ['ffi/functions', 'ffi/linux', 'src/cli/doctor'];
 
 /** The entries only re-export, each up to a room: nothing inside imports them. */
 const ENTRIES: Readonly<Record<string, string>> = {
@@ -67,26 +78,17 @@ const PACKAGES: readonly { readonly name: RegExp; readonly in: RegExp; readonly 
   },
 ];
 
-/** Files that load one of a later room when it is first used, and why. */
-const LOADERS: readonly { readonly file: string; readonly loads: string; readonly why: string }[] =
-  [
-    {
-      file: 'ffi/driver.ts',
-      loads: 'ffi/emulator/index.ts',
-      why: 'the emulated driver is loaded when it is chosen',
-    },
-    {
-      file: 'src/ipc/first-use.ts',
-      loads: 'src/ipc/inspect/inspect-server.ts',
-      why: 'the socket for cuffi ls is opened after the first export, and asks all that is shared',
-    },
-  ];
+/**
+ * The one file that loads another of a later room: the socket for `cuffi ls` is opened after the first export,
+ * and asks all that is shared.
+ */
+const LOADER = { file: 'src/ipc/first-use.ts', loads: 'src/ipc/inspect/inspect-server.ts' };
 const isLoader = (file: string, target: string): boolean =>
-  LOADERS.some((loader) => loader.file === file && loader.loads === target);
+  file === LOADER.file && target === LOADER.loads;
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 
-const isIn = (file: string, room: string): boolean => file.startsWith(`${room}/`);
+const isIn = (file: string, room: string): boolean => file === room || file.startsWith(`${room}/`);
 const roomOf = (file: string): number =>
   ROOMS.reduce<number>(
     (found, room, index) =>
@@ -135,6 +137,19 @@ const filesOf = (folder: string): string[] =>
     .filter(({ name }) => name.endsWith('.ts'))
     .map(({ parentPath, name }) => relative(root, join(parentPath, name)));
 
+/** The folders of `ffi` and `src` that have files of TypeScript. */
+const foldersOf = (files: readonly string[]): Set<string> =>
+  new Set(files.filter((file) => /^(ffi|src)\//.test(file)).map(dirname));
+
+/** The folders that no list names, and the rooms and parts that do not exist. */
+function unlisted(folders: ReadonlySet<string>, files: readonly string[]): string[] {
+  const listed = [...ROOMS, ...PARTS];
+  return [
+    ...[...folders].filter((folder) => !listed.includes(folder)),
+    ...listed.filter((room) => !files.some((file) => isIn(file, room))),
+  ];
+}
+
 /** The groups of files that import each other, directly or through others, types included. */
 function cycles(graph: ReadonlyMap<string, readonly string[]>): string[][] {
   const reach = (from: string): Set<string> => {
@@ -163,6 +178,17 @@ describe('the order of the rooms', () => {
       .flatMap(filesOf)
       .map((file) => [file, importsOf(readFileSync(join(root, file), 'utf8'))]),
   );
+
+  test('lists every folder of ffi and src, and nothing that does not exist', () => {
+    const files = [...imports.keys()];
+    assert.deepEqual(unlisted(foldersOf(files), files), []);
+  });
+
+  test('the one file that may load another of a later room does so', () => {
+    assert.ok(
+      imports.get(LOADER.file)?.some((s) => join(dirname(LOADER.file), s) === LOADER.loads),
+    );
+  });
 
   test('no file imports what its room may not know', () => {
     const refused = [...imports].flatMap(([file, specifiers]) =>
@@ -225,6 +251,17 @@ describe('the check of the rooms', () => {
       importsOf(`// import './comment.ts';\n${texts.join('\n')}`).sort(),
       forms.map((_, index) => `./${index}.ts`),
     );
+  });
+
+  test('sees a folder that no list names, and a room that is gone', () => {
+    const files = [...ROOMS, ...PARTS].map((room) =>
+      room.endsWith('.ts') ? room : `${room}/a.ts`,
+    );
+    const gone = files.filter((file) => file !== 'src/waits/a.ts' && file !== 'src/event.ts');
+    assert.deepEqual(unlisted(foldersOf(files), files), []);
+    assert.deepEqual(unlisted(foldersOf(gone), gone), ['src/waits', 'src/event.ts']);
+    const added = [...files, 'src/tensors/a.ts', 'src/waits/deeper/a.ts'];
+    assert.deepEqual(unlisted(foldersOf(added), added), ['src/tensors', 'src/waits/deeper']);
   });
 
   test('finds a circle, of types as well, and nothing besides', () => {

@@ -7,8 +7,8 @@ import { closedMessage, type ResourceState, releaseOrWarn } from '../../lifetime
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import { isTurnDue, pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
-import { StoreTracker } from '../timeline/store-tracker.ts';
-import { enqueueWait } from '../timeline/stream-waits.ts';
+import { TrackedStores } from '../timeline/stores.ts';
+import { enqueueWaits } from '../timeline/waits.ts';
 import { type MessageLayout, type MessageRecord, readRecord } from './message.ts';
 import type { Delivery } from './producer.ts';
 import type { Ring, Seat } from './ring.ts';
@@ -56,7 +56,7 @@ export class Consumer {
   readonly #memory: DeviceBuffer;
   readonly views: SlotViews;
   readonly #sockets: WakeSockets;
-  readonly #stores: StoreTracker;
+  readonly #stores: TrackedStores;
   readonly #onReleased: (() => void) | undefined;
   /** The next message; with `deliver: 'one'`, how many grants were taken. */
   #next: number;
@@ -88,7 +88,7 @@ export class Consumer {
     this.#next = deliver === 'one' ? 0 : start;
     this.#filledUpTo = this.#next;
     this.sleepers = new Sleepers((isAsleep) => seat.setAsleep(isAsleep));
-    this.#stores = new StoreTracker(seat.words, {
+    this.#stores = new TrackedStores(seat.words, {
       onStored: () => this.#wakeProducer(),
       isAwaited: () => ring.isProducerAsleep,
       isLazy: isAhead,
@@ -146,7 +146,7 @@ export class Consumer {
       this.#next += 1;
       const record = this.#recordOf(message);
       if (!record.isSkipped) return this.#hold({ message, record, redelivered: false });
-      this.#seat.words.store(this.#seat.released(message));
+      this.#seat.words.advanceTo(this.#seat.released(message));
     }
     return undefined;
   }
@@ -184,7 +184,7 @@ export class Consumer {
     try {
       return readRecord(record, this.byteLength);
     } catch (error) {
-      this.#seat.words.store(this.#seat.released(message));
+      this.#seat.words.advanceTo(this.#seat.released(message));
       throw error;
     }
   }
@@ -261,7 +261,7 @@ export class Consumer {
     if (!isFilled) {
       // The host waits instead.
       if (!ring.words.isMemoryFixed) return undefined;
-      const wait = enqueueWait(ring.words, ring.filled(message), stream.context, stream);
+      const wait = enqueueWaits(ring.words, [ring.filled(message)], stream.context, stream);
       if (wait === 'full') return undefined;
     }
     this.#held.add(message);

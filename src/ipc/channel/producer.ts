@@ -12,11 +12,12 @@ import type { Stream } from '../../stream.ts';
 import { checkBoolean, checkInteger, checkOptions, formatValue } from '../../validate.ts';
 import { MAX_SLOTS, SLOT_ALIGNMENT } from '../protocol.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
-import { StoreTracker } from '../timeline/store-tracker.ts';
-import { enqueueWait } from '../timeline/stream-waits.ts';
+import { TrackedStores } from '../timeline/stores.ts';
+import { enqueueWaits } from '../timeline/waits.ts';
+import type { SharedWords } from '../timeline/words.ts';
 import { checkBusyPollUs } from '../wire/busy-poll.ts';
 import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './message.ts';
-import { type Grant, Ring, Seat, type SharedWords } from './ring.ts';
+import { type Grant, Ring, Seat } from './ring.ts';
 import { Sleepers } from './sleepers.ts';
 import { hasRoomAhead, SlotViews, waitForRoomAhead } from './slots.ts';
 import { type SentEnds, WakeSockets } from './wake-sockets.ts';
@@ -60,7 +61,7 @@ export class Producer {
   readonly isReadOnly: boolean;
   readonly sleepers: Sleepers;
   readonly views: SlotViews;
-  readonly #stores: StoreTracker;
+  readonly #stores: TrackedStores;
   readonly #seats = new Set<ProducerSeat>();
   /** Seats whose descriptors were not exported yet. */
   readonly #unsent: ProducerSeat[] = [];
@@ -98,7 +99,7 @@ export class Producer {
     this.isReadOnly = init.isReadOnly;
     const plan = { slots: ring.slots, stride, byteLength, layout };
     this.views = new SlotViews(memory.buffer, plan);
-    this.#stores = new StoreTracker(ring.words, {
+    this.#stores = new TrackedStores(ring.words, {
       onStored: (error) => {
         if (error !== undefined) this.#fail(error);
         else this.#wakeConsumers();
@@ -217,12 +218,12 @@ export class Producer {
       if (seat.isReleased(message)) continue;
       // The consumer has not opened the channel yet, or cannot keep its memory from being replaced.
       if (!seat.words.isMemoryFixed) return false;
-      const wait = enqueueWait(seat.words, seat.released(message), stream.context, stream);
+      const wait = enqueueWaits(seat.words, [seat.released(message)], stream.context, stream);
       if (wait === 'full') return false;
     }
     // A consumer that has released it has waited until it was filled.
     if (isReleasedByOthers || ring.isFilled(message)) return true;
-    return enqueueWait(ring.words, ring.filled(message), stream.context, stream) !== 'full';
+    return enqueueWaits(ring.words, [ring.filled(message)], stream.context, stream) !== 'full';
   }
 
   /** Whether nobody uses a message any more. */
@@ -327,7 +328,7 @@ export class Producer {
   #skip(message: number, record: Uint8Array): void {
     writeRecord(record, { isSkipped: true });
     this.#skipped.add(message);
-    this.ring.words.store(this.ring.filled(message));
+    this.ring.words.advanceTo(this.ring.filled(message));
     this.#end(message);
   }
 
@@ -548,7 +549,7 @@ class ProducerSeat {
   readonly #sockets: WakeSockets;
   readonly #ring: Ring;
   /** The consumer's own copy of the ring, if it has one. */
-  readonly #copy: { readonly words: SharedWords; readonly stores: StoreTracker } | undefined;
+  readonly #copy: { readonly words: SharedWords; readonly stores: TrackedStores } | undefined;
   /** How many messages were granted. */
   #granted = 0;
   readonly #sent: SentEnds;
@@ -567,7 +568,7 @@ class ProducerSeat {
     this.#sent = sent;
     this.#copy = copy && {
       words: copy,
-      stores: new StoreTracker(copy, {
+      stores: new TrackedStores(copy, {
         // The producer notices by its own memory if the work fails.
         onStored: () => this.wakeIfAsleep(),
         isAwaited: () => this.seat.isAsleep,

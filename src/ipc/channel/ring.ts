@@ -1,156 +1,17 @@
 /** The memory of a channel besides its slots: a ring that the producer writes, and a seat for each consumer. */
 
-import { discardFd } from '../../../ffi/linux/close-fd.ts';
-import { closeFd, duplicateFd, SystemError } from '../../../ffi/linux/libc.ts';
 import {
-  createSealedMemfd,
-  isSealedAgainstHolePunching,
-  isSealedMemfd,
-  sealAgainstHolePunching,
-} from '../../../ffi/linux/memfd.ts';
-import { IpcError } from '../../errors.ts';
-import { localProcess } from '../identity.ts';
-import {
-  END_OF_WAITS,
   PAGE_BYTE_LENGTH,
   RECORD_BYTE_LENGTH,
   RingWord,
   SeatWord,
   WORD_BYTE_LENGTH,
 } from '../protocol.ts';
-import { HostPage, readWord } from '../timeline/host-page.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
-import type { StoredPage } from '../timeline/store-tracker.ts';
+import { SharedWords } from '../timeline/words.ts';
 
 const wholePages = (byteLength: number): number =>
   Math.ceil(byteLength / PAGE_BYTE_LENGTH) * PAGE_BYTE_LENGTH;
-
-/** 64-bit words that two or more processes map. Each word is written by one of them. */
-export class SharedWords implements StoredPage, Disposable {
-  readonly hostPage: HostPage;
-  /** All of the memory. Touching it after it is unmapped kills the process. */
-  readonly bytes: Uint8Array;
-  /** Undefined once another process has it, or if nobody needs it. */
-  #fd: number | undefined;
-  readonly #halves: Uint32Array;
-  readonly #words: BigUint64Array;
-  #isMemoryFixed = false;
-  /** Whether waits for the words have been ended: those that are not reached never will be. */
-  #isOver = false;
-  #isClosed = false;
-
-  /** @param fd owned from now on, also if it throws */
-  private constructor(fd: number, byteLength: number) {
-    try {
-      this.hostPage = new HostPage(fd, byteLength);
-    } catch (error) {
-      discardFd(fd);
-      throw error;
-    }
-    this.#fd = fd;
-    const memory = this.hostPage.view();
-    this.bytes = new Uint8Array(memory);
-    this.#halves = new Uint32Array(memory);
-    this.#words = new BigUint64Array(memory);
-  }
-
-  /** @throws SystemError */
-  static create(name: string, byteLength: number): SharedWords {
-    return new SharedWords(createSealedMemfd(name, byteLength), byteLength);
-  }
-
-  /**
-   * Maps the memory of another process.
-   *
-   * @param fd owned from now on, also if it throws
-   * @param isForDevices whether devices wait for its words: then nobody else can map it from now on
-   * @throws IpcError for anything but sealed memory of that size: touching other memory could crash
-   * this process
-   */
-  static accept(fd: number, byteLength: number, isForDevices: boolean): SharedWords {
-    if (!isSealedMemfd(fd, byteLength)) {
-      discardFd(fd);
-      throw new IpcError('received a channel whose memory is not sealed memory of its size');
-    }
-    let words: SharedWords | undefined;
-    try {
-      words = new SharedWords(fd, byteLength);
-      words.#isMemoryFixed = isForDevices && sealAgainstHolePunching(fd);
-      closeFd(words.takeFd());
-      return words;
-    } catch (error) {
-      words?.close();
-      if (!(error instanceof SystemError)) throw error;
-      throw new IpcError('received a channel whose memory cannot be mapped', error);
-    }
-  }
-
-  /**
-   * Whether no process can change which memory backs the words. Otherwise only hosts may wait for
-   * them: a device would keep waiting in memory that was replaced, where no host can end the wait.
-   * Words that were created here are fixed once the other process has mapped them.
-   */
-  get isMemoryFixed(): boolean {
-    if (this.#isMemoryFixed || this.#fd === undefined) return this.#isMemoryFixed;
-    this.#isMemoryFixed = isSealedAgainstHolePunching(this.#fd);
-    if (this.#isMemoryFixed) closeFd(this.takeFd());
-    return this.#isMemoryFixed;
-  }
-
-  /** The descriptor of words that were created here. */
-  get fd(): number {
-    return this.#fd as number;
-  }
-
-  /** As {@link fd}. The caller owns it from now on. */
-  takeFd(): number {
-    const { fd } = this;
-    this.#fd = undefined;
-    return fd;
-  }
-
-  /** A copy of {@link fd}, which the caller owns. Then {@link isMemoryFixed} can become true here. @throws SystemError */
-  copyFd(): number {
-    return duplicateFd(this.fd);
-  }
-
-  /** The value of a word; Infinity if its waits were ended, -1 if it holds no value. */
-  read(index: number): number {
-    return this.hostPage.isUnmapped ? Number.POSITIVE_INFINITY : readWord(this.#halves, index);
-  }
-
-  write(index: number, value: number): void {
-    if (!this.hostPage.isUnmapped) Atomics.store(this.#words, index, BigInt(value));
-  }
-
-  store({ index, count }: TimelinePoint): void {
-    this.write(index, count);
-  }
-
-  isReached({ index, count }: TimelinePoint): boolean {
-    return this.#isOver || this.read(index) >= count;
-  }
-
-  /** Ends all waits of streams for the words from `begin` up to `end`. */
-  endWaits(begin: number, end: number): void {
-    this.#isOver = true;
-    if (this.hostPage.isUnmapped) return;
-    for (let index = begin; index < end; index += 1)
-      Atomics.store(this.#words, index, END_OF_WAITS);
-  }
-
-  /** Unmaps the memory once no work here can access it. */
-  close(): void {
-    if (this.#isClosed) return;
-    this.#isClosed = true;
-    if (this.#fd !== undefined) closeFd(this.takeFd());
-    this.hostPage.close(() => {});
-  }
-
-  [Symbol.dispose](): void {
-    this.close();
-  }
-}
 
 // ---- The ring ----
 
@@ -186,8 +47,7 @@ export class Ring {
   /** @throws SystemError */
   static create(size: RingSize): Ring {
     const ring = new Ring(SharedWords.create('cuffi-channel', ringByteLength(size)), size);
-    ring.#write(RingWord.producerNamespace, localProcess().pidNamespace);
-    ring.#write(RingWord.producerPid, process.pid);
+    ring.words.sign(RingWord.producerPid, RingWord.producerNamespace);
     return ring;
   }
 
@@ -201,6 +61,7 @@ export class Ring {
     this.#header.forEach((value, index) => {
       copy.write(index, value);
     });
+    copy.sign(RingWord.producerPid, RingWord.producerNamespace);
     this.#copies.push(copy);
     return copy;
   }
@@ -214,8 +75,8 @@ export class Ring {
 
   /** @param fd owned from now on, also if it throws @throws IpcError */
   static accept(fd: number, size: RingSize): Ring {
-    const isForDevices = !size.hasRecords;
-    return new Ring(SharedWords.accept(fd, ringByteLength(size), isForDevices), size);
+    const options = { byteLength: ringByteLength(size), isForDevices: !size.hasRecords };
+    return new Ring(SharedWords.accept(fd, 'channel', options), size);
   }
 
   /** How many messages were published, whether or not the work before them is done. */
@@ -248,9 +109,7 @@ export class Ring {
 
   /** The producer; 0 if it is of another pid namespace. */
   get producerPid(): number {
-    const isHere = this.words.read(RingWord.producerNamespace) === localProcess().pidNamespace;
-    const pid = isHere ? this.words.read(RingWord.producerPid) : 0;
-    return pid > 0 && pid < 2 ** 32 ? pid : 0;
+    return this.words.signer(RingWord.producerPid, RingWord.producerNamespace);
   }
 
   /** The point that is reached when the work before a message is done. */
@@ -291,7 +150,7 @@ export class Ring {
 
   /** The record of a message; undefined if messages have none. */
   record(message: number): Uint8Array | undefined {
-    if (!this.hasRecords || this.words.hostPage.isUnmapped) return undefined;
+    if (!this.hasRecords || this.words.isUnmapped) return undefined;
     const begin = recordsAt(this.slots) + (message % this.slots) * RECORD_BYTE_LENGTH;
     return this.words.bytes.subarray(begin, begin + RECORD_BYTE_LENGTH);
   }
@@ -332,7 +191,8 @@ export class Seat {
    * @throws IpcError
    */
   static accept(fd: number, slots: number, isForDevices: boolean): Seat {
-    return new Seat(SharedWords.accept(fd, seatByteLength(slots), isForDevices), slots);
+    const options = { byteLength: seatByteLength(slots), isForDevices };
+    return new Seat(SharedWords.accept(fd, 'channel', options), slots);
   }
 
   /** The first message for this consumer. */

@@ -466,11 +466,7 @@ export class Session implements SharingSession {
     // Nobody here will use it, or no stream does.
     if (!place || !memory || lease.isOrphaned) return true;
     // The stream that it was sent with stands for work that cuffi does not see.
-    if (
-      !lease.kind.areUsesSeen ||
-      isAddressKnown(memory) ||
-      !this.timeline.canWait(points, place.context)
-    )
+    if (!lease.kind.areUsesSeen || isAddressKnown(memory) || !this.timeline.canWait(place.context))
       return this.timeline.wait(points, place.context, place.stream);
     const order = (stream: Stream | undefined): void => {
       if (this.isGone || this.timeline.isReached(points)) remove();

@@ -27,7 +27,7 @@ import {
   nameOfMapping,
   releaseSharedHandle,
   releaseSharedUse,
-} from '../../worker-counts.ts';
+} from '../../waits/worker-tables.ts';
 import type { DescriptorFields } from '../descriptor.ts';
 import { factsOf } from './facts.ts';
 import type { ImportLease, OpenRequest } from './kind.ts';

@@ -12,7 +12,7 @@ import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
 import type { MemoryPool } from '../../memory/pool.ts';
 import type { Stream } from '../../stream.ts';
 import type { AnyExported, AnyFields, DescriptorFields } from '../descriptor.ts';
-import type { SendingProcess } from '../timeline/timeline.ts';
+import type { SendingProcess } from '../timeline/timeline-state.ts';
 import type { IpcSupport, OpenBlocker } from './support.ts';
 
 /** A kind of object that processes can share: how its objects travel. */

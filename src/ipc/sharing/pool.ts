@@ -18,7 +18,11 @@ import { MemoryPool } from '../../memory/pool.ts';
 import { isSharedPool } from '../../memory/pool-state.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { formatBytes } from '../../validate.ts';
-import { openSharedHandle, releaseSharedHandle, retainSharedHandle } from '../../worker-counts.ts';
+import {
+  openSharedHandle,
+  releaseSharedHandle,
+  retainSharedHandle,
+} from '../../waits/worker-tables.ts';
 import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
 import { poolForPeer, poolFromPeer } from './connection-pools.ts';
 import { describeExporter, exportIdOf, rememberExport } from './facts.ts';

@@ -1,7 +1,7 @@
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import type { Resource } from '../../lifetime.ts';
 import type { HostFields } from '../descriptor.ts';
-import { WriteEnd } from '../timeline/shared-counter.ts';
+import { WriteEnd } from '../timeline/counter.ts';
 import { Timeline, TimelineSignaler } from '../timeline/timeline.ts';
 import { type Kind, type ReceivedFds, type Sender, takeFds } from './kind.ts';
 

@@ -6,28 +6,22 @@
 
 import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
-import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { type DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
-import { withExportsTable } from '../../worker-counts.ts';
+import {
+  addThreadExport,
+  closeThreadExport,
+  growThreadExport,
+  hasThreadExport,
+  releaseThreadExport,
+  removeThreadExport,
+  threadExportSize,
+  useThreadExport,
+} from '../../waits/worker-tables.ts';
 import { type DescriptorFields, isMemoryFields, type MemoryFields } from '../descriptor.ts';
 import { ResetWatch } from '../reset-watch.ts';
 import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
 import { blockedError, type OpenBlocker } from './support.ts';
-
-/**
- * A record is six numbers: the export id (0 for a free record), the index of the first piece, the
- * address, the size in bytes, how many threads use it, and whether the sharing thread has closed
- * it. The sharing thread counts as a user until all others have closed it.
- */
-const RECORD_LENGTH = 6;
-const PIECE = 1;
-const ADDRESS = 2;
-const BYTE_LENGTH = 3;
-const USERS = 4;
-const CLOSED = 5;
-/** The first record is a header: where the used records end. */
-const END_OFFSET = 0;
 
 interface PublishedRecord {
   readonly at: number;
@@ -35,20 +29,20 @@ interface PublishedRecord {
   byteLength: number;
 }
 
-/** The records that this thread has shared with the others, by name. */
+/** The records of memory that this thread has shared with the others, by the memory's name. */
 const published = new Map<string, PublishedRecord>();
-const freeRecords: number[] = [];
 
 /** How often memory that other threads still use is checked after it was closed here. */
 const POLL_PERIOD_MS = 10;
 
 /** A reset frees all memory, even if other threads use it. */
 const resetWatch = new ResetWatch((context) => {
-  for (const [name, { context: own }] of published)
-    if (own === context) withExportsTable((table) => removeRecord(table, name));
+  for (const [name, { at, context: own }] of published) {
+    if (own !== context) continue;
+    removeThreadExport(at);
+    forget(name, context);
+  }
 });
-/** How many records each watched context has. Without one, it is not kept from being collected. */
-const recordCounts = new Map<Context, number>();
 
 const pieceOf = (descriptor: MemoryFields): number =>
   'firstPiece' in descriptor ? descriptor.firstPiece : 0;
@@ -74,25 +68,16 @@ export function publish(buffer: DeviceBuffer, begin: number, descriptor: MemoryF
     // Virtual memory may have grown.
     if (known.byteLength >= baseByteLength) return;
     known.byteLength = baseByteLength;
-    withExportsTable((table) => {
-      table[known.at + BYTE_LENGTH] = baseByteLength;
-    });
+    growThreadExport(known.at, baseByteLength);
     return;
   }
-  withExportsTable((table) => {
-    const at = freeRecords.pop() ?? ((table[END_OFFSET] as number) || RECORD_LENGTH);
-    if (at + RECORD_LENGTH > table.length)
-      throw new IpcError('too many allocations are shared with other worker threads');
-    table[at + BYTE_LENGTH] = baseByteLength;
-    table[END_OFFSET] = Math.max(table[END_OFFSET] as number, at + RECORD_LENGTH);
-    table[at + PIECE] = pieceOf(descriptor);
-    table[at + ADDRESS] = begin - byteOffset;
-    table[at + USERS] = 1;
-    table[at + CLOSED] = 0;
-    table[at] = generation;
-    published.set(name, { at, context, byteLength: baseByteLength });
+  const at = addThreadExport({
+    id: generation,
+    piece: pieceOf(descriptor),
+    base: (begin - byteOffset) as CUdeviceptr,
+    byteLength: baseByteLength,
   });
-  recordCounts.set(context, (recordCounts.get(context) ?? 0) + 1);
+  published.set(name, { at, context, byteLength: baseByteLength });
   resetWatch.add(context);
   const removeKeepalive = keepMemoryAlive(buffer, 'other worker threads', () => {
     if (tryUnpublish(name)) removeKeepalive();
@@ -104,15 +89,13 @@ export function publish(buffer: DeviceBuffer, begin: number, descriptor: MemoryF
  * Marks memory as closed in this thread. If no other thread uses it, removes its record and returns
  * true.
  */
-const tryUnpublish = (name: string): boolean =>
-  withExportsTable((table) => {
-    const at = published.get(name)?.at;
-    if (at === undefined) return true;
-    table[at + CLOSED] = 1;
-    if ((table[at + USERS] as number) > 1) return false;
-    removeRecord(table, name);
-    return true;
-  });
+function tryUnpublish(name: string): boolean {
+  const record = published.get(name);
+  if (!record) return true;
+  if (!closeThreadExport(record.at)) return false;
+  forget(name, record.context);
+  return true;
+}
 
 function unpublishWhenUnused(name: string, removeKeepalive: () => void): void {
   const timer = setInterval(() => {
@@ -123,17 +106,10 @@ function unpublishWhenUnused(name: string, removeKeepalive: () => void): void {
   timer.unref();
 }
 
-function removeRecord(table: Float64Array, name: string): void {
-  const record = published.get(name);
-  if (!record) return;
-  const { at, context } = record;
-  table[at] = 0;
+/** Forgets a record. A context without any is no longer watched, and so may be collected. */
+function forget(name: string, context: Context): void {
   published.delete(name);
-  freeRecords.push(at);
-  const count = (recordCounts.get(context) ?? 0) - 1;
-  recordCounts.set(context, count);
-  if (count > 0) return;
-  recordCounts.delete(context);
+  for (const other of published.values()) if (other.context === context) return;
   resetWatch.remove(context);
 }
 
@@ -145,13 +121,9 @@ interface ThreadMapping extends Mapping {
 /** Memory of other threads that is open in this one, by name. Nothing is mapped for it. */
 const mappings = tableByContext(
   () =>
-    new MappingTable<ThreadMapping>(
-      ({ generation, at }) =>
-        withExportsTable((table) => {
-          if (table[at] === generation) table[at + USERS] = (table[at + USERS] as number) - 1;
-        }),
-      { mayBlock: false },
-    ),
+    new MappingTable<ThreadMapping>(({ generation, at }) => releaseThreadExport(at, generation), {
+      mayBlock: false,
+    }),
 );
 
 /** Whether another thread of this process has shared the memory and still has it open. */
@@ -159,7 +131,7 @@ export const isFromOtherThread = (descriptor: DescriptorFields): descriptor is M
   isMemoryFields(descriptor) &&
   descriptor.generation !== 0 &&
   !published.has(nameOf(descriptor)) &&
-  withExportsTable((table) => findRecord(table, descriptor) !== undefined);
+  hasThreadExport(descriptor.generation, pieceOf(descriptor));
 
 /**
  * Adds a use of memory that another thread has shared.
@@ -171,27 +143,13 @@ export function useFromOtherThread(
   descriptor: MemoryFields,
 ): MappingUse<Mapping> {
   const { generation } = descriptor;
-  const { mapping, release } = mappings(context).use(nameOf(descriptor), 0, context, () =>
-    withExportsTable((table) => {
-      const at = findRecord(table, descriptor);
-      if (at === undefined) throw blockedError(exportGoneBlocker);
-      table[at + USERS] = (table[at + USERS] as number) + 1;
-      const base = table[at + ADDRESS] as CUdeviceptr;
-      return { generation, at, context, epoch: context.epoch, base, byteLength: 0 };
-    }),
-  );
-  const byteLength = withExportsTable((table) => table[mapping.at + BYTE_LENGTH] as number);
+  const { mapping, release } = mappings(context).use(nameOf(descriptor), 0, context, () => {
+    const found = useThreadExport(generation, pieceOf(descriptor));
+    if (!found) throw blockedError(exportGoneBlocker);
+    return { ...found, generation, context, epoch: context.epoch, byteLength: 0 };
+  });
+  const byteLength = threadExportSize(mapping.at);
   return { mapping: { ...mapping, byteLength }, release };
-}
-
-/** Returns the record of memory that its sharing thread has not closed. */
-function findRecord(table: Float64Array, descriptor: MemoryFields): number | undefined {
-  const end = table[END_OFFSET] as number;
-  const piece = pieceOf(descriptor);
-  for (let at = RECORD_LENGTH; at < end; at += RECORD_LENGTH)
-    if (table[at] === descriptor.generation && table[at + PIECE] === piece)
-      return table[at + CLOSED] === 0 ? at : undefined;
-  return undefined;
 }
 
 /** Why an object that a descriptor of this process names cannot be opened: no thread has it open. */

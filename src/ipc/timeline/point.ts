@@ -4,7 +4,7 @@
  */
 export interface TimelinePoint {
   readonly index: number;
-  /** Starts at 1. The counter holds it modulo 2^64; comparisons use the low 32 bits. */
+  /** Starts at 1. */
   readonly count: number;
 }
 
@@ -20,9 +20,3 @@ export function latest(points: readonly TimelinePoint[]): TimelinePoint[] {
   }
   return [...byIndex.values()];
 }
-
-/**
- * Whether a counter with the value `word` has reached `count`. The comparison is cyclic, as the
- * driver's.
- */
-export const hasReached = (word: number, count: number): boolean => ((word - count) | 0) >= 0;

@@ -46,7 +46,7 @@ describe('wake files', () => {
 
   test('a file that was given back calls nobody, and wakes its next user', async () => {
     const file = take(() => assert.fail('called'));
-    file.giveBack();
+    file.release();
     let calls = 0;
     const again = take(() => {
       calls += 1;
@@ -57,7 +57,7 @@ describe('wake files', () => {
   });
 
   test('a thread has 60 files at a time, over one descriptor', async () => {
-    take(() => {}).giveBack();
+    take(() => {}).release();
     const before = openDescriptors();
     let flushed = 0;
     const files = Array.from({ length: 60 }, () =>
@@ -72,7 +72,7 @@ describe('wake files', () => {
     assert.equal(openDescriptors(), before);
     for (const { address } of files) libc.fflush(address);
     await until(() => flushed === 60);
-    take(() => {}).giveBack();
+    take(() => {}).release();
   });
 
   for (const [mode, left] of [

@@ -1,7 +1,7 @@
 /** Runs the test vectors with cuffi's own readers and writers. */
 import assert from 'node:assert/strict';
 import { openSync } from 'node:fs';
-import { closeFd, createPipe } from '../../../../ffi/linux/libc.ts';
+import { closeFd, createPipe, duplicateFd } from '../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../ffi/linux/memfd.ts';
 import { IpcError } from '../../../../src/errors.ts';
 import { ByteReader, ByteWriter } from '../../../../src/ipc/bytes.ts';
@@ -27,9 +27,8 @@ import {
   parseDescriptor,
 } from '../../../../src/ipc/sharing/descriptor-codec.ts';
 import { importFromPeer } from '../../../../src/ipc/sharing/marshal.ts';
-import { HostPage } from '../../../../src/ipc/timeline/host-page.ts';
-import { TimelinePage } from '../../../../src/ipc/timeline/page.ts';
-import { SharedCounter } from '../../../../src/ipc/timeline/shared-counter.ts';
+import { TimelineCounter } from '../../../../src/ipc/timeline/counter.ts';
+import { SharedWords } from '../../../../src/ipc/timeline/words.ts';
 import {
   type ControlBlock,
   emptyControlBlock,
@@ -386,9 +385,9 @@ function checkWords(vector: WordsVector): void {
 
   // Another process finds the same.
   const memory = createSealedMemfd('cuffi-vector', byteLength);
-  const page = new HostPage(memory, byteLength);
+  const page = SharedWords.accept(duplicateFd(memory), 'vector', { byteLength });
   for (const [index, value] of Object.entries(words)) storeWord(page, Number(index), value);
-  page.close(() => {});
+  page.close();
   const accepted = kind.accept(vector, memory);
   try {
     assert.deepEqual(accepted.read(reads), reads);
@@ -397,20 +396,20 @@ function checkWords(vector: WordsVector): void {
   }
 }
 
-const storeWord = (page: HostPage, index: number, value: string): void => {
-  new BigUint64Array(page.view())[index] = BigInt(value);
+const storeWord = (page: SharedWords, index: number, value: string): void => {
+  new BigUint64Array(page.bytes.buffer)[index] = BigInt(value);
 };
 
 /** The words that are not 0. */
-const wordsOf = (page: HostPage, ignore: readonly number[]): Record<string, string> =>
+const wordsOf = (page: SharedWords, ignore: readonly number[]): Record<string, string> =>
   Object.fromEntries(
-    [...new BigUint64Array(page.view())].flatMap((word, index) =>
+    [...new BigUint64Array(page.bytes.buffer)].flatMap((word, index) =>
       word === 0n || ignore.includes(index) ? [] : [[index, String(word)]],
     ),
   );
 
 interface Made {
-  readonly page: HostPage;
+  readonly page: SharedWords;
   readonly apply: Readonly<Record<string, (...values: never[]) => void>>;
   close(): void;
 }
@@ -433,10 +432,10 @@ const sharedWords: Readonly<
     create({ slots, records }) {
       const ring = Ring.create({ slots, hasRecords: records });
       return {
-        page: ring.words.hostPage,
+        page: ring.words,
         apply: {
           publish: (published: number) => ring.publish(published),
-          fill: (message: number) => ring.words.store(ring.filled(message)),
+          fill: (message: number) => ring.words.advanceTo(ring.filled(message)),
           close: (at: number) => ring.closeAt(at),
           sleep: (isAsleep: boolean) => ring.setProducerAsleep(isAsleep),
           endWaits: () => ring.endWaits(),
@@ -461,13 +460,13 @@ const sharedWords: Readonly<
     create({ slots, start }) {
       const seat = Seat.create(slots, start);
       return {
-        page: seat.words.hostPage,
+        page: seat.words,
         apply: {
           sleep: (isAsleep: boolean) => seat.setAsleep(isAsleep),
           want: (wanted: number) => seat.setWanted(wanted),
           grant: (message: number, redelivered: boolean) =>
             seat.grant(seat.granted, { message, redelivered }),
-          release: (message: number) => seat.words.store(seat.released(message)),
+          release: (message: number) => seat.words.advanceTo(seat.released(message)),
           finish: () => seat.finish(),
           endWaits: () => seat.endWaits(),
         },
@@ -495,9 +494,9 @@ const sharedWords: Readonly<
   },
   timeline: {
     create() {
-      const { counter, writeEnd } = SharedCounter.create();
+      const { counter, writeEnd } = TimelineCounter.create();
       return {
-        page: counter.page,
+        page: counter.words,
         apply: {
           signal: (value: number) => counter.advanceTo(value),
           end: () => counter.markEnded(),
@@ -511,7 +510,7 @@ const sharedWords: Readonly<
     },
     accept(_, memory) {
       const [lifeline, writeEnd] = createPipe();
-      const counter = SharedCounter.accept({ memory, lifeline });
+      const counter = TimelineCounter.accept({ memory, lifeline });
       return {
         read: () => ({
           value: counter.value,
@@ -527,9 +526,9 @@ const sharedWords: Readonly<
   },
   counters: {
     create() {
-      const page = TimelinePage.create();
+      const page = SharedWords.create('cuffi-points');
       return {
-        page: page.hostPage,
+        page,
         apply: {
           advance: (index: number, reached: number) => page.advanceTo({ index, count: reached }),
         },
@@ -537,7 +536,7 @@ const sharedWords: Readonly<
       };
     },
     accept(_, fd) {
-      const page = TimelinePage.accept(fd);
+      const page = SharedWords.accept(fd, 'timeline page', { isForDevices: true });
       return {
         read: ({ reached }) => ({
           reached: reached.map(([index, at]) => [index, at, page.isReached({ index, count: at })]),
@@ -659,10 +658,10 @@ function withFds(use: (fds: VectorFds) => void): void {
 }
 
 const acceptTimeline = (memory: number, lifeline: number): void =>
-  SharedCounter.accept({ memory, lifeline }).close();
+  TimelineCounter.accept({ memory, lifeline }).close();
 
 const acceptMemory = {
-  counters: (fd: number) => TimelinePage.accept(fd).close(),
+  counters: (fd: number) => SharedWords.accept(fd, 'timeline page', { isForDevices: true }).close(),
   timeline: (memory: number, fds: VectorFds) =>
     acceptTimeline(memory, fds.release(fds.named('lifeline'))),
   ring: (fd: number) => Ring.accept(fd, { slots: 3, hasRecords: true }).words.close(),

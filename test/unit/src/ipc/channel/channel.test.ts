@@ -816,7 +816,7 @@ describe('a process that writes what it likes into a channel', () => {
     const { ring } = channel.exported;
     for (const message of [0, 1]) {
       ring.record(message)?.fill(1, 0, 1);
-      ring.words.store({ index: ring.filled(message).index, count: 2 ** 50 });
+      ring.words.advanceTo({ index: ring.filled(message).index, count: 2 ** 50 });
     }
     const timer = setInterval(() => ring.publish(ring.published + 2), 1);
     t.after(() => clearInterval(timer));

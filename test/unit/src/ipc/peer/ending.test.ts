@@ -29,7 +29,7 @@ import {
   Tag,
 } from '../../../../../src/ipc/protocol.ts';
 import { encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
-import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
+import { SharedWords } from '../../../../../src/ipc/timeline/words.ts';
 import { emptyControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
 import { readHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
@@ -291,7 +291,7 @@ describe('Peer.close', () => {
 test('a close cancels a response that the host waits with', deadline, async (t) => {
   leaves(/worker-exports|for its reset/, 'the block is shared by all tests here');
   // No stream can wait for the other end's work: the host has to.
-  t.mock.getter(TimelinePage.prototype, 'isMemoryFixed', () => false);
+  t.mock.getter(SharedWords.prototype, 'isMemoryFixed', () => false);
   using stream = Stream.create();
   using latch = new Latch();
   using pair = peerPair();
@@ -451,7 +451,7 @@ describe('the peer', () => {
       using buffer = DeviceBuffer.allocate(64);
       await other.peer.send(buffer);
       // No stream can wait for its work: the host has to.
-      t.mock.getter(TimelinePage.prototype, 'isMemoryFixed', () => false);
+      t.mock.getter(SharedWords.prototype, 'isMemoryFixed', () => false);
       const page = createSealedMemfd('points', 4096);
       other.send(Uint8Array.of(1), { ...news, sequence: 0 }, [page]);
       closeFd(page);
@@ -476,7 +476,7 @@ describe('the peer', () => {
     using buffer = DeviceBuffer.allocate(64);
     await other.peer.send(buffer);
     // No stream can wait for its work: the host has to.
-    t.mock.getter(TimelinePage.prototype, 'isMemoryFixed', () => false);
+    t.mock.getter(SharedWords.prototype, 'isMemoryFixed', () => false);
     const fd = createSealedMemfd('points', 4096);
     const page = mapShared(fd, 4096);
     other.send(Uint8Array.of(1), { ...news, sequence: 0 }, [fd]);

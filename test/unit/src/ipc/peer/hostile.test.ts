@@ -13,7 +13,12 @@ import { CuffiError, IpcError } from '../../../../../src/errors.ts';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { ByteReader, ByteWriter } from '../../../../../src/ipc/bytes.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
-import { HEADER_BYTE_LENGTH, MAX_QUEUED_VALUES, Tag } from '../../../../../src/ipc/protocol.ts';
+import {
+  END_OF_WAITS,
+  HEADER_BYTE_LENGTH,
+  MAX_QUEUED_VALUES,
+  Tag,
+} from '../../../../../src/ipc/protocol.ts';
 import { encodeFields, withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { readControlBlock, writeControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
 import { FRAGMENT_BYTE_LENGTH, MAX_UNSENT_VALUES } from '../../../../../src/ipc/wire/limits.ts';
@@ -385,7 +390,7 @@ describe('Peer with a hostile other end', () => {
             (error) => error instanceof CuffiError || (error as Error).name === 'TimeoutError',
           );
           // Ends the waits: a stream has room for about a thousand.
-          new BigUint64Array(page.view()).fill(2n ** 53n + 1n);
+          new BigUint64Array(page.view()).fill(END_OF_WAITS);
           page.unmap();
         },
       ),

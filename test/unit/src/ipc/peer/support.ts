@@ -11,18 +11,18 @@ import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import type { PeerOptions } from '../../../../../src/ipc/peer/peer-options.ts';
 import { FrameKind, HEADER_BYTE_LENGTH, Tag } from '../../../../../src/ipc/protocol.ts';
 import { encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
-import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
+import { SharedWords } from '../../../../../src/ipc/timeline/words.ts';
 import { readControlMessage } from '../../../../../src/ipc/wire/control-block.ts';
 import { type FrameHeader, helloFrame, writeHeader } from '../../../../../src/ipc/wire/frames.ts';
 import {
   type ValueMessage,
   ValueMessageReader,
 } from '../../../../../src/ipc/wire/value-message.ts';
-import { withExportsTable } from '../../../../../src/worker-counts.ts';
+import { withTable } from '../../../../../src/waits/worker-tables.ts';
 import { leaves } from '../../../../support/left-open.ts';
 
 // What the first object that goes to a thread of this process leaves for all later ones.
-withExportsTable(() => {});
+withTable('exports', () => {});
 
 /**
  * Says that a test leaves leases: a process that breaks the protocol, or closes without a message, keeps them
@@ -149,7 +149,7 @@ export class OtherProcess extends RawPeer {
   readonly lent = new Set<number>();
   /** Leases of what is here from the peer. */
   readonly taken = new Set<number>();
-  readonly #page = TimelinePage.create();
+  readonly #page = SharedWords.create('points');
   #sequence = 0;
   #leases = 0;
   /** How far the work here is said to be, by values and by what is given back. */
@@ -157,7 +157,7 @@ export class OtherProcess extends RawPeer {
 
   constructor() {
     super(undefined, { ...own, pid: process.ppid });
-    this.#page.shareFd((fd) => this.#tell(Uint8Array.of(1), [fd]));
+    this.#tell(Uint8Array.of(1), [this.#page.fd]);
   }
 
   /** Sends an array of objects, behind work that goes on until {@link finish}. Borrows `fds`. */

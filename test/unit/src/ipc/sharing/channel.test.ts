@@ -12,7 +12,7 @@ import { END_OF_WAITS } from '../../../../../src/ipc/protocol.ts';
 import { decodeAnyFields, encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
 import { exportForAnyPeer, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
-import { HostPage } from '../../../../../src/ipc/timeline/host-page.ts';
+import { SharedWords } from '../../../../../src/ipc/timeline/words.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
@@ -82,8 +82,8 @@ describe('a channel from a hostile process', () => {
     for (const deliver of ['all', 'one'] as const) {
       using channel = Channel.create({ ...small, deliver });
       const { fds } = exported(channel);
-      const page = new HostPage(fds[1] as number, SEAT);
-      const words = new BigUint64Array(page.view());
+      const page = SharedWords.accept(duplicateFd(fds[1] as number), 'seat', { byteLength: SEAT });
+      const words = new BigUint64Array(page.bytes.buffer);
       using pair = peerPair();
       await pair.a.send(channel as unknown);
       using honest = (await pair.b.receive()) as ChannelConsumer;
@@ -96,7 +96,7 @@ describe('a channel from a hostile process', () => {
           () => {},
         );
       }
-      page.close(() => {});
+      page.close();
       // It ends, and what it was granted goes to the honest one.
       for (const fd of fds) closeFd(fd);
       // Until then it may take what comes, and say that it has released it.
@@ -128,8 +128,8 @@ describe('the two ends of a channel', () => {
     emulate();
     using channel = Channel.create(small);
     const { fds } = exported(channel);
-    const page = new HostPage(fds[1] as number, SEAT);
-    const words = new BigUint64Array(page.view());
+    const page = SharedWords.accept(duplicateFd(fds[1] as number), 'seat', { byteLength: SEAT });
+    const words = new BigUint64Array(page.bytes.buffer);
     const receiveEnd = fds[2] as number;
     using stream = Stream.create({ nonBlocking: true });
     using latch = new Latch();
@@ -148,7 +148,7 @@ describe('the two ends of a channel', () => {
       return count > 0;
     });
     for (const fd of fds) closeFd(fd);
-    page.close(() => {});
+    page.close();
   });
 
   test('a producer that sleeps is woken up when a slot is released, and for each grant', async () => {

@@ -53,8 +53,8 @@ import {
   acquireSharedUse,
   nameOfMapping,
   releaseSharedUse,
-  withExportsTable,
-} from '../../../../../src/worker-counts.ts';
+  withTable,
+} from '../../../../../src/waits/worker-tables.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { withFaults } from '../../../../support/faults.ts';
 import { trials } from '../../../../support/iterations.ts';
@@ -92,7 +92,7 @@ describe('exportIpc', () => {
     emulate();
     // Created by the first export and kept for all later ones.
     ensureKeepaliveAllocation(Device.get());
-    withExportsTable(() => {});
+    withTable('exports', () => {});
     const before = openDescriptors();
     const { pool, buffer } = sharedPool();
     const memory = sharedMemory();
@@ -113,7 +113,7 @@ describe('exportIpc', () => {
     emulate();
     // Created by the first export and kept for all later ones.
     ensureKeepaliveAllocation(Device.get());
-    withExportsTable(() => {});
+    withTable('exports', () => {});
     const before = openDescriptors();
     const { buffer } = sharedPool();
     exportIpc(buffer);

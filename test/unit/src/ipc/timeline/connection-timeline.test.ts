@@ -1,47 +1,40 @@
 /** Two ends of a timeline in one process, which has two mappings of the page. */
 
 import assert from 'node:assert/strict';
-import { once } from 'node:events';
-import { openSync } from 'node:fs';
 import { afterEach, describe, test } from 'node:test';
 import { deviceAttributes } from '../../../../../ffi/attributes.ts';
-import { CU_STREAM_WAIT_VALUE_GEQ } from '../../../../../ffi/constants.ts';
+import { CU_STREAM_LEGACY } from '../../../../../ffi/constants.ts';
 import { recordCalls, selectDriver } from '../../../../../ffi/driver.ts';
 import type { Driver } from '../../../../../ffi/functions.ts';
-import {
-  closeFd,
-  createMemfd,
-  duplicateFd,
-  libc,
-  type Mapping,
-  mapShared,
-} from '../../../../../ffi/linux/libc.ts';
+import { closeFd, duplicateFd, isOpenFd, libc, mapShared } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
-import { socketPair } from '../../../../../ffi/linux/socket.ts';
-import { withAddress } from '../../../../../ffi/native.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
+import type { CUstream } from '../../../../../ffi/types.ts';
 import { Context, DeviceBuffer, Stream } from '../../../../../src/index.ts';
 import { COUNTER_COUNT } from '../../../../../src/ipc/protocol.ts';
-import { TimelinePage } from '../../../../../src/ipc/timeline/page.ts';
-import { hasReached } from '../../../../../src/ipc/timeline/point.ts';
-import { Signaler, StreamCounters } from '../../../../../src/ipc/timeline/signaler.ts';
 import {
-  comparedBits,
-  waitForCounter,
-  writeCounter,
-} from '../../../../../src/ipc/timeline/stream-memory-operations.ts';
-import { Waiter } from '../../../../../src/ipc/timeline/waiter.ts';
+  ConnectionTimeline,
+  Signaler,
+  StreamCounters,
+} from '../../../../../src/ipc/timeline/connection-timeline.ts';
+import { SharedWords } from '../../../../../src/ipc/timeline/words.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
-import { withWaitsTable } from '../../../../../src/worker-counts.ts';
-import { recordCallsOf } from '../../../../support/arguments.ts';
+import { withTable } from '../../../../../src/waits/worker-tables.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
-import { processState } from '../../../../support/process-state.ts';
+import {
+  collectGarbage,
+  openDescriptors,
+  processState,
+} from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
+import { pageFd, receivePage, resetLost } from './support.ts';
 
 // What the first wait leaves for all later ones.
-withWaitsTable(() => {});
+withTable('waits', () => {});
+
+const pointOf = (index: number, count = 1) => ({ index, count });
 
 const opened: Signaler[] = [];
 afterEach(() => {
@@ -49,14 +42,9 @@ afterEach(() => {
 });
 
 function ends() {
-  const signals = new Signaler(TimelinePage.create());
+  const signals = new Signaler(SharedWords.create('points'));
   opened.push(signals);
-  let fd = -1;
-  signals.page.shareFd((its) => {
-    fd = duplicateFd(its);
-  });
-  const page = TimelinePage.accept(fd);
-  return { signals, page, waits: new Waiter(page) };
+  return { signals, ...receivePage(signals.words.copyFd()) };
 }
 
 describe('ConnectionTimeline', () => {
@@ -77,7 +65,7 @@ describe('ConnectionTimeline', () => {
       const points = signals.pointsBehindStream(producer);
       assert.equal(points.length, 1);
       assert.equal(waits.isReached(points), false);
-      assert.equal(waits.enqueueWaits(points, context, consumer), true);
+      assert.equal(waits.wait(points, context, consumer), true);
       assert.equal(consumer.done, false);
       latch.open();
       await consumer.synchronize();
@@ -157,7 +145,7 @@ describe('ConnectionTimeline', () => {
         ...signals.pointsBehindContext(context),
       ];
       assert.equal(points.length, 2);
-      assert.equal(waits.enqueueWaits(points, context), name === 'cuStreamWriteValue64_v2');
+      assert.equal(waits.wait(points, context, undefined), name === 'cuStreamWriteValue64_v2');
       await nextLoopIteration();
       assert.equal(waits.isReached(points), false);
       signals.close();
@@ -171,8 +159,8 @@ describe('ConnectionTimeline', () => {
     emulate();
     const { page, waits } = ends();
     using stream = Stream.create({ nonBlocking: true });
-    waits.enqueueWaits([{ index: 3, count: 2 }], stream.context, stream);
-    waits.enqueueWaits(
+    waits.wait([{ index: 3, count: 2 }], stream.context, stream);
+    waits.wait(
       [
         { index: 3, count: 5 },
         { index: 4, count: 1 },
@@ -181,9 +169,9 @@ describe('ConnectionTimeline', () => {
       stream,
     );
     assert.equal(stream.done, false);
-    assert.equal(waits.abandon(), 2);
+    assert.equal(waits.abandonWaits(), 2);
     await stream.synchronize();
-    assert.equal(waits.abandon(), 0);
+    assert.equal(waits.abandonWaits(), 0);
     page.close();
   });
 
@@ -196,12 +184,12 @@ describe('ConnectionTimeline', () => {
       const { page, waits } = ends();
       const streams = order.map((count) => {
         const stream = Stream.create({ nonBlocking: true });
-        assert.equal(waits.enqueueWaits([{ index: 3, count }], stream.context, stream), true);
+        assert.equal(waits.wait([{ index: 3, count }], stream.context, stream), true);
         return stream;
       });
       assert.ok(streams.every(({ done }) => !done));
       // Both are waits for one counter: count 5 includes count 2.
-      assert.equal(waits.abandon(), 1);
+      assert.equal(waits.abandonWaits(), 1);
       assert.deepEqual(
         streams.map(({ done }) => done),
         [true, true],
@@ -217,7 +205,7 @@ describe('ConnectionTimeline', () => {
     using stream = Stream.create({ nonBlocking: true });
     using buffer = DeviceBuffer.allocate(16);
     const { context } = stream;
-    waits.enqueueWaits([{ index: 9, count: 1 }], context, stream);
+    waits.wait([{ index: 9, count: 1 }], context, stream);
     for (let n = 0; n < 958; n += 1) buffer.fill(1, { stream });
     using recorder = recordCalls();
     const writes = (): number =>
@@ -253,7 +241,7 @@ describe('ConnectionTimeline', () => {
     const wait = (counts: readonly number[], within: Stream | undefined): number => {
       const before = waitCalls(recorder.calls);
       const points = counts.map((count) => ({ index: 9, count }));
-      assert.equal(waits.enqueueWaits(points, context, within), true);
+      assert.equal(waits.wait(points, context, within), true);
       return waitCalls(recorder.calls) - before;
     };
     assert.deepEqual([wait([1, 4, 5, 2], stream), wait([5], stream), wait([3], stream)], [1, 0, 0]);
@@ -273,7 +261,7 @@ describe('ConnectionTimeline', () => {
     using recorder = recordCalls();
     // More at once than the limit: none is queued.
     const many = Array.from({ length: 500 }, (_, index) => ({ index, count: 1 }));
-    assert.equal(waits.enqueueWaits(many, context, stream), false);
+    assert.equal(waits.wait(many, context, stream), false);
     assert.equal(waitCalls(recorder.calls), 0);
     for (let round = 0; round < 3; round++) {
       using latch = new Latch();
@@ -282,7 +270,7 @@ describe('ConnectionTimeline', () => {
       let queued = 0;
       for (let n = 0; n < 500; n++) {
         const point = { index: round, count: n + 1 };
-        if (waits.enqueueWaits([point], context, stream)) queued += 1;
+        if (waits.wait([point], context, stream)) queued += 1;
         // The awaited work is done, but other work still blocks the stream.
         page.advanceTo(point);
       }
@@ -302,7 +290,7 @@ describe('ConnectionTimeline', () => {
     using recorder = recordCalls();
     const fill = (stream: Stream): void => {
       for (let index = 0; index < 500; index++)
-        waits.enqueueWaits([{ index, count: 1 }], stream.context, stream);
+        waits.wait([{ index, count: 1 }], stream.context, stream);
     };
     fill(first);
     fill(second);
@@ -310,7 +298,7 @@ describe('ConnectionTimeline', () => {
     for (let index = 0; index < 500; index++) page.advanceTo({ index, count: 1 });
     await first.synchronize();
     await second.synchronize();
-    assert.equal(waits.enqueueWaits([{ index: 0, count: 2 }], second.context, second), true);
+    assert.equal(waits.wait([{ index: 0, count: 2 }], second.context, second), true);
     page.advanceTo({ index: 0, count: 2 });
     await second.synchronize();
     page.close();
@@ -321,7 +309,7 @@ describe('ConnectionTimeline', () => {
     const { page, waits } = ends();
     using stream = Stream.create({ nonBlocking: true });
     for (let count = 1; count <= 1000; count++) {
-      assert.equal(waits.enqueueWaits([{ index: 0, count }], stream.context, stream), true);
+      assert.equal(waits.wait([{ index: 0, count }], stream.context, stream), true);
       page.advanceTo({ index: 0, count });
       if (count % 100 === 0) await stream.synchronize();
     }
@@ -344,10 +332,10 @@ describe('ConnectionTimeline', () => {
         const { page, waits } = ends();
         const streams = Array.from({ length: 10 }, () => Stream.create({ nonBlocking: true }));
         const wait = (stream: Stream, at: number): boolean =>
-          waits.enqueueWaits([{ index: at, count: 1 }], stream.context, stream);
+          waits.wait([{ index: at, count: 1 }], stream.context, stream);
         assert.equal(streams.filter(wait).length, most);
         if (most === 0 || most === streams.length) {
-          waits.abandon();
+          waits.abandonWaits();
           page.close();
           for (const stream of streams) stream.close();
           return;
@@ -360,7 +348,7 @@ describe('ConnectionTimeline', () => {
           others.filter((stream, at) => !stream.done || wait(stream, at + 1)).length,
           most,
         );
-        waits.abandon();
+        waits.abandonWaits();
         for (const stream of streams) {
           await stream.synchronize();
           stream.close();
@@ -371,7 +359,7 @@ describe('ConnectionTimeline', () => {
       }
     });
 
-  /** A driver whose streams write and compare only 32 bits. */
+  /** A driver whose streams write and wait for 32 bits only. */
   function narrow(emulated: Driver): Driver {
     const { canUse64BitStreamMemOps, canUse64BitStreamMemOpsV1 } = deviceAttributes;
     return {
@@ -385,83 +373,51 @@ describe('ConnectionTimeline', () => {
     };
   }
 
-  test('a stream signals with the widest operation of its device', async () => {
-    for (const bits of [32, 64] as const) {
-      const emulated = emulate();
-      const calls = recordCallsOf(
-        bits === 32 ? narrow(emulated) : emulated,
-        'cuStreamWriteValue32_v2',
-        'cuStreamWriteValue64_v2',
-        'cuStreamWaitValue32_v2',
-        'cuStreamWaitValue64_v2',
-      );
-      const { signals, page, waits } = ends();
-      const [producer, consumer] = [0, 0].map(() => Stream.create({ nonBlocking: true })) as [
-        Stream,
-        Stream,
-      ];
-      {
-        using latch = new Latch();
-        for (let round = 1; round <= 3; round += 1) {
-          latch.word.shut();
-          latch.hold(producer);
-          calls.length = 0;
-          const points = signals.pointsBehindStream(producer);
-          assert.deepEqual(
-            points.map(({ count }) => count),
-            [round],
-          );
-          assert.equal(waits.enqueueWaits(points, consumer.context, consumer), true);
-          assert.deepEqual(
-            calls.map(([name, stream, , count, flags]) => [name, stream, count, flags]),
-            [
-              [`cuStreamWriteValue${bits}_v2`, producer.handle, round, 0],
-              [`cuStreamWaitValue${bits}_v2`, consumer.handle, round, CU_STREAM_WAIT_VALUE_GEQ],
-            ],
-          );
-          assert.equal(consumer.done, false);
-          latch.open();
-          await consumer.synchronize();
-          assert.equal(waits.isReached(points), true);
-        }
-      }
-      producer.close();
-      consumer.close();
-      signals.close();
-      page.close();
-      await Context.primary().flush();
-    }
+  test('the hosts order work if a device has no 64-bit operations', async () => {
+    selectDriver(narrow(emulate()));
+    const { signals, page, waits } = ends();
+    using producer = Stream.create({ nonBlocking: true });
+    using consumer = Stream.create({ nonBlocking: true });
+    const { context } = producer;
+    using latch = new Latch();
+    latch.hold(producer);
+    using recorder = recordCalls();
+    const points = [
+      ...signals.pointsBehindStream(producer),
+      ...signals.pointsBehindContext(context),
+    ];
+    assert.equal(points.length, 2);
+    assert.deepEqual(
+      [waits.canWait(context), waits.wait(points, context, consumer)],
+      [false, false],
+    );
+    assert.equal(waits.isReached(points), false);
+    latch.open();
+    await until(() => waits.isReached(points));
+    assert.equal(waits.wait(points, context, consumer), true);
+    assert.equal(
+      recorder.calls.some(({ name }) => /^cuStream(Write|Wait)Value/.test(name)),
+      false,
+    );
+    page.close();
   });
 
-  test('a 32-bit operation writes the low half of a count beyond 32 bits, and a 64-bit one all of it', () => {
-    for (const bits of [32, 64] as const) {
-      const emulated = emulate();
-      const calls = recordCallsOf(
-        bits === 32 ? narrow(emulated) : emulated,
-        'cuStreamWriteValue32_v2',
-        'cuStreamWriteValue64_v2',
-        'cuStreamWaitValue32_v2',
-        'cuStreamWaitValue64_v2',
-      );
-      using stream = Stream.create();
-      using memory = DeviceBuffer.allocate(8);
-      const { context, handle } = stream;
-      const count = 2 ** 40 + 5;
-      memory.fill(0);
-      writeCounter(context, handle, memory.address, count);
-      waitForCounter(context, handle, memory.address, count);
-      assert.equal(comparedBits(context), bits);
-      const word = bits === 32 ? 5 : count;
-      assert.deepEqual(calls, [
-        [`cuStreamWriteValue${bits}_v2`, handle, memory.address, word, 0],
-        [`cuStreamWaitValue${bits}_v2`, handle, memory.address, word, CU_STREAM_WAIT_VALUE_GEQ],
-      ]);
-      stream.synchronizeSync();
-      assert.deepEqual(
-        new BigUint64Array(memory.copyToHostSync().buffer),
-        BigUint64Array.of(BigInt(word)),
-      );
-    }
+  test('a store that the driver refuses leaves nothing pending', async () => {
+    const emulated = emulate();
+    const { signals, page, waits } = ends();
+    using stream = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    latch.hold(stream);
+    selectDriver(broken(emulated, 'cuStreamWriteValue64_v2', CUresult.CUDA_ERROR_NOT_SUPPORTED));
+    const points = [
+      ...signals.pointsBehindStream(stream),
+      ...signals.pointsBehindContext(stream.context),
+    ];
+    assert.equal(signals.isPending, true);
+    latch.open();
+    await until(() => waits.isReached(points));
+    assert.equal(signals.isPending, false);
+    page.close();
   });
 
   test('a survivor releases its streams, whatever is left in the counters', {
@@ -470,7 +426,7 @@ describe('ConnectionTimeline', () => {
     // The counts that are awaited, each while the counter has another value, and the value that is
     // left.
     const left: readonly (readonly [readonly (readonly [bigint, number])[], bigint])[] = [
-      // So far apart that one seems to come before the other.
+      // So far apart that a cyclic comparison of 32 bits finds one before the other.
       [
         [
           [2n ** 31n, 2 ** 31 + 10],
@@ -496,33 +452,22 @@ describe('ConnectionTimeline', () => {
         2n ** 63n - 1n,
       ],
     ];
-    for (const bits of [32, 64]) {
-      const emulated = emulate();
-      if (bits === 32) selectDriver(narrow(emulated));
-      for (const [asked, word] of left) {
-        const fd = createSealedMemfd('points', 4096);
-        const theirs = mapShared(fd, 4096);
-        const page = TimelinePage.accept(fd);
-        const waits = new Waiter(page);
-        using stream = Stream.create({ nonBlocking: true });
-        using recorder = recordCalls();
-        const words = new BigUint64Array(theirs.view());
-        for (const [before, count] of asked) {
-          words[2] = before;
-          const isDevices = bits === 64 || count < 2 ** 31;
-          assert.equal(
-            waits.enqueueWaits([{ index: 2, count }], stream.context, stream),
-            isDevices,
-          );
-        }
-        const calls = recorder.calls.filter(({ name }) => name.startsWith('cuStreamWaitValue'));
-        assert.ok(calls.every(({ name }) => name === `cuStreamWaitValue${bits}_v2`));
-        words[2] = word;
-        waits.abandon();
-        await stream.synchronize();
-        theirs.unmap();
-        page.close();
+    emulate();
+    for (const [asked, word] of left) {
+      const fd = createSealedMemfd('points', 4096);
+      const theirs = mapShared(fd, 4096);
+      const { page, waits } = receivePage(fd);
+      using stream = Stream.create({ nonBlocking: true });
+      const words = new BigUint64Array(theirs.view());
+      for (const [before, count] of asked) {
+        words[2] = before;
+        assert.equal(waits.wait([{ index: 2, count }], stream.context, stream), true);
       }
+      words[2] = word;
+      waits.abandonWaits();
+      await stream.synchronize();
+      theirs.unmap();
+      page.close();
     }
   });
 
@@ -554,49 +499,15 @@ describe('ConnectionTimeline', () => {
     page.close();
   });
 
-  const F_ADD_SEALS = 1033;
-
-  /** A memfd that can be sealed but is not. */
-  function createSealable(byteLength: number): number {
-    const fd = withAddress(Buffer.from('points\0'), (address) => libc.memfd_create(address, 3));
-    assert.equal(libc.ftruncate(fd, byteLength), 0);
-    return fd;
-  }
-
-  /** A page with one additional seal. */
-  function sealed(seal: number): number {
-    const fd = createSealedMemfd('points', 4096);
-    assert.equal(libc.fcntl(fd, F_ADD_SEALS, seal), 0);
-    return fd;
-  }
-
-  test('a page is accepted only if nobody can take its memory away', () => {
-    const shrinkOnly = createSealable(4096);
-    assert.equal(libc.fcntl(shrinkOnly, F_ADD_SEALS, 2), 0);
-    for (const fd of [
-      createMemfd('points', 4096),
-      createSealedMemfd('points', 8192),
-      shrinkOnly,
-      // No further seals; no writing; no new writable mappings.
-      sealed(1),
-      sealed(8),
-      sealed(16),
-      openSync('/dev/null', 'r+'),
-      ...socketPair(),
-    ])
-      assert.throws(() => TimelinePage.accept(fd), { name: 'IpcError' });
-  });
-
   test('a received page can no longer be resized by its sender, and still works', async () => {
     emulate();
     const mappings = () => processState().mappings;
     const before = mappings();
     const fd = createSealedMemfd('points', 4096);
     const theirs = mapShared(fd, 4096);
-    const page = TimelinePage.accept(duplicateFd(fd));
-    const waits = new Waiter(page);
+    const { page, waits } = receivePage(duplicateFd(fd));
     using stream = Stream.create({ nonBlocking: true });
-    assert.equal(waits.enqueueWaits([{ index: 0, count: 1 }], stream.context, stream), true);
+    assert.equal(waits.wait([{ index: 0, count: 1 }], stream.context, stream), true);
     assert.ok(libc.fallocate(fd, 3, 0, 4096) < 0);
     assert.ok(libc.madvise(theirs.address, 4096, 9) < 0);
     assert.ok(libc.ftruncate(fd, 0) < 0);
@@ -621,78 +532,14 @@ describe('ConnectionTimeline', () => {
     const { page, waits } = ends();
     restore(fcntl);
     using stream = Stream.create({ nonBlocking: true });
-    assert.equal(waits.enqueueWaits([{ index: 0, count: 1 }], stream.context, stream), false);
+    assert.equal(waits.wait([{ index: 0, count: 1 }], stream.context, stream), false);
     assert.equal(stream.done, true);
     page.close();
   });
 
-  test('a page that the driver fails to unregister is closed nevertheless, and its connection ends', async () => {
-    const lost = CUresult.CUDA_ERROR_LAUNCH_FAILED;
-    selectDriver(broken(emulate(), 'cuMemHostUnregister', lost));
-    const page = TimelinePage.create();
-    page.addressIn(Context.primary(), 0);
-    const warned = once(process, 'warning');
-    let isUnmapped = false;
-    page.close(() => {
-      isUnmapped = true;
-    });
-    assert.equal(isUnmapped, true);
-    const [{ message }] = await warned;
-    assert.match(message, /cuMemHostUnregister/);
-  });
-
-  test('a page is unregistered behind the work of each context that waits on it', async () => {
-    const { driver, open } = keepingBooks(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
-    selectDriver(driver);
-    const [context, other] = [Context.primary(0), Context.primary(1)];
-    using stream = Stream.create({ device: 1, nonBlocking: true });
-    using latch = new Latch(other);
-    const isRegistered = (): boolean =>
-      [...open].some((what) => what.startsWith('cuMemHostRegister') && !before.has(what));
-    const before = new Set(open);
-    const page = TimelinePage.create();
-    for (const each of [context, other]) page.addressIn(each, 0);
-    latch.hold(stream);
-    let isUnmapped = false;
-    page.close(() => {
-      isUnmapped = true;
-    });
-    await nextLoopIteration();
-    context.releases.drainReady();
-    assert.deepEqual([isUnmapped, isRegistered()], [false, true]);
-    latch.open();
-    await stream.synchronize();
-    await context.flush();
-    assert.deepEqual([isUnmapped, isRegistered()], [true, false]);
-  });
-
-  test('a counter is never set back by the host, only forward', () => {
-    const page = TimelinePage.create();
-    const mappings: Mapping[] = [];
-    page.shareFd((fd) => mappings.push(mapShared(fd, 4096)));
-    const [mapping] = mappings as [Mapping];
-    const theirs = new BigUint64Array(mapping.view());
-    for (const [stands, count, then] of [
-      [7n, 5, 7n],
-      [7n, 7, 7n],
-      [7n, 8, 8n],
-      [0n, 1, 1n],
-      // The high half belongs to the writer.
-      [2n ** 32n + 7n, 5, 2n ** 32n + 7n],
-    ] as const) {
-      theirs[3] = stands;
-      page.advanceTo({ index: 3, count });
-      assert.equal(theirs[3], then, `${stands} to ${count}`);
-    }
-    mapping.unmap();
-    page.close();
-  });
-
-  test('counters wrap around, and go to other streams when their stream is gone', () => {
-    assert.equal(hasReached(0xffff_fffe, 1), false);
-    assert.equal(hasReached(1, 0xffff_fffe), true);
-    const page = TimelinePage.create();
-    const counters = new StreamCounters(page);
+  test('a counter goes to another stream when its stream is gone and its last count is reached', () => {
+    const words = SharedWords.create('points');
+    const counters = new StreamCounters(words);
     let isOver = false;
     const taken = Array.from({ length: COUNTER_COUNT }, () => counters.allocate(() => isOver));
     assert.equal(new Set(taken.map((counter) => counter?.index)).size, COUNTER_COUNT);
@@ -700,13 +547,210 @@ describe('ConnectionTimeline', () => {
       counters.allocate(() => false),
       undefined,
     );
-    const point = StreamCounters.next(taken[0] as NonNullable<(typeof taken)[0]>);
+    const [first] = taken as [NonNullable<(typeof taken)[0]>];
+    first.count = 1;
     isOver = true;
     assert.equal(counters.allocate(() => false)?.index, 1);
-    page.advanceTo(point);
+    words.advanceTo(first);
     const again = counters.allocate(() => false);
-    assert.equal(again?.index, 0);
-    assert.deepEqual(again && StreamCounters.next(again), { index: 0, count: 2 });
+    assert.deepEqual([again?.index, again?.count], [0, 1]);
+    words.close();
+  });
+
+  test('the end of a connection releases both pages and everything mapped from them', async () => {
+    const { driver, open } = keepingBooks(emulate());
+    selectDriver(driver);
+    const context = Context.primary();
+    processState();
+    for (const isSent of [true, false]) {
+      using producer = Stream.create({ nonBlocking: true });
+      using consumer = Stream.create({ nonBlocking: true });
+      const [ours, theirs] = [new ConnectionTimeline(), new ConnectionTimeline()];
+      using latch = new Latch();
+      const { descriptors, mappings } = processState();
+      const { size } = context.onReset;
+      const held = [...open];
+      latch.hold(producer);
+      const points = ours.pointsBehindStream(producer);
+      assert.equal(points.length, 1);
+      if (isSent) {
+        ours.sharePage((fd) => theirs.acceptPage(duplicateFd(fd)));
+        // Sent once. After that nobody has the descriptor.
+        ours.sharePage(() => assert.fail('twice'));
+        assert.equal(theirs.wait(points, context, consumer), true);
+        assert.equal(openDescriptors(), descriptors);
+      }
+      latch.open();
+      await context.synchronize();
+      const closed: string[] = [];
+      ours.close(() => closed.push('ours'));
+      theirs.close(() => closed.push('theirs'));
+      await context.flush();
+      assert.deepEqual(closed, ['ours', 'theirs']);
+      const registered = [...open].filter((what) => what.startsWith('cuMemHostRegister'));
+      assert.deepEqual(
+        registered.filter((what) => !held.includes(what)),
+        [],
+      );
+      assert.equal(context.onReset.size, size);
+      const { descriptors: left, mappings: mapped } = processState();
+      assert.deepEqual([left, mapped], [descriptors, mappings]);
+    }
+  });
+
+  test('one page is accepted while the connection is open; others are refused and closed', () => {
+    emulate();
+    const before = openDescriptors();
+    const ordering = new ConnectionTimeline();
+    ordering.acceptPage(pageFd());
+    const second = pageFd();
+    const refused = { name: 'IpcError', message: 'received a second timeline page' };
+    assert.throws(() => ordering.acceptPage(second), refused);
+    ordering.close(() => {});
+    const late = pageFd();
+    assert.throws(() => ordering.acceptPage(late), refused);
+    assert.equal(openDescriptors(), before);
+    assert.deepEqual([second, late].map(isOpenFd), [false, false]);
+  });
+
+  /**
+   * One more than the number of streams of a context that may wait. The last streams are checked
+   * late.
+   */
+  const KEPT = 8;
+
+  test('the waits of ended connections are kept alive by nothing', async () => {
+    emulate();
+    const context = Context.primary();
+    const { accept } = SharedWords;
+    // A function of its own, because its variables would otherwise live as long as the test.
+    const endOne = (): WeakRef<SharedWords> => {
+      let page: WeakRef<SharedWords> | undefined;
+      SharedWords.accept = (...given) => {
+        const accepted = accept.apply(SharedWords, given);
+        page = new WeakRef(accepted);
+        return accepted;
+      };
+      const ordering = new ConnectionTimeline();
+      ordering.acceptPage(pageFd());
+      SharedWords.accept = accept;
+      using stream = Stream.create({ nonBlocking: true });
+      assert.equal(ordering.wait([pointOf(0)], context, stream), true);
+      assert.equal(ordering.abandonWaits(), 1);
+      stream.synchronizeSync();
+      ordering.close(() => {});
+      return page as unknown as WeakRef<SharedWords>;
+    };
+    const pages = Array.from({ length: 3 * KEPT }, endOne);
+    await context.flush();
+    await collectGarbage();
+    const kept = pages.filter((page) => page.deref() !== undefined).length;
+    assert.ok(kept <= KEPT, `${kept} are kept`);
+  });
+
+  test('the counters of a context are reached after a reset has ended its work', () => {
+    emulate({ CUFFI_EMULATED_DEVICES: '2' });
+    const contexts = [Context.primary(0), Context.primary(1)] as const;
+    const page = SharedWords.create('points');
+    const counters = new StreamCounters(page);
+    const points = contexts.map((context) => {
+      const counter = counters.ofHandle(context, CU_STREAM_LEGACY as CUstream);
+      assert.ok(counter);
+      counter.count += 1;
+      return { index: counter.index, count: counter.count };
+    });
+    // One handle, but two streams.
+    assert.notEqual(points[0]?.index, points[1]?.index);
+    const reached = (): boolean[] => points.map((point) => page.isReached(point));
+    assert.deepEqual([reached(), counters.isPending], [[false, false], true]);
+    contexts[1].resetSync();
+    assert.deepEqual([reached(), counters.isPending], [[false, true], true]);
+    contexts[0].resetSync();
+    assert.deepEqual([reached(), counters.isPending], [[true, true], false]);
+    counters.end();
+    page.close();
+  });
+
+  test('the counters of closed streams go to other streams', async () => {
+    emulate();
+    const context = Context.primary();
+    const page = SharedWords.create('points');
+    const counters = new StreamCounters(page);
+    const create = (): Stream => Stream.create({ nonBlocking: true });
+    const take = ({ handle }: Stream): number | undefined =>
+      counters.ofHandle(context, handle)?.index;
+    const streams = Array.from({ length: COUNTER_COUNT }, create);
+    assert.equal(new Set(streams.map(take)).size, COUNTER_COUNT);
+    using last = create();
+    assert.equal(take(last), undefined);
+    const [first, second] = streams as [Stream, Stream];
+    const taken = take(second);
+    second.close();
+    await context.flush();
+    assert.equal(take(last), taken);
+    assert.equal(take(first), 0);
+    for (const stream of streams) stream.close();
+    counters.end();
+    page.close();
+  });
+
+  test('a page with signals pending is closed after they are sent', async () => {
+    const emulated = emulate();
+    using latch = new Latch();
+    using stream = Stream.create({ nonBlocking: true });
+    latch.hold(stream);
+    selectDriver(broken(emulated, 'cuStreamWriteValue64_v2', CUresult.CUDA_ERROR_NOT_SUPPORTED));
+    const signals = new Signaler(SharedWords.create('points'));
+    const [point] = signals.pointsBehindStream(stream);
+    assert.ok(point);
+    const theirs = SharedWords.accept(signals.words.copyFd(), 'page');
+    signals.close();
+    assert.deepEqual([signals.words.isUnmapped, theirs.isReached(point)], [false, false]);
+    latch.open();
+    await stream.synchronize();
+    await until(() => signals.words.isUnmapped);
+    assert.equal(theirs.isReached(point), true);
+    theirs.close();
+  });
+
+  test('a stream waits again after a reset for what it waited for before', () => {
+    const emulated = emulate();
+    const context = Context.primary();
+    const { page, waits } = receivePage(pageFd());
+    using recorder = recordCalls();
+    const wait = (index: number, stream?: Stream): number => {
+      const before = recorder.calls.length;
+      waits.wait([pointOf(index)], context, stream);
+      return recorder.calls.slice(before).filter(({ name }) => name.startsWith('cuStreamWaitValue'))
+        .length;
+    };
+    assert.deepEqual([wait(0), wait(0)], [1, 0]);
+    resetLost(context, emulated);
+    assert.deepEqual([wait(0), wait(0)], [1, 0]);
+    waits.abandonWaits();
+    page.close();
+  });
+
+  test('waits behind which no event can be recorded count until the stream is done', () => {
+    const { driver, open } = keepingBooks(emulate());
+    selectDriver(broken(driver, 'cuEventRecord', CUresult.CUDA_ERROR_INVALID_VALUE));
+    const { page, waits } = receivePage(pageFd());
+    const stream = Stream.create({ nonBlocking: true });
+    const events = (): string[] => [...open].filter((what) => what.startsWith('cuEventCreate'));
+    const before = events();
+    // So many that the finished waits are counted.
+    const many = Array.from({ length: 200 }, (_, index) => pointOf(index));
+    const more = Array.from({ length: 200 }, (_, index) => pointOf(index, 2));
+    using recorder = recordCalls();
+    assert.equal(waits.wait(many, stream.context, stream), true);
+    assert.ok(recorder.calls.some(({ name }) => name === 'cuEventRecord'));
+    assert.equal(waits.wait(more, stream.context, stream), false);
+    // It is kept for the next.
+    assert.ok(events().length <= before.length + 1);
+    assert.equal(waits.abandonWaits(), 200);
+    stream.synchronizeSync();
+    selectDriver(driver);
+    stream.close();
     page.close();
   });
 });

@@ -31,7 +31,7 @@ import {
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { END_OF_WAITS } from '../../../../../src/ipc/protocol.ts';
 import { importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
-import { SharedCounter } from '../../../../../src/ipc/timeline/shared-counter.ts';
+import { TimelineCounter } from '../../../../../src/ipc/timeline/counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { broken, keepingBooks, losing } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -51,12 +51,12 @@ async function sent(object: Timeline | TimelineSignaler): Promise<Timeline> {
 /** The words of a timeline's page. */
 function wordsOf({ fds }: Timeline): { readonly words: BigUint64Array; unmap(): void } {
   const { counter } = {
-    counter: SharedCounter.accept({
+    counter: TimelineCounter.accept({
       memory: duplicateFd(fds.memory),
       lifeline: duplicateFd(fds.lifeline),
     }),
   };
-  return { words: new BigUint64Array(counter.page.view()), unmap: () => counter.close() };
+  return { words: new BigUint64Array(counter.words.bytes.buffer), unmap: () => counter.close() };
 }
 
 /** Resolves when the sockets of closed connections are closed. */

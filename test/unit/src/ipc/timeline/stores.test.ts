@@ -6,7 +6,8 @@ import { CUresult } from '../../../../../ffi/results.ts';
 import { DeviceBuffer, Stream } from '../../../../../src/index.ts';
 import { Ring } from '../../../../../src/ipc/channel/ring.ts';
 import { Timeline } from '../../../../../src/ipc/index.ts';
-import { StoreTracker } from '../../../../../src/ipc/timeline/store-tracker.ts';
+import { HostStores, TrackedStores } from '../../../../../src/ipc/timeline/stores.ts';
+import { blockUntil } from '../../../../../src/waits/waiting-streams.ts';
 import { losing } from '../../../../support/faults.ts';
 import { until } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';
@@ -16,12 +17,12 @@ import { emulate } from '../../emulate.ts';
 /** A tracker over the words of a ring, and what it has reported. */
 function tracker({ isAwaited = false, isLazy = false } = {}): {
   readonly ring: Ring;
-  readonly stores: StoreTracker;
+  readonly stores: TrackedStores;
   readonly reports: unknown[];
 } {
   const ring = Ring.create({ slots: 4, hasRecords: false });
   const reports: unknown[] = [];
-  const stores = new StoreTracker(ring.words, {
+  const stores = new TrackedStores(ring.words, {
     onStored: (error) => reports.push(error),
     isAwaited: () => isAwaited,
     isLazy,
@@ -29,7 +30,63 @@ function tracker({ isAwaited = false, isLazy = false } = {}): {
   return { ring, stores, reports };
 }
 
-describe('StoreTracker', () => {
+describe('HostStores', () => {
+  test('stores each word in order, and no word behind another one', async () => {
+    const stored: string[] = [];
+    const stores = new HostStores();
+    const done = new Set<string>();
+    const add = (index: number, name: string): void =>
+      stores.add(index, {
+        isDone: () => done.has(name),
+        store: () => stored.push(name),
+        onOver: (error) => assert.equal(error, undefined),
+      });
+    add(0, 'first');
+    add(0, 'second');
+    add(1, 'other');
+    done.add('second');
+    stores.poll();
+    assert.deepEqual(stored, []);
+    done.add('other');
+    stores.poll();
+    assert.deepEqual([stored, stores.isPending], [['other'], true]);
+    done.add('first');
+    await until(() => !stores.isPending);
+    assert.deepEqual(stored, ['other', 'first', 'second']);
+  });
+
+  test('stores each once, though its report polls again and adds the next', async () => {
+    const stored: string[] = [];
+    const stores = new HostStores();
+    const add = (name: string, onOver: () => void): void =>
+      stores.add(0, { isDone: () => true, store: () => stored.push(name), onOver });
+    add('first', () => {
+      add('second', () => {});
+      stores.poll();
+    });
+    await until(() => !stores.isPending);
+    assert.deepEqual(stored, ['first', 'second']);
+  });
+
+  test('stores nothing behind work that was lost, and goes on with what follows', async () => {
+    const over: unknown[] = [];
+    const stores = new HostStores();
+    const lost = new Error('lost');
+    for (const error of [lost, undefined])
+      stores.add(0, {
+        isDone() {
+          if (error) throw error;
+          return true;
+        },
+        store: () => over.push('stored'),
+        onOver: (reason) => over.push(reason),
+      });
+    await until(() => !stores.isPending);
+    assert.deepEqual(over, [lost, 'stored', undefined]);
+  });
+});
+
+describe('TrackedStores', () => {
   test('reports a store when it is done, whether somebody sleeps or not', async () => {
     emulate();
     for (const isAwaited of [false, true])
@@ -176,6 +233,28 @@ describe('StoreTracker', () => {
     timeline.signal(1, { stream: other });
     await until(() => reports.length > 0);
     assert.equal(ring.isFilled(0), true);
+    ring.words.close();
+  });
+
+  test('lets the host store, and reports it, while a call blocks the event loop', () => {
+    emulate();
+    const { ring, stores, reports } = tracker({ isAwaited: true });
+    using timeline = Timeline.create();
+    using stream = Stream.create({ nonBlocking: true });
+    using other = Stream.create({ nonBlocking: true });
+    using buffer = DeviceBuffer.allocate(1);
+    timeline.wait(1, { stream });
+    assert.throws(
+      () => {
+        for (;;) buffer.fill(1, { stream });
+      },
+      { name: 'CuffiError' },
+    );
+    stores.store(ring.filled(0), stream.context, stream);
+    timeline.signal(1, { stream: other });
+    const until = performance.now() + 5000;
+    blockUntil(() => ring.isFilled(0) || performance.now() > until);
+    assert.deepEqual([ring.isFilled(0), reports], [true, [undefined]]);
     ring.words.close();
   });
 

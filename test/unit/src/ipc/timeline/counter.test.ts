@@ -7,15 +7,15 @@ import { describe, test } from 'node:test';
 import { closeFd, createPipe, duplicateFd, libc } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { END_OF_WAITS, TimelineWord } from '../../../../../src/ipc/protocol.ts';
-import { INVALID } from '../../../../../src/ipc/timeline/host-page.ts';
-import { SharedCounter, WriteEnd } from '../../../../../src/ipc/timeline/shared-counter.ts';
+import { TimelineCounter, WriteEnd } from '../../../../../src/ipc/timeline/counter.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
+import { INVALID } from '../../../../../src/waits/read-word.ts';
 import { until } from '../../../../support/iterations.ts';
 import { openDescriptors } from '../../../../support/process-state.ts';
 
-describe('SharedCounter', () => {
+describe('TimelineCounter', () => {
   test('the host never sets it back', () => {
-    const { counter, writeEnd } = SharedCounter.create();
+    const { counter, writeEnd } = TimelineCounter.create();
     counter.advanceTo(5);
     counter.advanceTo(3);
     assert.equal(counter.value, 5);
@@ -24,8 +24,8 @@ describe('SharedCounter', () => {
   });
 
   test('a word that is not a value reaches nothing, and is not the end', () => {
-    const { counter, writeEnd } = SharedCounter.create();
-    const words = new BigUint64Array(counter.page.view());
+    const { counter, writeEnd } = TimelineCounter.create();
+    const words = new BigUint64Array(counter.words.bytes.buffer);
     for (const word of [2n ** 53n, END_OF_WAITS - 1n, END_OF_WAITS - 2n ** 32n, 2n ** 64n - 1n]) {
       words[TimelineWord.value] = word;
       assert.deepEqual(
@@ -39,9 +39,9 @@ describe('SharedCounter', () => {
 
   test('whatever the pipe reports is reported once', async () => {
     for (const how of ['data', 'end'] as const) {
-      const { counter, writeEnd } = SharedCounter.create();
+      const { counter, writeEnd } = TimelineCounter.create();
       const [lifeline, other] = createPipe();
-      const copy = SharedCounter.accept({ memory: duplicateFd(counter.fds.memory), lifeline });
+      const copy = TimelineCounter.accept({ memory: duplicateFd(counter.fds.memory), lifeline });
       let calls = 0;
       copy.watchWriter(() => {
         calls += 1;
@@ -77,7 +77,7 @@ describe('SharedCounter', () => {
     ];
     const memory = (): number => createSealedMemfd('timeline', 4096);
     for (const make of [...refused, () => duplicateFd(writeEnd)])
-      assert.throws(() => SharedCounter.accept({ memory: memory(), lifeline: make() }), {
+      assert.throws(() => TimelineCounter.accept({ memory: memory(), lifeline: make() }), {
         name: 'IpcError',
         message: /without its pipe/,
       });
@@ -92,11 +92,11 @@ describe('SharedCounter', () => {
   });
 
   test('what a device stores after the end, behind a value that never came, counts for nobody', () => {
-    const { counter, writeEnd } = SharedCounter.create();
-    const [early, late] = [0, 1].map(() => SharedCounter.accept(counter.duplicateFds()));
+    const { counter, writeEnd } = TimelineCounter.create();
+    const [early, late] = [0, 1].map(() => TimelineCounter.accept(counter.duplicateFds()));
     counter.advanceTo(4);
     counter.abandon();
-    new BigUint64Array(counter.page.view())[0] = 6n;
+    new BigUint64Array(counter.words.bytes.buffer)[0] = 6n;
     assert.deepEqual([early?.isReached(5), early?.value, early?.isAbandoned], [false, 4, true]);
     for (const each of [counter, early, late]) each?.markEnded();
     assert.deepEqual([late?.isReached(6), late?.value], [false, 4]);
@@ -107,9 +107,9 @@ describe('SharedCounter', () => {
   });
 
   test('the last value stays the highest, whichever process notes the end last', () => {
-    const { counter, writeEnd } = SharedCounter.create();
-    const copy = SharedCounter.accept(counter.duplicateFds());
-    const words = new BigUint64Array(counter.page.view());
+    const { counter, writeEnd } = TimelineCounter.create();
+    const copy = TimelineCounter.accept(counter.duplicateFds());
+    const words = new BigUint64Array(counter.words.bytes.buffer);
     counter.advanceTo(4);
     copy.markEnded();
     // Streams wait for this word.

@@ -1,20 +1,11 @@
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
-import {
-  closeFd,
-  createPipe,
-  duplicateFd,
-  isPipeEnd,
-  SystemError,
-} from '../../../ffi/linux/libc.ts';
-import { createSealedMemfd, isSealedMemfd } from '../../../ffi/linux/memfd.ts';
+import { closeFd, createPipe, duplicateFd, isPipeEnd } from '../../../ffi/linux/libc.ts';
 import { type FdWatch, watchFd } from '../../../ffi/linux/poll.ts';
 import { closeWithThread, type ThreadFd } from '../../../ffi/linux/thread-fd.ts';
-import type { CUdeviceptr } from '../../../ffi/types.ts';
-import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
-import { localProcess } from '../identity.ts';
-import { END_OF_WAITS, Outcome, PAGE_BYTE_LENGTH, TimelineWord } from '../protocol.ts';
-import { HostPage, MAX_READS, readWord } from './host-page.ts';
+import { MAX_READS } from '../../waits/read-word.ts';
+import { END_OF_WAITS, Outcome, TimelineWord } from '../protocol.ts';
+import { SharedWords } from './words.ts';
 
 /** What every process that has a counter maps and watches. */
 export interface CounterFds {
@@ -25,44 +16,33 @@ export interface CounterFds {
 }
 
 /**
- * One 64-bit word in a page of host memory that any number of processes map. One of them advances
- * it. When it closes the counter, it stores {@link END_OF_WAITS}, which ends all waits. If it dies, each of
- * the others does.
- *
- * Every process can write the whole page. A wrong value delays or releases waits too early, but
- * crashes nothing.
+ * The words of a timeline, which any number of processes map. One of them advances the value. When it
+ * closes the timeline, it stores {@link END_OF_WAITS}, which ends all waits. If it dies, each of the
+ * others does.
  */
-export class SharedCounter {
-  readonly fds: CounterFds;
-  readonly page: HostPage;
-  /** The words as 32-bit halves: V8 reads those without allocating. */
-  readonly #halves: Uint32Array;
-  readonly #words: BigUint64Array;
+export class TimelineCounter {
+  readonly words: SharedWords;
+  readonly #lifeline: number;
   #watch: FdWatch | undefined;
   #isEnded = false;
   #isClosed = false;
 
-  private constructor(fds: CounterFds) {
-    this.page = new HostPage(fds.memory);
-    this.fds = fds;
-    this.#halves = new Uint32Array(this.page.view());
-    this.#words = new BigUint64Array(this.#halves.buffer);
+  private constructor(words: SharedWords, lifeline: number) {
+    this.words = words;
+    this.#lifeline = lifeline;
   }
 
   /** Creates a counter that stands at 0, and the end of the pipe that its writer keeps. @throws SystemError */
-  static create(): { readonly counter: SharedCounter; readonly writeEnd: WriteEnd } {
-    const memory = createSealedMemfd('cuffi-timeline', PAGE_BYTE_LENGTH);
+  static create(): { readonly counter: TimelineCounter; readonly writeEnd: WriteEnd } {
+    const words = SharedWords.create('cuffi-timeline');
     let lifeline: number | undefined;
-    let writeEnd: WriteEnd | undefined;
     try {
       const [readEnd, end] = createPipe();
       lifeline = readEnd;
-      writeEnd = new WriteEnd(end);
-      return { counter: new SharedCounter({ memory, lifeline }), writeEnd };
+      return { counter: new TimelineCounter(words, lifeline), writeEnd: new WriteEnd(end) };
     } catch (error) {
-      closeFd(memory);
+      words.close();
       if (lifeline !== undefined) closeFd(lifeline);
-      writeEnd?.close();
       throw error;
     }
   }
@@ -70,22 +50,22 @@ export class SharedCounter {
   /**
    * Maps the counter of another process. It owns the descriptors from now on, also if it throws.
    *
-   * @throws IpcError for any other descriptors: touching memory that can shrink could crash this
-   * process
+   * @throws IpcError for any other descriptors
    */
-  static accept(fds: CounterFds): SharedCounter {
+  static accept({ memory, lifeline }: CounterFds): TimelineCounter {
     try {
-      if (!isSealedMemfd(fds.memory, PAGE_BYTE_LENGTH))
-        throw new IpcError('received a timeline that is not sealed memory of its size');
-      if (!isPipeEnd(fds.lifeline, 'read'))
-        throw new IpcError('received a timeline without its pipe');
-      return new SharedCounter(fds);
+      const words = SharedWords.accept(memory, 'timeline', { keepsFd: true });
+      if (isPipeEnd(lifeline, 'read')) return new TimelineCounter(words, lifeline);
+      words.close();
+      throw new IpcError('received a timeline without its pipe');
     } catch (error) {
-      discardFd(fds.memory);
-      discardFd(fds.lifeline);
-      if (!(error instanceof SystemError)) throw error;
-      throw new IpcError('received a timeline that cannot be mapped', error);
+      discardFd(lifeline);
+      throw error;
     }
+  }
+
+  get fds(): CounterFds {
+    return { memory: this.words.fd, lifeline: this.#lifeline };
   }
 
   /**
@@ -101,7 +81,7 @@ export class SharedCounter {
       this.markEnded();
       onEnded();
     };
-    this.#watch = watchFd(this.fds.lifeline, { readable: true }, ended, { urgent: true });
+    this.#watch = watchFd(this.#lifeline, { readable: true }, ended, { urgent: true });
     this.#watch.unref();
   }
 
@@ -111,10 +91,11 @@ export class SharedCounter {
    */
   get value(): number {
     if (this.#isEnded) return this.#lastValue;
-    const value = readWord(this.#halves, TimelineWord.value);
+    const value = this.words.read(TimelineWord.value);
     // Read second: a device may write over END_OF_WAITS, but nobody sets the outcome back.
     const isOpen =
-      value !== Number.POSITIVE_INFINITY && this.#halves[2 * TimelineWord.outcome] === Outcome.open;
+      value !== Number.POSITIVE_INFINITY &&
+      this.words.readSmall(TimelineWord.outcome) === Outcome.open;
     if (isOpen) return value;
     this.#isEnded = true;
     return this.#lastValue;
@@ -128,23 +109,23 @@ export class SharedCounter {
   /** Whether the process that advanced the counter has ended or closed it. */
   get isEnded(): boolean {
     // Reading the value notices what another process has stored.
-    if (!this.page.isUnmapped) void this.value;
+    if (!this.words.isUnmapped) void this.value;
     return this.#isEnded;
   }
 
   isReached(value: number): boolean {
-    return this.page.isUnmapped || this.value >= value;
+    return this.words.isUnmapped || this.value >= value;
   }
 
   /** Whether a process has ended before a value came that it had promised: see {@link abandon}. */
   get isAbandoned(): boolean {
-    return !this.page.isUnmapped && this.#halves[2 * TimelineWord.outcome] === Outcome.abandoned;
+    return this.words.readSmall(TimelineWord.outcome) === Outcome.abandoned;
   }
 
   /** Stores a value from the CPU, unless the counter is already that far or has ended. */
   advanceTo(value: number): void {
-    if (this.page.isUnmapped || this.isReached(value) || this.isEnded) return;
-    Atomics.store(this.#words, TimelineWord.value, BigInt(value));
+    if (this.words.isUnmapped || this.isReached(value) || this.isEnded) return;
+    this.words.write(TimelineWord.value, value);
   }
 
   /**
@@ -165,42 +146,33 @@ export class SharedCounter {
 
   #end(outcome: number): void {
     this.#isEnded = true;
-    if (this.page.isUnmapped) return;
+    if (this.words.isUnmapped) return;
     for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
-      const word = Atomics.load(this.#words, TimelineWord.value);
+      const word = this.words.load(TimelineWord.value);
       if (word < 2n ** 53n && !this.isAbandoned) this.#raiseLast(word);
       // Before the waits end: a process that sees a later value must see this, too.
-      if ((this.#halves[2 * TimelineWord.outcome] as number) < outcome)
-        Atomics.store(this.#halves, 2 * TimelineWord.outcome, outcome);
+      if (this.words.readSmall(TimelineWord.outcome) < outcome)
+        this.words.write(TimelineWord.outcome, outcome);
       if (word === END_OF_WAITS) return;
-      if (Atomics.compareExchange(this.#words, TimelineWord.value, word, END_OF_WAITS) === word)
-        return;
+      if (this.words.exchange(TimelineWord.value, word, END_OF_WAITS)) return;
     }
   }
 
   /** The process that advances the counter; 0 if it is of another pid namespace. */
   get writerPid(): number {
-    if (this.page.isUnmapped) return 0;
-    const isHere = Atomics.load(this.#words, TimelineWord.pidNamespace) === ownNamespace();
-    return isHere ? Atomics.load(this.#halves, 2 * TimelineWord.pid) : 0;
+    return this.words.signer(TimelineWord.pid, TimelineWord.pidNamespace);
   }
 
   /** Notes that this process advances the counter. */
   becomeWriter(): void {
-    Atomics.store(this.#words, TimelineWord.pidNamespace, ownNamespace());
-    Atomics.store(this.#halves, 2 * TimelineWord.pid, process.pid);
-  }
-
-  /** @throws CudaError if the driver does not let devices access the page */
-  addressIn(context: Context): CUdeviceptr {
-    return this.page.addressIn(context, TimelineWord.value);
+    this.words.sign(TimelineWord.pid, TimelineWord.pidNamespace);
   }
 
   /** Returns copies of the descriptors. @throws SystemError */
   duplicateFds(): CounterFds {
-    const memory = duplicateFd(this.fds.memory);
+    const memory = this.words.copyFd();
     try {
-      return { memory, lifeline: duplicateFd(this.fds.lifeline) };
+      return { memory, lifeline: duplicateFd(this.#lifeline) };
     } catch (error) {
       closeFd(memory);
       throw error;
@@ -214,24 +186,23 @@ export class SharedCounter {
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    closeFd(this.fds.memory);
-    this.page.close(() => {
+    this.words.close(() => {
       this.#stopWatching();
-      discardFd(this.fds.lifeline);
+      discardFd(this.#lifeline);
     });
   }
 
   get #lastValue(): number {
-    if (this.page.isUnmapped) return 0;
-    const last = Atomics.load(this.#words, TimelineWord.last);
-    return last < 2n ** 53n ? Number(last) : 0;
+    if (this.words.isUnmapped) return 0;
+    const last = this.words.read(TimelineWord.last);
+    return Number.isFinite(last) ? Math.max(last, 0) : 0;
   }
 
   #raiseLast(value: bigint): void {
     for (let attempt = 0; attempt < MAX_READS; attempt += 1) {
-      const known = Atomics.load(this.#words, TimelineWord.last);
+      const known = this.words.load(TimelineWord.last);
       if (known >= value && known < 2n ** 53n) return;
-      if (Atomics.compareExchange(this.#words, TimelineWord.last, known, value) === known) return;
+      if (this.words.exchange(TimelineWord.last, known, value)) return;
     }
   }
 
@@ -240,8 +211,6 @@ export class SharedCounter {
     this.#watch = undefined;
   }
 }
-
-const ownNamespace = (): bigint => BigInt(localProcess().pidNamespace);
 
 /**
  * The end of the pipe that the writer of a counter keeps open. The kernel closes it when the process

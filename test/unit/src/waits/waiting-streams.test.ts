@@ -3,21 +3,21 @@ import { once } from 'node:events';
 import { afterEach, describe, test } from 'node:test';
 import { setTimeout } from 'node:timers/promises';
 import type { Worker } from 'node:worker_threads';
-import { recordCalls, selectDriver } from '../../../ffi/driver.ts';
-import { addressOf } from '../../../ffi/native.ts';
-import { CUresult } from '../../../ffi/results.ts';
-import { Context, DeviceBuffer, Module, Stream } from '../../../src/index.ts';
-import { Timeline } from '../../../src/ipc/index.ts';
-import { assertNoStreamWaits, countOtherWaitingStreams } from '../../../src/waiting-streams.ts';
-import { withWaitsTable } from '../../../src/worker-counts.ts';
-import { losing } from '../../support/faults.ts';
-import { until } from '../../support/iterations.ts';
-import { loadKernels } from '../../support/kernels.ts';
-import { leaves } from '../../support/left-open.ts';
-import { startWorker } from '../../support/program.ts';
-import { emulate } from './emulate.ts';
+import { recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import { addressOf } from '../../../../ffi/native.ts';
+import { CUresult } from '../../../../ffi/results.ts';
+import { Context, DeviceBuffer, Module, Stream } from '../../../../src/index.ts';
+import { Timeline } from '../../../../src/ipc/index.ts';
+import { assertNoStreamWaits } from '../../../../src/waits/waiting-streams.ts';
+import { countOtherWaitingStreams, withTable } from '../../../../src/waits/worker-tables.ts';
+import { losing } from '../../../support/faults.ts';
+import { until } from '../../../support/iterations.ts';
+import { loadKernels } from '../../../support/kernels.ts';
+import { leaves } from '../../../support/left-open.ts';
+import { startWorker } from '../../../support/program.ts';
+import { emulate } from '../emulate.ts';
 
-const program = new URL('./ipc/fixtures/waiting-thread.ts', import.meta.url);
+const program = new URL('./fixtures/waiting-thread.ts', import.meta.url);
 const workers: Worker[] = [];
 afterEach(async () => {
   await Promise.all(workers.splice(0).map((worker) => worker.terminate()));
@@ -83,7 +83,7 @@ describe('a stream that waits for another process', () => {
     // The driver of the worker is the emulated one of the process, too.
     selectDriver(emulate());
     const context = Context.primary();
-    withWaitsTable(() => {});
+    withTable('waits', () => {});
     const thread = await startWaiting();
     assert.equal(countOtherWaitingStreams(context), 0);
     await thread.say('wait');
@@ -157,15 +157,15 @@ describe('a stream of another thread that waits', () => {
   });
 });
 
-const RECORD_LENGTH = 6;
+const RECORD_LENGTH = 5;
 
 /** Adds waits of as many streams of another thread. Returns the word that they wait for to be 1. */
 function showOthers(context: Context, count: number): BigUint64Array {
   const word = new BigUint64Array(new ArrayBuffer(4096));
-  withWaitsTable((table) => {
+  withTable('waits', (table) => {
     const end = (table[0] as number) || RECORD_LENGTH;
     for (let n = 0; n < count; n += 1)
-      table.set([context.handle, 9999, n, addressOf(word), 0, 1], end + n * RECORD_LENGTH);
+      table.set([context.handle, 9999, n, addressOf(word), 1], end + n * RECORD_LENGTH);
     table[0] = end + count * RECORD_LENGTH;
   });
   return word;
@@ -173,7 +173,7 @@ function showOthers(context: Context, count: number): BigUint64Array {
 
 /** How many waits of a context other threads see. */
 const shownIn = ({ handle }: Context): number =>
-  withWaitsTable((table) => {
+  withTable('waits', (table) => {
     let count = 0;
     for (let at = RECORD_LENGTH; at < (table[0] as number); at += RECORD_LENGTH)
       if (table[at] === handle) count += 1;
@@ -182,18 +182,15 @@ const shownIn = ({ handle }: Context): number =>
 
 /** The context of the waits that other threads show. */
 const waitHandle = (): number =>
-  withWaitsTable((table) => {
-    for (let at = (table[0] as number) - 6; at > 0; at -= 6)
+  withTable('waits', (table) => {
+    for (let at = (table[0] as number) - RECORD_LENGTH; at > 0; at -= RECORD_LENGTH)
       if (table[at] && table[at + 1] !== 0) return table[at] as number;
     return 0;
   });
 
 /** Makes the awaited values of a context 0, which every word has reached. */
 const reach = (handle: number): void =>
-  withWaitsTable((table) => {
-    for (let at = 6; at < (table[0] as number); at += 6) {
-      if (table[at] !== handle) continue;
-      table[at + 4] = 0;
-      table[at + 5] = 0;
-    }
+  withTable('waits', (table) => {
+    for (let at = RECORD_LENGTH; at < (table[0] as number); at += RECORD_LENGTH)
+      if (table[at] === handle) table[at + 4] = 0;
   });

@@ -1,17 +1,17 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { OUT0, readHandle } from '../../../ffi/arena.ts';
-import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
-import type { Driver } from '../../../ffi/functions.ts';
-import { fflushAddress } from '../../../ffi/linux/wake-file.ts';
-import type { CUgraph } from '../../../ffi/types.ts';
-import { Context, CudaEvent, DeviceBuffer, Graph, Stream } from '../../../src/index.ts';
-import { Timeline } from '../../../src/ipc/index.ts';
-import { wakeBehindEvent, wakeBehindStream } from '../../../src/wake-up.ts';
-import { broken } from '../../support/faults.ts';
-import { until } from '../../support/iterations.ts';
-import { Latch } from '../../support/latch.ts';
-import { emulate } from './emulate.ts';
+import { OUT0, readHandle } from '../../../../ffi/arena.ts';
+import { cu, recordCalls, selectDriver } from '../../../../ffi/driver.ts';
+import type { Driver } from '../../../../ffi/functions.ts';
+import { fflushAddress } from '../../../../ffi/linux/wake-file.ts';
+import type { CUgraph } from '../../../../ffi/types.ts';
+import { Context, CudaEvent, DeviceBuffer, Graph, Stream } from '../../../../src/index.ts';
+import { Timeline } from '../../../../src/ipc/index.ts';
+import { wakeBehindEvent, wakeBehindStream } from '../../../../src/waits/wake-up.ts';
+import { broken } from '../../../support/faults.ts';
+import { until } from '../../../support/iterations.ts';
+import { Latch } from '../../../support/latch.ts';
+import { emulate } from '../emulate.ts';
 
 const LAUNCH = 'cuLaunchHostFunc';
 

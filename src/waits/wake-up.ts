@@ -3,21 +3,29 @@
  * stream of cuffi's own, behind an event. A host function in the user's stream would delay its work.
  */
 
-import { OUT3, readHandle, readUint32 } from '../ffi/arena.ts';
+import { OUT3, readHandle, readUint32 } from '../../ffi/arena.ts';
 import {
   CU_EVENT_DISABLE_TIMING,
   CU_STREAM_CAPTURE_STATUS_NONE,
   CU_STREAM_NON_BLOCKING,
-} from '../ffi/constants.ts';
-import { cu } from '../ffi/driver.ts';
-import { fflushAddress, takeWakeFile } from '../ffi/linux/wake-file.ts';
-import { CUresult } from '../ffi/results.ts';
-import type { Address, CUevent, CUstream } from '../ffi/types.ts';
-import type { Context } from './context.ts';
-import { isCapturing } from './graph-capture.ts';
-import { countOtherWaitingStreams, waitingStreams } from './waiting-streams.ts';
+} from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import { fflushAddress, takeWakeFile } from '../../ffi/linux/wake-file.ts';
+import { CUresult } from '../../ffi/results.ts';
+import type { Address, CUcontext, CUevent, CUstream } from '../../ffi/types.ts';
+import { isCapturing } from '../graph-capture.ts';
+import { waitingStreams } from './waiting-streams.ts';
+import { countOtherWaitingStreams } from './worker-tables.ts';
 
 const { CUDA_SUCCESS } = CUresult;
+
+/** A context, as far as it matters here. */
+interface Context {
+  readonly handle: CUcontext;
+  readonly borrowed: boolean;
+  readonly isLost: boolean;
+  readonly epoch: number;
+}
 
 /** What a wait waits for: a stream or an event. */
 interface Awaited {
@@ -117,7 +125,7 @@ class Waker {
       cu.cuCtxPopCurrent_v2(OUT3);
     }
     if (!lane || !isLaunched) {
-      file.giveBack();
+      file.release();
       return undefined;
     }
     lane.awaited = awaited;

@@ -14,11 +14,11 @@ import {
   releaseSharedHandle,
   releaseSharedUse,
   retainSharedHandle,
-} from '../../../src/worker-counts.ts';
-import { startWorker } from '../../support/program.ts';
-import type { Task } from './ipc/fixtures/counting-worker.ts';
+} from '../../../../src/waits/worker-tables.ts';
+import { startWorker } from '../../../support/program.ts';
+import type { Task } from './fixtures/counting-worker.ts';
 
-const program = new URL('./ipc/fixtures/counting-worker.ts', import.meta.url);
+const program = new URL('./fixtures/counting-worker.ts', import.meta.url);
 const mapped = new Int32Array(new SharedArrayBuffer(64));
 const workers: Worker[] = [];
 afterEach(async () => {

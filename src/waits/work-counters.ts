@@ -2,20 +2,20 @@
  * Counts the work that stands behind a wait for another process, in whichever stream. The driver blocks
  * the caller that queues too much there, who then cannot see that the other process has ended.
  */
-import { OUT3, readUint32 } from '../ffi/arena.ts';
+import { OUT3, readUint32 } from '../../ffi/arena.ts';
 import {
   CU_STREAM_LEGACY,
   CU_STREAM_NON_BLOCKING,
   CU_STREAM_PER_THREAD,
-} from '../ffi/constants.ts';
-import { cu } from '../ffi/driver.ts';
-import { CUresult } from '../ffi/results.ts';
-import type { CUstream } from '../ffi/types.ts';
-import { CuffiError } from './errors.ts';
-import type { Fence } from './fence.ts';
-import { isCapturing } from './graph-capture.ts';
+} from '../../ffi/constants.ts';
+import { cu } from '../../ffi/driver.ts';
+import { CUresult } from '../../ffi/results.ts';
+import type { CUstream } from '../../ffi/types.ts';
+import { CuffiError } from '../errors.ts';
+import type { Fence } from '../fence.ts';
+import { isCapturing } from '../graph-capture.ts';
+import { isCaptured, type WorkTracker } from '../work-tracker.ts';
 import type { WaitingStream } from './waiting-streams.ts';
-import { isCaptured, type WorkTracker } from './work-tracker.ts';
 
 // ---- The limits ----
 
@@ -38,6 +38,20 @@ const MAX_WORK_AHEAD = MAX_WORK_PER_STREAM / 2;
 const WAITS_PER_EVENT = MAX_WAITS_PER_STREAM / 2;
 /** The same for work. */
 const WORK_PER_EVENT = 128;
+
+/**
+ * Returns how many streams of a context may wait at a time: two fewer than the device has queues. If
+ * all queues held waits, nothing else of the process would run, not even what another process waits
+ * for. One queue is left for the user's work, and one for cuffi's own.
+ */
+export function maxWaitingStreams(): number {
+  const given = Number(process.env['CUDA_DEVICE_MAX_CONNECTIONS']);
+  const queues = Number.isInteger(given) && given >= 1 && given <= 32 ? given : DEFAULT_QUEUES;
+  return Math.max(0, queues - 2);
+}
+
+/** The driver's default. */
+const DEFAULT_QUEUES = 8;
 
 // ---- The streams of a context ----
 

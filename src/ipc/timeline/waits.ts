@@ -1,27 +1,23 @@
-import { CU_STREAM_LEGACY, CU_STREAM_PER_THREAD } from '../../../ffi/constants.ts';
-import type { CUstream } from '../../../ffi/types.ts';
+import {
+  CU_STREAM_LEGACY,
+  CU_STREAM_PER_THREAD,
+  CU_STREAM_WAIT_VALUE_GEQ,
+} from '../../../ffi/constants.ts';
+import { cu } from '../../../ffi/driver.ts';
+import type { CUdeviceptr, CUstream } from '../../../ffi/types.ts';
+import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import type { Stream } from '../../stream.ts';
 import {
   addWaitingStream,
-  countOtherWaitingStreams,
-  hideWait,
   knownWaitingStreams,
-  showWait,
   type WaitingStream,
   waitingStreams,
-} from '../../waiting-streams.ts';
-import { MAX_WAITS_PER_CONTEXT } from '../../work-counters.ts';
-import type { HostPage } from './host-page.ts';
+} from '../../waits/waiting-streams.ts';
+import { MAX_WAITS_PER_CONTEXT, maxWaitingStreams } from '../../waits/work-counters.ts';
+import { countOtherWaitingStreams, hideWait, showWait } from '../../waits/worker-tables.ts';
 import { latest, type TimelinePoint } from './point.ts';
-import { waitForCounter } from './stream-memory-operations.ts';
-
-/** A page of counters that streams wait for. */
-export interface AwaitedPage {
-  /** The memory with the counters. */
-  readonly hostPage: HostPage;
-  isReached(point: TimelinePoint): boolean;
-}
+import type { SharedWords } from './words.ts';
 
 /** The waits that one stream has queued, for the points of all other processes. */
 export class StreamWaits implements WaitingStream {
@@ -32,8 +28,8 @@ export class StreamWaits implements WaitingStream {
   readonly #handle: CUstream;
   readonly #number = nextNumber();
   #epoch: number;
-  /** For each page, the latest awaited count of each counter. */
-  readonly #awaited = new Map<AwaitedPage, Map<number, AwaitedCount>>();
+  /** For all words, the latest awaited count of each word. */
+  readonly #awaited = new Map<SharedWords, Map<number, AwaitedCount>>();
 
   private constructor(context: Context, handle: CUstream) {
     this.context = context;
@@ -60,9 +56,9 @@ export class StreamWaits implements WaitingStream {
     return waits;
   }
 
-  /** Returns the latest point of each counter for which the stream does not wait yet. */
-  notAwaited(page: AwaitedPage, points: readonly TimelinePoint[]): TimelinePoint[] {
-    const awaited = this.#awaited.get(page);
+  /** Returns the latest point of each word for which the stream does not wait yet. */
+  notAwaited(words: SharedWords, points: readonly TimelinePoint[]): TimelinePoint[] {
+    const awaited = this.#awaited.get(words);
     return latest(points).filter(({ index, count }) => {
       const known = awaited?.get(index);
       return known === undefined || known.count < count;
@@ -89,16 +85,16 @@ export class StreamWaits implements WaitingStream {
   }
 
   /** Records that a wait was queued. */
-  add(page: AwaitedPage, { index, count }: TimelinePoint): void {
-    let awaited = this.#awaited.get(page);
+  add(words: SharedWords, { index, count }: TimelinePoint): void {
+    let awaited = this.#awaited.get(words);
     if (!awaited) {
       this.#dropReached();
       awaited = new Map();
-      this.#awaited.set(page, awaited);
+      this.#awaited.set(words, awaited);
     }
-    hide(page, awaited.get(index));
-    const shown = showWait(this.context, this.#number, page.hostPage.wordAt(index), count);
-    page.hostPage.shownWaits.add(shown);
+    hide(words, awaited.get(index));
+    const shown = showWait(this.context, this.#number, words.wordAt(index), count);
+    words.shownWaits.add(shown);
     awaited.set(index, { count, shown });
     addWaitingStream(this.context, this);
     this.context.workCounters.addWait(this.#handle, this);
@@ -116,15 +112,15 @@ export class StreamWaits implements WaitingStream {
     return this.#awaited.size > 0;
   }
 
-  /** Drops reached counters, so that the page of an ended connection is not kept alive. */
+  /** Drops what is reached, so that the words of an ended connection are not kept alive. */
   #dropReached(): void {
-    for (const [page, awaited] of this.#awaited) {
+    for (const [words, awaited] of this.#awaited) {
       for (const [index, known] of awaited) {
-        if (!page.isReached({ index, count: known.count })) continue;
-        hide(page, known);
+        if (!words.isReached({ index, count: known.count })) continue;
+        hide(words, known);
         awaited.delete(index);
       }
-      if (awaited.size === 0) this.#awaited.delete(page);
+      if (awaited.size === 0) this.#awaited.delete(words);
     }
   }
 
@@ -132,35 +128,49 @@ export class StreamWaits implements WaitingStream {
   #dropAfterReset(): void {
     if (this.context.epoch === this.#epoch) return;
     this.#epoch = this.context.epoch;
-    for (const [page, awaited] of this.#awaited)
-      for (const known of awaited.values()) hide(page, known);
+    for (const [words, awaited] of this.#awaited)
+      for (const known of awaited.values()) hide(words, known);
     this.#awaited.clear();
   }
 }
 
 /**
- * Makes later work of a stream wait for a point. By default it is the legacy default stream of the
- * context.
+ * Makes later work of a stream wait for points. By default it is the legacy default stream of the
+ * context. Queues all waits or none, unless the driver refuses one.
  *
  * @returns 'known' if the stream waits for that already, 'full' if the limits of waits are reached
  * @throws CudaError
  */
-export function enqueueWait(
-  page: AwaitedPage,
-  point: TimelinePoint,
+export function enqueueWaits(
+  words: SharedWords,
+  points: readonly TimelinePoint[],
   context: Context,
   stream: Stream | undefined,
 ): 'queued' | 'known' | 'full' {
   const waits = StreamWaits.of(context, stream);
-  if (waits.notAwaited(page, [point]).length === 0) return 'known';
-  const address = page.hostPage.addressIn(context, point.index);
-  if (!waits.hasRoom(1)) return 'full';
-  const wait = (queue: CUstream): void => waitForCounter(context, queue, address, point.count);
-  if (stream) stream.enqueueUncounted(wait);
-  else context.enqueueUncounted(wait);
-  waits.add(page, point);
+  const needed = waits.notAwaited(words, points);
+  if (needed.length === 0) return 'known';
+  if (!waits.hasRoom(needed.length)) return 'full';
+  for (const point of needed) {
+    const address = words.addressIn(waits.context, point.index);
+    // Recorded before queueing: a wait that is not recorded could block for ever.
+    words.noteAwaited(point);
+    const wait = (queue: CUstream): void => waitForWord(queue, address, point.count);
+    if (stream) stream.enqueueUncounted(wait);
+    else context.enqueueUncounted(wait);
+    waits.add(words, point);
+  }
   waits.mark();
   return 'queued';
+}
+
+/** Queues a wait until a word is not below `count`. @throws CudaError */
+function waitForWord(stream: CUstream, address: CUdeviceptr, count: number): void {
+  check(
+    cu.cuStreamWaitValue64_v2(stream, address, count, CU_STREAM_WAIT_VALUE_GEQ),
+    'cuStreamWaitValue64_v2',
+    () => 'making a stream wait for a stream of another process',
+  );
 }
 
 const LEGACY = CU_STREAM_LEGACY as CUstream;
@@ -177,21 +187,7 @@ interface AwaitedCount {
   readonly shown: number;
 }
 
-/** A page that is unmapped has hidden its waits itself. */
-function hide({ hostPage }: AwaitedPage, known: AwaitedCount | undefined): void {
-  if (known && hostPage.shownWaits.delete(known.shown)) hideWait(known.shown);
+/** Words that are unmapped have hidden their waits themselves. */
+function hide({ shownWaits }: SharedWords, known: AwaitedCount | undefined): void {
+  if (known && shownWaits.delete(known.shown)) hideWait(known.shown);
 }
-
-/**
- * Returns how many streams of a context may wait at a time: two fewer than the device has queues. If
- * all queues held waits, nothing else of the process would run, not even what another process waits
- * for. One queue is left for the user's work, and one for cuffi's own.
- */
-function maxWaitingStreams(): number {
-  const given = Number(process.env['CUDA_DEVICE_MAX_CONNECTIONS']);
-  const queues = Number.isInteger(given) && given >= 1 && given <= 32 ? given : DEFAULT_QUEUES;
-  return Math.max(0, queues - 2);
-}
-
-/** The driver's default. */
-const DEFAULT_QUEUES = 8;

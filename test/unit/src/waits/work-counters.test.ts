@@ -1,14 +1,14 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { OUT0, readHandle } from '../../../ffi/arena.ts';
-import { cu, recordCalls } from '../../../ffi/driver.ts';
-import type { CUgraph } from '../../../ffi/types.ts';
-import { Context, CudaEvent, DeviceBuffer, Graph, Stream } from '../../../src/index.ts';
-import { Timeline } from '../../../src/ipc/index.ts';
-import { TimelinePage } from '../../../src/ipc/timeline/page.ts';
-import { Signaler } from '../../../src/ipc/timeline/signaler.ts';
-import { until } from '../../support/iterations.ts';
-import { emulate } from './emulate.ts';
+import { OUT0, readHandle } from '../../../../ffi/arena.ts';
+import { cu, recordCalls } from '../../../../ffi/driver.ts';
+import type { CUgraph } from '../../../../ffi/types.ts';
+import { Context, CudaEvent, DeviceBuffer, Graph, Stream } from '../../../../src/index.ts';
+import { Timeline } from '../../../../src/ipc/index.ts';
+import { Signaler } from '../../../../src/ipc/timeline/connection-timeline.ts';
+import { SharedWords } from '../../../../src/ipc/timeline/words.ts';
+import { until } from '../../../support/iterations.ts';
+import { emulate } from '../emulate.ts';
 
 const newStream = (): Stream => Stream.create({ nonBlocking: true });
 
@@ -98,7 +98,7 @@ describe('a Signaler', () => {
   for (const kind of ['default', 'blocking'] as const)
     test(`lets the host signal what has no room behind the waiting default stream: ${kind}`, async () => {
       emulate();
-      const signaler = new Signaler(TimelinePage.create());
+      const signaler = new Signaler(SharedWords.create('points'));
       const context = Context.primary();
       using timeline = Timeline.create();
       using buffer = DeviceBuffer.allocate(16);
@@ -116,11 +116,11 @@ describe('a Signaler', () => {
       // Behind a context, a point is one write in each of its streams.
       assert.ok(writes.length > 0 && writes.length <= 2 * 960, String(writes.length));
       assert.equal(
-        points.some((point) => signaler.page.isReached(point)),
+        points.some((point) => signaler.words.isReached(point)),
         false,
       );
       timeline.signal(1, { stream: newStream() });
-      await until(() => points.every((point) => signaler.page.isReached(point)));
+      await until(() => points.every((point) => signaler.words.isReached(point)));
       signaler.close();
     });
 });
