@@ -136,7 +136,7 @@ describe('the packed package', { skip: unavailable }, () => {
       /^(ffi|src)\/.+\.ts$/,
       /^src\/python\/(cuffi\/(\w+\.py|py\.typed)|cuffi_build\.py|pyproject\.toml)$/,
       /^src\/protocol\/protocol\.json$/,
-      /^docs\/[\w-]+\.md$/,
+      /^docs\/[\w-]+\.(md|svg)$/,
       /^docs\/examples\/[\w-]+\.(ts|py)$/,
       /^(package\.json|LICENSE|README\.md|CHANGELOG\.md|\.github\/(SECURITY|CONTRIBUTING)\.md)$/,
     ];
@@ -265,7 +265,7 @@ describe('the packed package', { skip: unavailable }, () => {
     mkdirSync(folderOfSnippets);
     writeFileSync(join(folderOfSnippets, PAGE_VALUES), pageValues);
     writeFileSync(join(folderOfSnippets, 'package.json'), JSON.stringify({ type: 'module' }));
-    const blocks = pagesWithCode.flatMap(blocksOf).filter(({ isPython }) => !isPython);
+    const blocks = pagesWithCode.flatMap(blocksOf).filter(({ isTypeScript }) => isTypeScript);
     for (const block of blocks) {
       const name = block.place.replace(/[^\w]/g, '-');
       writeFileSync(join(folderOfSnippets, `${name}.mts`), programOf(block, entries));
