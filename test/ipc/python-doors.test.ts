@@ -1,5 +1,5 @@
 /**
- * The libraries' own interfaces beside cuffi, without the companion: the programs of docs/python.md that
+ * The libraries' own interfaces beside cuffi, without the companion: the programs of docs/python-without-companion.md that
  * need a library of Python. On real GPUs only.
  */
 import { spawnSync } from 'node:child_process';
@@ -35,14 +35,14 @@ function whyNot(needs: readonly string[]): string | false {
   return status === 0 ? false : stderr.trim().split('\n').at(-1) || 'a library is missing';
 }
 
-describe("docs/python.md: the libraries' own interfaces", () => {
+describe("docs/python-without-companion.md: the libraries' own interfaces", () => {
   let folder: PackageFolder;
   before(() => {
     folder = new PackageFolder();
   });
   after(() => folder[Symbol.dispose]());
 
-  for (const program of programsOf('docs/python.md', 'needs libraries')) {
+  for (const program of programsOf('docs/python-without-companion.md', 'needs libraries')) {
     const needs = program.blocks.flatMap((block) => block.needs);
     const options = { skip: whyNot(needs), timeout: deadlineMs };
     test(`${program.name}: prints what the page shows`, options, () =>

@@ -22,7 +22,7 @@ import { after, before, describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { packPackage } from '../support/package-folder.ts';
 import { writeCompiled } from '../support/page-programs.ts';
-import { blocksOf, type PageProgram, programsOf } from '../support/pages.ts';
+import { type PageProgram, programsOf } from '../support/pages.ts';
 import { buildWheel } from '../support/release.ts';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
@@ -165,7 +165,7 @@ describe('the companion for Python, installed by pip', { skip: unavailable }, ()
         assert.deepEqual(evaluate(where), [version, join(companion(), 'cuffi/__init__.py')]);
       });
 
-      test('has the same files in the wheel, which runs the first programs of the page', async () => {
+      test('has the same files in the wheel, which runs the first programs of the pages', async () => {
         pip('install', wheel);
         const [installed, file] = evaluate(where) as [string, string];
         assert.equal(installed, version);
@@ -174,8 +174,8 @@ describe('the companion for Python, installed by pip', { skip: unavailable }, ()
             readFileSync(file.replace('__init__.py', name)),
             readFileSync(join(companion(), 'cuffi', name)),
           );
-        assert.ok(blocksOf('docs/python.md').length > 0);
-        const programs = programsOf('docs/python.md', 'own').slice(0, 4);
+        const pages = ['docs/python.md', 'docs/python-api.md'];
+        const programs = pages.flatMap((page) => programsOf(page, 'own')).slice(0, 4);
         assert.deepEqual(
           programs.map(({ blocks }) => blocks.map((block) => block.file).sort()),
           [

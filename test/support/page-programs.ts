@@ -22,9 +22,11 @@ const root = fileURLToPath(new URL('../..', import.meta.url));
 
 const compiledName = (path: string): string => path.replace(/\.m?ts$/, '.mjs');
 
+const isTest = (path: string): boolean => /\.test\.m?[tj]s$/.test(path);
+
 /** Writes a file; TypeScript as JavaScript, and what it names accordingly. */
 export function writeCompiled(path: string, code: string): void {
-  if (path.endsWith('.py')) {
+  if (!/\.m?ts$/.test(path)) {
     writeFileSync(path, code);
     return;
   }
@@ -88,7 +90,9 @@ export async function runPageProgram(
   const started = files.filter((file) => !isNamed(file));
   const place = String(blocks[0]?.place);
   const canShare = inTurn && blocks.every(({ code }) => canShareProcess(code));
-  const shared = canShare ? started.find((file) => !file.endsWith('.py')) : undefined;
+  const shared = canShare
+    ? started.find((file) => !file.endsWith('.py') && !isTest(file))
+    : undefined;
   const printed = await Promise.all(
     started.map(async (file) => {
       const path = compiledName(join(directory, file));
@@ -115,13 +119,18 @@ const names = (code: string, file: string): boolean =>
 async function run({ path, directory, env }: Order, timeout: number): Promise<Printed> {
   const python = [process.env['PYTHONPATH'], companionPath()].filter(Boolean);
   const isPython = path.endsWith('.py');
-  const child = startProcess(isPython ? 'python3' : process.execPath, [path], {
+  // The exit code says whether they pass.
+  const ofTests = ['--test-reporter=dot', '--test-reporter-destination=/dev/null'];
+  const args = isTest(path) ? [...ofTests, path] : [path];
+  const child = startProcess(isPython ? 'python3' : process.execPath, args, {
     stdio: ['ignore', 'pipe', 'pipe'],
     cwd: directory,
     env: {
       ...process.env,
       ...env,
       ...(isPython && { PYTHONPATH: python.join(delimiter) }),
+      // Otherwise it would report to the runner of the test that runs it.
+      ...(isTest(path) && { NODE_TEST_CONTEXT: undefined }),
     },
     timeout,
   });

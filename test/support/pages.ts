@@ -1,11 +1,13 @@
 /**
- * The `ts` and `python` blocks of README.md and docs/*.md, as programs. All are compiled: TypeScript as
- * strictly as `tsc --init` asks for (test/package). All run and print what they show
+ * The `ts`, `js` and `python` blocks of README.md and docs/*.md, as programs. All are compiled: TypeScript
+ * as strictly as `tsc --init` asks for (test/package). All run and print what they show
  * (test/unit/docs.test.ts):
  *
  * - A block whose first line is a file's name (`// worker.ts`, `# model.py`) is that file, whole, with its
  *   imports. Such blocks under one heading are one program in one folder. Every file that no other one
- *   names is started, all at the same time.
+ *   names is started, all at the same time. A file of tests (`sum.test.ts`) must pass; what the runner
+ *   prints does not count.
+ * - A block of JavaScript is such a file, `.mjs` or `.cjs`, and runs as it stands.
  * - Any other block is a module of its own. What it uses without declaring it is imported: from the
  *   package, else from test/package/page-values.ts.
  * - `console.log(…); // text` and `print(…)  # text` show what is printed. Every printed line must be
@@ -32,6 +34,7 @@ export interface Block {
   /** The name of the file that the block is; undefined for a module of its own. */
   readonly file: string | undefined;
   readonly isPython: boolean;
+  readonly isTypeScript: boolean;
   readonly isFragment: boolean;
   /** The libraries of Python that it needs, some with the version from which on. */
   readonly needs: readonly string[];
@@ -48,7 +51,7 @@ export interface Shown {
 /** Returns the blocks of a page, given by its path from the root of the project. */
 export function blocksOf(page: string): Block[] {
   const text = readFileSync(root + page, 'utf8');
-  return [...text.matchAll(/^```(ts|python)\b *([^\n]*)\n(.*?)^```$/gms)].map((match) => {
+  return [...text.matchAll(/^```(ts|js|python)\b *([^\n]*)\n(.*?)^```$/gms)].map((match) => {
     const [, language, info = '', code = ''] = match;
     const isPython = language === 'python';
     const [, libraries] = (isPython && /^needs (.+)$/.exec(info)) || [];
@@ -56,13 +59,14 @@ export function blocksOf(page: string): Block[] {
       throw new Error(`${page}: what is \`${language} ${info}\`?`);
     const before = text.slice(0, match.index);
     const line = before.split('\n').length;
-    const name = isPython ? /^# ([\w-]+\.py)$/ : /^\/\/ ([\w-]+\.m?ts)$/;
+    const name = isPython ? /^# ([\w-]+\.py)$/ : /^\/\/ ([\w.-]+\.(?:m?ts|[cm]js))$/;
     const shows = isPython ? /\bprint\(.*\) {2}# (.*)$/ : /\bconsole\.log\(.*\); \/\/ (.*)$/;
     return {
       place: `${page}:${line}`,
       heading: [...withoutCode(before).matchAll(/^#+ (.*)$/gm)].at(-1)?.[1] ?? '',
       file: name.exec(code.split('\n', 1)[0] ?? '')?.[1],
       isPython,
+      isTypeScript: language === 'ts',
       isFragment: info === 'fragment',
       needs: libraries?.split(' ') ?? [],
       code,

@@ -123,6 +123,29 @@ describe('docs/troubleshooting.md', () => {
   });
 });
 
+describe('the figures of README.md', () => {
+  test('each is in the report of the committed results, and so are the machine and the date', () => {
+    const report = read('bench/results/nvidia-h100/report.md');
+    const rowsOf = (title: string): string[] =>
+      (report.split(`\n### ${title}\n`)[1] ?? '').split('\n### ')[0]?.match(/^\|.*\|$/gm) ?? [];
+    const hasRow = (title: string, size: string, figure: string): boolean =>
+      rowsOf(title).some((row) => row.startsWith(`| ${size} `) && row.includes(` ${figure} `));
+    const rows = [...read('README.md').matchAll(/^\| (.+) \| ([\d.]+ us) \| ([\d.]+ [um]s) \|$/gm)];
+    assert.ok(rows.length >= 9, `only ${rows.length} rows were found`);
+    const wrong = rows.flatMap(([, way = '', small = '', large = '']) => {
+      const title = way.includes('channel') ? 'channel.roundTrip' : 'hand-over.mapped';
+      return hasRow(title, '1 MiB', small) && hasRow(title, '1 GiB', large) ? [] : [way];
+    });
+    assert.deepEqual(wrong, []);
+    const [, first = ''] = /takes longer: ([\d.]+ us)/.exec(read('README.md')) ?? [];
+    assert.ok(hasRow('hand-over.first.legacy', '1 GiB', first), first);
+    const { machine } = JSON.parse(read('bench/results/nvidia-h100.json'));
+    const { gpu, driverVersion, node, date } = machine;
+    const of = `One ${gpu}, driver ${driverVersion}, Node ${node.slice(1)}, ${date.slice(0, 10)}`;
+    assert.ok(read('README.md').includes(of), of);
+  });
+});
+
 describe('the table of environment variables in README.md', () => {
   test('it has every variable of the source, and no other', () => {
     const names = new Set<string>();
