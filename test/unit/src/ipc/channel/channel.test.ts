@@ -261,6 +261,22 @@ describe('a message of a Channel', () => {
     }
   });
 
+  test('is named in a time-out if it is the oldest that is not released', async () => {
+    emulate();
+    for (const released of [0, 1, 2, 3]) {
+      using channel = Channel.create({ ...small, slots: 4 });
+      using consumer = await sent(channel);
+      for (let message = 0; message < 4; message += 1) await produce(channel);
+      for (let message = 0; message < released; message += 1) (await take(consumer)).release();
+      const holder = await take(consumer);
+      const late = (what: RegExp) => ({ name: 'TimeoutError', message: what });
+      const named = new RegExp(`not released message ${released}: release\\(\\) its slot there`);
+      await assert.rejects(channel.drained({ timeoutMs: 5 }), late(named));
+      if (released === 0) await assert.rejects(channel.acquire({ timeoutMs: 5 }), late(named));
+      holder.release();
+    }
+  });
+
   test('can be canceled when the ring has turned, and its slot is free', async () => {
     emulate();
     for (const deliver of ['all', 'one'] as const) {
