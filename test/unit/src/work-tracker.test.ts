@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { afterEach, describe, test } from 'node:test';
 import { OUT0, readHandle } from '../../../ffi/arena.ts';
-import { CU_STREAM_NON_BLOCKING } from '../../../ffi/constants.ts';
+import { CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING } from '../../../ffi/constants.ts';
 import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import { CUresult } from '../../../ffi/results.ts';
 import type { CUstream } from '../../../ffi/types.ts';
@@ -40,6 +40,18 @@ describe('WorkTracker', () => {
     const context = Context.primary();
     for (const isReset of [false, true]) {
       if (isReset) context.resetSync();
+      {
+        // Of another library, which tells nobody.
+        using latch = new Latch();
+        const { devicePointer } = latch;
+        context.run(() =>
+          assert.equal(
+            cu.cuStreamWaitValue32_v2(CU_STREAM_LEGACY as CUstream, devicePointer, 1, 0),
+            0,
+          ),
+        );
+        assert.equal(context.workTracker.areStreamsIdle(), false, `${isReset}`);
+      }
       for (const stream of [undefined, Stream.create({ nonBlocking: true })]) {
         using timeline = Timeline.create();
         using signaling = Stream.create({ nonBlocking: true });
