@@ -8,7 +8,8 @@ import { closeFd, duplicateFd, libc } from '../../../../../ffi/linux/libc.ts';
 import { sendMessage } from '../../../../../ffi/linux/message.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { Context, Device, DeviceBuffer, Stream } from '../../../../../src/index.ts';
-import { Seat } from '../../../../../src/ipc/channel/ring.ts';
+import { Ring, Seat } from '../../../../../src/ipc/channel/ring.ts';
+import { WakeSockets } from '../../../../../src/ipc/channel/wake-sockets.ts';
 import {
   Channel,
   type ChannelConsumer,
@@ -275,6 +276,31 @@ describe('a message of a Channel', () => {
       if (released === 0) await assert.rejects(channel.acquire({ timeoutMs: 5 }), late(named));
       holder.release();
     }
+  });
+
+  test('wakes up its consumers when they can see that it is closed, not before', async (t) => {
+    emulate();
+    const channel = Channel.create(small);
+    using consumer = await sent(channel);
+    const waiting = consumer.receive();
+    await turns();
+    const order: string[] = [];
+    const note = (place: object, name: string): void => {
+      const real = Reflect.get(place, name) as (...args: unknown[]) => unknown;
+      t.mock.method(
+        place as never,
+        name as never,
+        function (this: unknown, ...args: unknown[]) {
+          order.push(name);
+          return real.apply(this, args);
+        } as never,
+      );
+    };
+    note(Ring.prototype, 'closeAt');
+    note(WakeSockets.prototype, 'wake');
+    channel.close();
+    assert.equal(await waiting, undefined);
+    assert.deepEqual(order.slice(0, 2), ['closeAt', 'wake']);
   });
 
   test('can be canceled when the ring has turned, and its slot is free', async () => {
