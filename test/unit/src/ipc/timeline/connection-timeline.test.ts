@@ -385,6 +385,49 @@ describe('ConnectionTimeline', () => {
     };
   }
 
+  test('a context waits for any points by itself, unless its device compares 32 bits only', () => {
+    for (const bits of [32, 64]) {
+      const emulated = emulate();
+      if (bits === 32) selectDriver(narrow(emulated));
+      const { signals, page, waits } = ends();
+      const context = Context.primary();
+      for (const counts of [
+        [],
+        [1],
+        [2 ** 31 - 1],
+        [2 ** 31],
+        [1, 2 ** 31],
+        [2 ** 31, 1],
+        [2 ** 40],
+      ])
+        assert.equal(
+          waits.canWait(
+            counts.map((count, index) => ({ index, count })),
+            context,
+          ),
+          bits === 64,
+          `${bits}: ${counts}`,
+        );
+      signals.close();
+      page.close();
+    }
+  });
+
+  test('the host never sets a counter back', () => {
+    const page = TimelinePage.create();
+    const words = new BigUint64Array(page.hostPage.view());
+    for (const [count, word] of [
+      [5, 5n],
+      [3, 5n],
+      [5, 5n],
+      [6, 6n],
+    ] as const) {
+      page.advanceTo({ index: 7, count });
+      assert.equal(words[7], word);
+    }
+    page.close();
+  });
+
   test('a stream signals with the widest operation of its device', async () => {
     for (const bits of [32, 64] as const) {
       const emulated = emulate();
