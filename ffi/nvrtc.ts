@@ -20,7 +20,8 @@ import {
   size_t,
 } from './types.ts';
 
-const handle = <T>(c: string): CType<T> => ({ c, ffi: 'uint64', byteLength: 8 });
+/** What C takes and gives as a pointer. */
+const handle = <T>(c: string): CType<T> => ({ ...constString, c }) as CType<T>;
 
 /** A program: a source, and the code compiled from it. */
 export type NvrtcProgram = Handle<'nvrtcProgram'>;

@@ -69,6 +69,9 @@ export function isProcessAlive(pid: number, startTime: number): boolean {
   return !isReadable(`/proc/${pid}/stat`);
 }
 
+/** The effective user of this process, whose rights its files and sockets have. */
+export const effectiveUid = process.geteuid as () => number;
+
 /** The effective user id of a process. Undefined if it cannot be read. */
 export function processUser(pid: number | 'self', root = ''): number | undefined {
   try {

@@ -104,7 +104,6 @@ export function flatten(source: unknown, name: string, dtype?: Dtype): FlatItems
   const shape: number[] = [];
   const leaves: unknown[] = [];
   collectLeaves(source, shape, name, leaves);
-  checkShape(shape, name);
   const type = dtype ?? inferDtype(leaves, name);
   const values = new type.TypedArray(leaves.length * type.elementsPerItem);
   const write = itemWriter(type);

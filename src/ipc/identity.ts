@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { isProcessAliveCached } from '../../ffi/linux/pidfd.ts';
 import {
   bootId,
+  effectiveUid,
   isOtherUsersProcess,
   isProcessEnding,
   pidNamespace,
@@ -34,7 +35,7 @@ export const localProcess = (): LocalProcess => {
     pid: process.pid,
     startTime: processStartTime('self') ?? 0,
     pidNamespace: pidNamespace(),
-    user: process.geteuid?.() ?? 0,
+    user: effectiveUid(),
     isWsl: isWsl(),
     isAlive: isProcessAliveCached,
     userOf: processUser,

@@ -93,7 +93,7 @@ export function queueStridedFill(
   const pattern = new BigUint64Array(2);
   const bytes = new Uint8Array(pattern.buffer);
   for (let offset = 0; offset < bytes.length; offset += value.length) bytes.set(value, offset);
-  const [low = 0n, high = 0n] = pattern;
+  const [low, high] = [pattern[0] as bigint, pattern[1] as bigint];
   kernel.launch(launchConfigFor(count, context, stream), target, low, high, count, axisCount, axes);
   return true;
 }

@@ -135,8 +135,8 @@ export class LaunchConfigStruct {
   }
 
   #readExtents(at: number): readonly [x: number, y: number, z: number] {
-    const [x = 0, y = 0, z = 0] = this.#words.subarray(at, at + 3);
-    return [x, y, z];
+    const words = this.#words;
+    return [words[at] as number, words[at + 1] as number, words[at + 2] as number];
   }
 
   /** Writes up to three sizes and returns their product. */

@@ -20,7 +20,7 @@ import { after, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { closeFd } from '../../ffi/linux/libc.ts';
 import { sendMessage } from '../../ffi/linux/message.ts';
-import { closeSocket, connectSocket } from '../../ffi/linux/socket.ts';
+import { closeSocket, connectSocket, listenSocket } from '../../ffi/linux/socket.ts';
 import type { DeviceBuffer } from '../../src/index.ts';
 import { connect, listen } from '../../src/ipc/index.ts';
 import {
@@ -142,6 +142,16 @@ describe('the socket for inspection', () => {
       name: 'RangeError',
       message: "the name 'inspect' is taken: it is the folder of cuffi ls",
     });
+  });
+
+  test('what fails is told as it is, and is no process that is busy', async (t) => {
+    const path = join(runtime, 'silent');
+    const silent = listenSocket(path);
+    await assert.rejects(inspect(path, 'list', 5), /did not answer within 0\.005 s/);
+    t.mock.method(AbortSignal, 'timeout', () => AbortSignal.abort(new Error('no wait')));
+    await assert.rejects(inspect(path, 'list', 5), /^Error: no wait$/);
+    closeSocket(silent);
+    rmSync(path);
   });
 
   test("another user's socket is not asked", asRoot, async () => {

@@ -1,4 +1,5 @@
 /** The process at the other end of a connection, and which processes are trusted. */
+import { effectiveUid } from '../../../ffi/linux/process.ts';
 import { type PeerCredentials, peerCredentials } from '../../../ffi/linux/socket.ts';
 import { IpcError } from '../../errors.ts';
 import { checkBoolean, formatValue } from '../../validate.ts';
@@ -39,7 +40,7 @@ export const allowsOtherUsers = ({ allowOtherUsers, allow }: TrustOptions): bool
 export function isTrusted(
   credentials: PeerCredentials,
   { allowOtherUsers, allow }: TrustOptions,
-  ownUid: number = process.geteuid?.() ?? 0,
+  ownUid: number = effectiveUid(),
 ): boolean {
   if (allow) return checkBoolean(allow(credentials), 'what allow answers', false);
   return credentials.uid === ownUid || allowOtherUsers === true;

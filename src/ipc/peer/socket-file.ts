@@ -21,6 +21,7 @@ import { tmpdir } from 'node:os';
 import { basename, dirname, join, relative, resolve } from 'node:path';
 import { withFileLock } from '../../../ffi/linux/file-lock.ts';
 import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
+import { effectiveUid } from '../../../ffi/linux/process.ts';
 import {
   isSocketInUse,
   listenSocket,
@@ -286,8 +287,6 @@ function openPrivateDirectory(directory: string): string {
 const DIRECTORY_FLAGS = constants.O_RDONLY | constants.O_DIRECTORY | constants.O_NOFOLLOW;
 // Opened for writing, so that a pipe of another user cannot block this thread.
 const LOCK_FILE_FLAGS = constants.O_RDWR | constants.O_CREAT | constants.O_NOFOLLOW;
-
-const effectiveUid = (): number => process.geteuid?.() ?? 0;
 
 /** Whether only this user may open the file with this status. */
 const isPrivateToUser = ({ uid, mode }: Stats): boolean =>

@@ -119,13 +119,17 @@ describe('refuseItemAccess', () => {
     const array: Misused = deviceArray([4], float32);
     const buffer: Misused = DeviceBuffer.allocate(4);
     const hostArray: Misused = pinnedArray(4);
+    const itemOf = (index: number): string => (index < 0 ? `.at(${index})` : `[${index}]`);
     const hostBuffer: Misused = PinnedBuffer.allocate(4);
     for (const index of [0, 1, 31, -1]) {
       const name = `\\[${index}\\]`;
       for (const [read, message] of [
         [() => array[index], `^DeviceArray${name}: .*await array\\.get\\(${index}\\).*copyToHost`],
         [() => buffer[index], `^DeviceBuffer${name}: .*await buffer\\.copyToHost\\(\\)`],
-        [() => hostArray[index], `^PinnedArray${name}: .*array\\.host`],
+        [
+          () => hostArray[index],
+          `^PinnedArray${name}: .*\`array\\.host${itemOf(index).replace(/\W/g, '\\$&')}\``,
+        ],
         [() => hostBuffer[index], `^PinnedBuffer${name}: .*new Uint8Array\\(buffer\\.buffer\\)`],
       ] as const)
         assert.throws(read, { name: 'TypeError', message: new RegExp(message) });

@@ -39,6 +39,28 @@ const folder = mkdtempSync(join(tmpdir(), 'cuffi-deadline-'));
 after(() => rmSync(folder, { recursive: true }));
 before(() => void emulate());
 
+const isRefused = { name: 'TypeError', message: /^signal must be an AbortSignal, not / };
+
+describe('a signal', () => {
+  test('of another implementation is taken with all of its parts, and refused without any of them', async () => {
+    const foreign = {
+      [Symbol.toStringTag]: 'AbortSignal',
+      aborted: false,
+      addEventListener() {},
+      removeEventListener() {},
+      throwIfAborted() {},
+    };
+    const begin = (signal: unknown): Promise<void> =>
+      leases.drain({ signal: signal as AbortSignal });
+    await begin(foreign);
+    for (const name of Reflect.ownKeys(foreign))
+      for (const value of [undefined, 1, 'text'])
+        await assert.rejects(async () => begin({ ...foreign, [name]: value }), isRefused);
+    for (const wrong of [null, 1, 'abort', {}, new EventTarget(), new AbortController()])
+      await assert.rejects(async () => begin(wrong), isRefused);
+  });
+});
+
 const timers = (): number =>
   process.getActiveResourcesInfo().filter((name) => name === 'Timeout').length;
 

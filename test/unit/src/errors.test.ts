@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { inspect } from 'node:util';
+import { timeoutError } from '../../../src/deadline.ts';
 import {
   ClosedError,
   CompileError,
@@ -14,6 +15,7 @@ import {
   PeerGoneError,
   prefixMessage,
   thrownFrom,
+  withDeepStack,
 } from '../../../src/errors.ts';
 
 const outOfMemory = new CudaError({
@@ -115,6 +117,22 @@ describe('the stack of an error', () => {
     const { stackTraceLimit } = Error;
     assert.match(lineOfTheCaller().stack ?? '', /\n {4}at lineOfTheCaller /);
     assert.equal(Error.stackTraceLimit, stackTraceLimit);
+  });
+
+  test('is no longer for errors that cuffi does not make, whatever has made one of its own', () => {
+    const { stackTraceLimit } = Error;
+    for (const make of [
+      () => new CuffiError('x'),
+      () => new IpcError('x', outOfMemory),
+      () => withDeepStack(() => new TypeError('x')),
+      () => timeoutError('a wait', 5, 'why'),
+      () => {
+        assert.throws(() => withDeepStack(() => assert.fail('not made')));
+      },
+    ]) {
+      make();
+      assert.equal(Error.stackTraceLimit, stackTraceLimit, String(make));
+    }
   });
 
   test('is made as the program asks: none, or however its limit is frozen', () => {

@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict';
 import { afterEach, describe, test } from 'node:test';
 import { OUT0, readHandle } from '../../../ffi/arena.ts';
-import { CU_STREAM_NON_BLOCKING } from '../../../ffi/constants.ts';
+import { CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING } from '../../../ffi/constants.ts';
 import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import { CUresult } from '../../../ffi/results.ts';
 import type { CUstream } from '../../../ffi/types.ts';
 import { Context, DeviceBuffer, Stream, VirtualMemory } from '../../../src/index.ts';
+import { Timeline } from '../../../src/ipc/index.ts';
 import { recordCallsOf } from '../../support/arguments.ts';
 import { broken, failing } from '../../support/faults.ts';
 import { Latch } from '../../support/latch.ts';
@@ -32,6 +33,40 @@ describe('WorkTracker', () => {
     latch.open();
     await flushing;
     assert.equal(second.done, false);
+  });
+
+  test('work of every stream counts after a reset as before, that of the default stream included', async () => {
+    emulate();
+    const context = Context.primary();
+    for (const isReset of [false, true]) {
+      if (isReset) context.resetSync();
+      {
+        // Of another library, which tells nobody.
+        using latch = new Latch();
+        const { devicePointer } = latch;
+        context.run(() =>
+          assert.equal(
+            cu.cuStreamWaitValue32_v2(CU_STREAM_LEGACY as CUstream, devicePointer, 1, 0),
+            0,
+          ),
+        );
+        assert.equal(context.workTracker.areStreamsIdle(), false, `${isReset}`);
+      }
+      for (const stream of [undefined, Stream.create({ nonBlocking: true })]) {
+        using timeline = Timeline.create();
+        using signaling = Stream.create({ nonBlocking: true });
+        assert.equal(context.workTracker.areStreamsIdle(), true);
+        timeline.wait(1, stream && { stream });
+        assert.equal(context.workTracker.areStreamsIdle(), false, `${isReset} ${stream}`);
+        const buffer = DeviceBuffer.allocate(64);
+        buffer.close();
+        assert.equal(context.pendingReleases.count, 1);
+        timeline.signal(1, { stream: signaling });
+        await context.flush();
+        stream?.close();
+      }
+      await context.flush();
+    }
   });
 
   /** Counts the events that the driver makes until it is disposed of. */

@@ -243,6 +243,29 @@ describe('watchFd', () => {
       [a, b].forEach(closeFd);
     });
 
+  test('the last of the watches of a worker thread keeps it alive, whichever that is', async () => {
+    for (const first of ['one', 'other'] as const) {
+      const pairs = { one: socketPair(), other: socketPair() };
+      const last = first === 'one' ? 'other' : 'one';
+      const worker = startWorker(new URL('../fixtures/watching-worker.ts', import.meta.url), {
+        fd: pairs.one[0],
+        other: pairs.other[0],
+        how: 'as Node has it',
+      });
+      const exit = once(worker, 'exit');
+      const next = async (): Promise<unknown> => (await once(worker, 'message'))[0];
+      assert.equal(await next(), 'watching');
+      sendMessage(pairs[first][1], Buffer.from('close'));
+      if (first === 'other') assert.equal(await next(), 'other: close');
+      await sleep(50);
+      sendMessage(pairs[last][1], hello);
+      assert.equal(await next(), last === 'one' ? 'hello' : 'other: hello');
+      sendMessage(pairs[last][1], Buffer.from('close'));
+      assert.deepEqual(await exit, [0]);
+      [...pairs.one, ...pairs.other].forEach(closeFd);
+    }
+  });
+
   test('a paused watch of a worker thread is not called for a hang-up or an error', async () => {
     const [a, b] = socketPair();
     const worker = startWorker(new URL('../fixtures/watching-worker.ts', import.meta.url), {

@@ -44,6 +44,23 @@ interface Closable {
 }
 
 describe('deviceArray and similar functions', () => {
+  test('deviceArrayLike takes nothing but what has a shape and a dtype', () => {
+    emulate();
+    for (const wrong of [
+      undefined,
+      null,
+      3,
+      'text',
+      {},
+      { shape: 3 },
+      { shape: '3', dtype: int16 },
+    ])
+      assert.throws(() => deviceArrayLike(wrong as never), {
+        name: 'TypeError',
+        message: 'array must have a shape and a dtype',
+      });
+  });
+
   test('a new array has memory of the given device and kind', async () => {
     const recorder = recordArguments(emulate({ CUFFI_EMULATED_DEVICES: '2' }));
     const [first, second] = [Context.primary(0), Context.primary(1)];

@@ -50,6 +50,8 @@ describe('runCommandLine', () => {
         /^cuffi: there is no command 'verson' \(did you mean 'version'\?\)\n\nusage: cuffi COMMAND/,
       ],
       ['constructor', /^cuffi: there is no command 'constructor'\n/],
+      ['help roundtrip 2', /^cuffi: help takes no '2'\n/],
+      ['--help roundtrip 2', /^cuffi: help takes no '2'\n/],
       ['version 2', /^cuffi: version takes no '2'\n\nusage: cuffi version/],
     ];
     for (const [args, said] of wrong) {

@@ -33,6 +33,19 @@ describe('readOptions', () => {
     misused('--device=x', /^--device must be an integer .*, not "x"$/);
   });
 
+  test('elements and device may be the least and the most, and nothing beyond', () => {
+    const bounds: readonly ['elements' | 'device', least: number, most: number][] = [
+      ['elements', 1, 2 ** 32],
+      ['device', 0, 1023],
+    ];
+    for (const [name, least, most] of bounds) {
+      for (const value of [least, most])
+        assert.equal(read(`--${name}=${value}`)[name], value, `${name} ${value}`);
+      for (const value of [least - 1, most + 1])
+        misused(`--${name}=${value}`, new RegExp(`^--${name} must be .* not "${value}"$`));
+    }
+  });
+
   test('an unknown kind throws', () => {
     misused('--kind event', /^--kind must be pool or legacy or virtual, not "event"/);
     misused('--kind', /--kind/);

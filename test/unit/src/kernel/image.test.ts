@@ -66,3 +66,33 @@ describe('loadHint', () => {
       assert.match(String(hint(ptx, log)), /uses functions or variables of other code: link it/);
   });
 });
+
+describe('checkImage', () => {
+  test('code is known by its first four bytes, and too short from there to the end of its headers', () => {
+    const cubin = elf(EXECUTABLE, CUDA);
+    const fatbin = read('nine.fatbin');
+    for (const [kind, bytes, header] of [
+      ['cubin', cubin, 64],
+      ['fatbin', fatbin, 16],
+    ] as const) {
+      for (const length of [4, 5, header - 1])
+        assert.throws(
+          () => checkImage(bytes.subarray(0, length)),
+          { name: 'RangeError', message: new RegExp(`^source is truncated: the ${kind} has \\d+`) },
+          `${kind} ${length}`,
+        );
+      assert.equal(checkImage(bytes).kind, kind);
+      // The beginning of a text, for all that is known.
+      if (kind === 'cubin') assert.equal(checkImage(bytes.subarray(0, 3)).kind, 'PTX');
+    }
+    for (const [text, kept] of [
+      ['x', 'x\0'],
+      ['x\0', 'x\0'],
+      ['x\0rest', 'x\0'],
+    ] as const)
+      for (const source of [text, Buffer.from(text)])
+        assert.equal(Buffer.from(checkImage(source).bytes).toString(), kept);
+    for (const nothing of ['', ' \n', '\0x', Buffer.alloc(4)])
+      assert.throws(() => checkImage(nothing), /nothing in it can be read/);
+  });
+});

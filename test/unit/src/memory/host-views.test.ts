@@ -8,6 +8,13 @@ import { collectGarbage, collectUntil } from '../../../support/process-state.ts'
 
 const GIB = 2 ** 30;
 
+/** `ArrayBuffer.prototype.transfer`, which views refuse as their own method. */
+function transferOfAnotherRealm(): (this: ArrayBuffer) => ArrayBuffer {
+  // Node 20 needs a flag for it, which applies only to realms that are created later.
+  setFlagsFromString('--harmony-rab-gsab-transfer');
+  return runInNewContext('ArrayBuffer.prototype.transfer');
+}
+
 describe('HostViews', () => {
   test('the full view is one ArrayBuffer, and a window is the same while it is alive', () => {
     const mapping = mapAnonymous(8192);
@@ -68,6 +75,25 @@ describe('HostViews', () => {
     mapping.unmap();
   });
 
+  test('one view that was transferred is noticed among others that were not', () => {
+    const transfer = transferOfAnotherRealm();
+    for (const which of ['full', 'first', 'last'] as const) {
+      const mapping = mapAnonymous(8192);
+      const views = new HostViews(mapping.address, 8192, () => {});
+      const all = {
+        full: views.fullView,
+        first: views.window(0, 16),
+        between: views.window(16, 16),
+        last: views.window(32, 16),
+      };
+      assert.equal(views.hasDetachedView, false);
+      transfer.call(all[which]);
+      assert.equal(views.hasDetachedView, true, which);
+      views.cancelFinalizer();
+      mapping.retire();
+    }
+  });
+
   test('the callback runs once, after the last view was collected', async () => {
     const mapping = mapAnonymous(8192);
     let calls = 0;
@@ -116,11 +142,7 @@ describe('HostViews', () => {
   });
 
   test('a view refuses transfer(), and a view that was transferred anyway is noticed', () => {
-    // Node 20 needs a flag for it, which applies only to realms that are created later.
-    setFlagsFromString('--harmony-rab-gsab-transfer');
-    const { transfer } = runInNewContext('ArrayBuffer.prototype') as {
-      transfer(this: ArrayBuffer): ArrayBuffer;
-    };
+    const transfer = transferOfAnotherRealm();
     const prototype = ArrayBuffer.prototype as { transfer?: unknown };
     const before = prototype.transfer;
     prototype.transfer ??= transfer;

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { inspect } from 'node:util';
-import { OUT0, readHandle } from '../../../../ffi/arena.ts';
+import { OUT0, readHandle, writeUint64 } from '../../../../ffi/arena.ts';
 import {
   CU_MEM_ACCESS_FLAGS_PROT_NONE,
   CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -55,6 +55,21 @@ describe('MemoryPool', () => {
       assert.throws(() => MemoryPool.create(options as never), error);
     recorder.stop();
     assert.deepEqual(recorder.calls, []);
+  });
+
+  test('a release threshold is read as it was set, to the last byte, and Infinity beyond', () => {
+    emulate();
+    using pool = MemoryPool.create();
+    const most = Number.MAX_SAFE_INTEGER;
+    for (const threshold of [0, 1, 2 ** 32, most - 1, most, Number.POSITIVE_INFINITY]) {
+      pool.releaseThreshold = threshold;
+      assert.equal(pool.releaseThreshold, threshold);
+      using made = MemoryPool.create({ releaseThreshold: threshold });
+      assert.equal(made.releaseThreshold, threshold);
+    }
+    // Another library may set what is no safe integer.
+    assert.equal(cu.cuMemPoolSetAttribute(pool.handle, 4, writeUint64(2n ** 53n)), 0);
+    assert.equal(pool.releaseThreshold, Number.POSITIVE_INFINITY);
   });
 
   test('memory of a borrowed stream that was closed is freed behind its work', async () => {

@@ -40,6 +40,31 @@ describe('WorkCounters', () => {
     );
   });
 
+  test('give the event of a mark back when its stream is destroyed, whatever it waits for', async () => {
+    emulate();
+    const context = Context.primary();
+    using timeline = Timeline.create();
+    using blocking = Stream.create();
+    using event = CudaEvent.create({ timing: false });
+    const counts: number[] = [];
+    for (let value = 1; value <= 6; value += 1) {
+      const other = newStream();
+      timeline.wait(value, { stream: blocking });
+      event.record(blocking);
+      other.wait(event);
+      // Marks what the stream waits for.
+      context.workCounters.refresh();
+      context.workCounters.delete(other.handle);
+      using signaling = newStream();
+      timeline.signal(value, { stream: signaling });
+      await blocking.synchronize();
+      other.close();
+      await context.flush();
+      counts.push(context.workTracker.eventCount);
+    }
+    assert.equal(counts.at(-1), counts[1], String(counts));
+  });
+
   test('an event that is captured, or whose work is done, makes no stream wait', async () => {
     emulate();
     const { workCounters } = Context.primary();

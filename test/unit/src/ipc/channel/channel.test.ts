@@ -8,7 +8,8 @@ import { closeFd, duplicateFd, libc } from '../../../../../ffi/linux/libc.ts';
 import { sendMessage } from '../../../../../ffi/linux/message.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
 import { Context, Device, DeviceBuffer, Stream } from '../../../../../src/index.ts';
-import { Seat } from '../../../../../src/ipc/channel/ring.ts';
+import { Ring, Seat } from '../../../../../src/ipc/channel/ring.ts';
+import { WakeSockets } from '../../../../../src/ipc/channel/wake-sockets.ts';
 import {
   Channel,
   type ChannelConsumer,
@@ -259,6 +260,47 @@ describe('a message of a Channel', () => {
       await channel.drained({ timeoutMs: 5000 });
       for (let at = 0; at < 4; at += 1) await produce(channel);
     }
+  });
+
+  test('is named in a time-out if it is the oldest that is not released', async () => {
+    emulate();
+    for (const released of [0, 1, 2, 3]) {
+      using channel = Channel.create({ ...small, slots: 4 });
+      using consumer = await sent(channel);
+      for (let message = 0; message < 4; message += 1) await produce(channel);
+      for (let message = 0; message < released; message += 1) (await take(consumer)).release();
+      const holder = await take(consumer);
+      const late = (what: RegExp) => ({ name: 'TimeoutError', message: what });
+      const named = new RegExp(`not released message ${released}: release\\(\\) its slot there`);
+      await assert.rejects(channel.drained({ timeoutMs: 5 }), late(named));
+      if (released === 0) await assert.rejects(channel.acquire({ timeoutMs: 5 }), late(named));
+      holder.release();
+    }
+  });
+
+  test('wakes up its consumers when they can see that it is closed, not before', async (t) => {
+    emulate();
+    const channel = Channel.create(small);
+    using consumer = await sent(channel);
+    const waiting = consumer.receive();
+    await turns();
+    const order: string[] = [];
+    const note = (place: object, name: string): void => {
+      const real = Reflect.get(place, name) as (...args: unknown[]) => unknown;
+      t.mock.method(
+        place as never,
+        name as never,
+        function (this: unknown, ...args: unknown[]) {
+          order.push(name);
+          return real.apply(this, args);
+        } as never,
+      );
+    };
+    note(Ring.prototype, 'closeAt');
+    note(WakeSockets.prototype, 'wake');
+    channel.close();
+    assert.equal(await waiting, undefined);
+    assert.deepEqual(order.slice(0, 2), ['closeAt', 'wake']);
   });
 
   test('can be canceled when the ring has turned, and its slot is free', async () => {

@@ -43,6 +43,21 @@ describe('WakeSockets', () => {
     sockets.close();
   });
 
+  test('sends nothing any more once either end is closed', async (t) => {
+    for (const closing of ['this end', 'the other end']) {
+      const { sockets, sent } = WakeSockets.create(nothing);
+      const other = WakeSockets.accept(sent, nothing);
+      (closing === 'this end' ? sockets : other).close();
+      await until(() => closing === 'this end' || sockets.hasEnded);
+      // A descriptor of another file may have the number by now.
+      const sends = t.mock.method(libc, 'sendmsg', () => 1);
+      sockets.wake();
+      assert.equal(sends.mock.callCount(), 0, closing);
+      sends.mock.restore();
+      for (const each of [sockets, other]) each.close();
+    }
+  });
+
   test('a sender that makes its copies blocking, reads, fills or shuts them down holds nobody up', async () => {
     let woken = 0;
     const [receiveEnd, theirSendEnd] = oneWaySockets();

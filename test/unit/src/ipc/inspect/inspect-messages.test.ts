@@ -25,6 +25,12 @@ describe('a request', () => {
     ])
       assert.equal(decodeRequest(bytes(wrong)), undefined);
     assert.equal(decodeRequest(Buffer.from('{"cuffi":1')), undefined);
+    // As long as a request may be, and no longer.
+    for (const [byteLength, read] of [
+      [256, 'list'],
+      [257, undefined],
+    ] as const)
+      assert.equal(decodeRequest(Buffer.from('{"cuffi":1,"ask":"list"}'.padEnd(byteLength))), read);
   });
 });
 

@@ -538,6 +538,25 @@ describe('forwardObjects', () => {
     assert.equal(owners[0].releasedCount(), 1);
   });
 
+  test('of a value, the objects of others are forwarded, whatever is before or behind them', async () => {
+    for (const order of ['i', 'io', 'oi', 'oio', 'ioi']) {
+      const objects = [...order].map((kind) => ({ kind, buffer: allocate() }));
+      const imported = objects.filter(({ kind }) => kind === 'i').map(({ buffer }) => buffer);
+      const owners = imported.map((buffer) => fakeOwner(7, buffer));
+      using other = new RawPeer();
+      await other.peer.send(objects.map(({ buffer }) => buffer));
+      for (let next = other.receive(); typeof next === 'object'; next = other.receive())
+        next.fds.forEach(closeFd);
+      assert.deepEqual(
+        owners.map(({ requests }) => requests.length),
+        imported.map(() => 1),
+        order,
+      );
+      other.send(Uint8Array.of(8), { kind: 2 });
+      await nextLoopIteration();
+    }
+  });
+
   test('a forwarded object is sent once its owner has acknowledged', async () => {
     const buffer = allocate();
     let agree = (): void => {};

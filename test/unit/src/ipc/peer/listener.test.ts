@@ -126,6 +126,26 @@ describe('listen and connect', () => {
     if (own) process.env['XDG_RUNTIME_DIR'] = own;
   });
 
+  test('a directory that cannot be made is an IpcError that says why', async () => {
+    const own = process.env['XDG_RUNTIME_DIR'];
+    const file = join(folder, 'no-directory');
+    writeFileSync(file, '');
+    for (const [runtime, why] of [
+      // Nothing can be made there, not even by root.
+      ['/proc/self', 'ENOENT'],
+      [file, 'ENOTDIR'],
+    ]) {
+      process.env['XDG_RUNTIME_DIR'] = runtime;
+      const refused = {
+        name: 'IpcError',
+        message: new RegExp(`^cannot make ${runtime}/cuffi: ${why}`),
+      };
+      assert.throws(() => listen('x'), refused);
+      await assert.rejects(connect('x'), refused);
+    }
+    if (own) process.env['XDG_RUNTIME_DIR'] = own;
+  });
+
   test('a dead socket is replaced, any other file is not touched', async () => {
     const path = join(folder, 'stale.sock');
     closeFd(listenSocket(path));

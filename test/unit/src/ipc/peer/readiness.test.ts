@@ -5,6 +5,7 @@ import { describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { DeviceBuffer } from '../../../../../src/index.ts';
 import { leases, type Peer } from '../../../../../src/ipc/index.ts';
+import { Readiness } from '../../../../../src/ipc/peer/readiness.ts';
 import { FrameKind, HEADER_BYTE_LENGTH, Tag } from '../../../../../src/ipc/protocol.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { turns, until } from '../../../../support/iterations.ts';
@@ -363,5 +364,29 @@ describe('Another end, which does as it likes,', () => {
     });
     await assert.rejects(asked, { name: 'IpcError', message: /a refusal came with a value/ });
     await assert.rejects(looping, { name: 'IpcError' });
+  });
+});
+
+describe('Readiness', () => {
+  test('refuses nothing any more once the connection has ended', (t) => {
+    t.mock.timers.enable({ apis: ['setTimeout'] });
+    for (const isEnded of [false, true]) {
+      let refusals = 0;
+      const readiness = new Readiness('the peer', {
+        hasValues: false,
+        hasRequests: true,
+        waitsForValue: true,
+        waitsForRequest: false,
+        tell: () => {},
+        refuseRequests: () => {
+          refusals += 1;
+        },
+        rejectUnsentValues: () => {},
+      });
+      readiness.check();
+      if (isEnded) readiness.end(new Error('over'));
+      t.mock.timers.tick(60_000);
+      assert.equal(refusals, isEnded ? 0 : 1);
+    }
   });
 });

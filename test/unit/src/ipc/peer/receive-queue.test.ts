@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { CudaEvent, VirtualMemory } from '../../../../../src/index.ts';
+import { Context, CudaEvent, DeviceBuffer, VirtualMemory } from '../../../../../src/index.ts';
 import { leases } from '../../../../../src/ipc/index.ts';
 import { ReceiveQueue } from '../../../../../src/ipc/peer/receive-queue.ts';
 import type { Session } from '../../../../../src/ipc/peer/session.ts';
@@ -50,6 +50,38 @@ describe('ReceiveQueue', () => {
       inbox.clear();
       assert.equal(inbox.isDrained, true);
     });
+});
+
+test('a value with objects of several contexts is delivered at once only if all of them can wait', () => {
+  emulate({ CUFFI_EMULATED_DEVICES: '3' });
+  const contexts = [0, 1, 2].map((device) => Context.primary(device));
+  const objects = contexts.map((context) => DeviceBuffer.allocate(64, { context }));
+  for (let waiting = 0; waiting < 8; waiting += 1) {
+    const canWait = contexts.filter((_, at) => (waiting >> at) % 2 === 1);
+    const session = {
+      isGone: false,
+      timeline: {
+        isReached: () => false,
+        wait: (_points: unknown, context: Context) => canWait.includes(context),
+      },
+      whenReached: () => new Promise(() => {}),
+    };
+    const queue = new ReceiveQueue(session as unknown as Session, () => {});
+    let isDelivered = false;
+    queue.receive({
+      stream: undefined,
+      resolve: () => {
+        isDelivered = true;
+      },
+      reject: assert.fail,
+    });
+    queue.add(
+      { ...arrival, objects, points: [{ index: 0, count: 1 }] },
+      { byteLength: 1, fdCount: 0 },
+    );
+    assert.equal(isDelivered, canWait.length === 3, `${canWait}`);
+  }
+  for (const object of objects) object.close();
 });
 
 test('objects and descriptors of values that nobody took count: the sender is stopped', async (t) => {

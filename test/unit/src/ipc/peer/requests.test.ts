@@ -439,6 +439,34 @@ describe('Peer.request and Peer.serve', () => {
     await wrong;
   });
 
+  test('serve() ends, and closes what was made for an answer, only when that is sent', async () => {
+    for (const what of ['answer', 'failure']) {
+      using other = new RawPeer();
+      const stop = new AbortController();
+      const done: string[] = [];
+      // More than a socket takes that nobody reads.
+      const long = 'x'.repeat(4 << 20);
+      const serving = other.peer.serve(
+        (_, { closeAfter }) => {
+          closeAfter({ close: () => done.push('closed') });
+          if (what === 'failure') throw Object.assign(new Error('failed'), { long });
+          return long;
+        },
+        { signal: stop.signal },
+      );
+      const ended = assert.rejects(serving, /^Error: stopped$/).then(() => done.push('ended'));
+      other.send(Uint8Array.of(Tag.null), { kind: FrameKind.request, request: 1 });
+      await turns(20);
+      stop.abort(new Error('stopped'));
+      await turns(20);
+      if (what === 'answer') assert.deepEqual(done, []);
+      for (let reads = 0; done.length < 2 && reads < 10_000; reads += 1)
+        if (other.receive() === undefined) await nextLoopIteration();
+      await ended;
+      assert.deepEqual(done, ['closed', 'ended']);
+    }
+  });
+
   test('an object of a request that cannot be opened fails that request', async () => {
     emulate();
     using pair = peerPair();

@@ -124,4 +124,25 @@ describe('TimelineCounter', () => {
     writeEnd.close();
     for (const each of [counter, copy]) each.close();
   });
+
+  test('what an ended process had promised stays broken, whoever notes what, and in which order', () => {
+    const endings = ['markEnded', 'abandon'] as const;
+    for (const first of endings)
+      for (const second of endings) {
+        const { counter, writeEnd } = TimelineCounter.create();
+        const copy = TimelineCounter.accept(counter.duplicateFds());
+        counter.advanceTo(4);
+        counter[first]();
+        copy[second]();
+        const isAbandoned = [first, second].includes('abandon');
+        for (const each of [counter, copy])
+          assert.deepEqual(
+            [each.isAbandoned, each.isEnded, each.value],
+            [isAbandoned, true, 4],
+            `${first}, ${second}`,
+          );
+        writeEnd.close();
+        for (const each of [counter, copy]) each.close();
+      }
+  });
 });

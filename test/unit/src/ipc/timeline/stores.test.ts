@@ -105,6 +105,28 @@ describe('TrackedStores', () => {
       }
   });
 
+  test('reports a store when others can see it, however it is done', async () => {
+    emulate();
+    using idle = Stream.create({ nonBlocking: true });
+    using busy = Stream.create({ nonBlocking: true });
+    using latch = new Latch();
+    for (const stream of [idle, undefined, busy]) {
+      const ring = Ring.create({ slots: 4, hasRecords: false });
+      const seen: boolean[] = [];
+      const stores = new TrackedStores(ring.words, {
+        onStored: () => seen.push(ring.isFilled(0)),
+        isAwaited: () => true,
+        isLazy: false,
+      });
+      if (stream === busy) latch.hold(busy);
+      stores.store(ring.filled(0), idle.context, stream);
+      latch.open();
+      await until(() => seen.length > 0);
+      assert.deepEqual(seen, [true]);
+      ring.words.close();
+    }
+  });
+
   test('lets the host store at once what follows no work, and tells the driver nothing', () => {
     emulate();
     const { ring, stores, reports } = tracker();
