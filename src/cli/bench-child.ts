@@ -1,6 +1,7 @@
 /**
  * The second process of `cuffi bench`: `bench-child.ts DEVICE BYTES`. Of all that it is handed it reads
- * the last word on the device, behind everything that a copy had to move, and replies with that word.
+ * the last word on the device, behind everything that a copy had to move, and replies with that word. A
+ * string is why something failed.
  */
 import { Socket } from 'node:net';
 import { mapShared } from '../../ffi/linux/libc.ts';
@@ -19,7 +20,7 @@ const mostBytes = Number(bytesArgument);
 const stream = Stream.create({ context, nonBlocking: true });
 const shared = new Uint8Array(mapShared(MEMORY_FD, mostBytes).view());
 const received = new Uint8Array(mostBytes);
-const parent = parentPeer<DeviceBuffer | Order<ChannelConsumer>, number | null>();
+const parent = parentPeer<DeviceBuffer | Order<ChannelConsumer>, number | null | string>();
 
 let pinned: PinnedBuffer | undefined;
 /** Kept, so that it stays mapped. */
@@ -95,16 +96,20 @@ socket.on('data', (chunk: Uint8Array) => {
 socket.on('error', () => {});
 // Ctrl-C reaches all processes of a terminal: the parent ends this one, and says why.
 process.on('SIGINT', () => {});
+// Of a signal by itself, what is to be removed at exit would stay.
+process.on('SIGTERM', () => process.exit());
+
+async function serve(value: DeviceBuffer | Order<ChannelConsumer>): Promise<number | null> {
+  if (!(value instanceof DeviceBuffer)) return obey(value);
+  const seen = lastWordOf(value);
+  value.close();
+  return seen;
+}
 
 try {
   await parent.send(null);
-  for await (const value of parent) {
-    if (value instanceof DeviceBuffer) {
-      const seen = lastWordOf(value);
-      value.close();
-      await parent.send(seen);
-    } else await parent.send(await obey(value));
-  }
+  for await (const value of parent)
+    await parent.send(await serve(value).catch((error: Error) => error.message));
 } catch (error) {
   // The parent has exited, so nobody reads the reply.
   if (!(error instanceof ClosedError || error instanceof PeerGoneError)) throw error;

@@ -1,8 +1,8 @@
 /** How long it takes to hand a GPU buffer to another process, by sharing it and by copying it. */
 import type { Socket } from 'node:net';
-import { closeFd, createMemfd, mapShared } from '../../ffi/linux/libc.ts';
+import { closeFd, createMemfd, type Mapping, mapShared } from '../../ffi/linux/libc.ts';
 import { Context } from '../context.ts';
-import { CuffiError, NotSupportedError } from '../errors.ts';
+import { CudaError, CuffiError, NotSupportedError } from '../errors.ts';
 import { Channel } from '../ipc/channel/channel.ts';
 import { type ChildPeer, spawnPeer } from '../ipc/peer/spawn.ts';
 import { ipcSupport } from '../ipc/sharing/support.ts';
@@ -83,25 +83,28 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
   });
   const mostBytes = sizes.at(-1);
   if (mostBytes === undefined) return { figures: [], omitted };
+  using watch = new Watch(options.signal, deadlineMs);
+  using stream = Stream.create({ context, nonBlocking: true });
   const fd = createMemfd('cuffi-bench', mostBytes);
-  const memory = mapShared(fd, mostBytes);
-  const watch = new Watch(options.signal, deadlineMs);
+  let memory: Mapping | undefined;
   let child: ChildPeer | undefined;
   let pinned: PinnedBuffer | undefined;
-  const stream = Stream.create({ context, nonBlocking: true });
-  const stdio: ('ignore' | 'inherit' | 'pipe' | number)[] = ['ignore', 'ignore', 'inherit'];
-  stdio[SOCKET_FD] = 'pipe';
-  stdio[MEMORY_FD] = fd;
   try {
+    memory = mapShared(fd, mostBytes);
+    const stdio: ('ignore' | 'inherit' | 'pipe' | number)[] = ['ignore', 'ignore', 'inherit'];
+    stdio[SOCKET_FD] = 'pipe';
+    stdio[MEMORY_FD] = fd;
     child = spawnPeer(program, {
       args: [String(device), String(mostBytes)],
       env: { ...process.env, CUFFI_DRIVER: driver.name },
       stdio,
       signal: watch.signal,
     });
+    const spawned = child;
+    watch.signal.addEventListener('abort', () => killLater(spawned));
     // A child that dies breaks its socket; its exit is reported instead.
     socketOf(child).on('error', () => {});
-    await child.receive();
+    await receiveFrom(child);
     const tried = new Omissions(omitted);
     pinned = tried.open('copying, page-locked', () =>
       PinnedBuffer.allocate(mostBytes, { context, shareable: true }),
@@ -116,10 +119,12 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
       try {
         const isFirst = byteLength === sizes[0];
         figures.push(...(await measure(open.ways, byteLength, options, watch, isFirst)));
-      } finally {
+      } catch (error) {
         // A child that has died closes nothing.
         await open.close().catch(() => {});
+        throw error;
       }
+      await open.close();
     }
     return { figures, omitted };
   } catch (error) {
@@ -127,18 +132,27 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
     watch.signal.throwIfAborted();
     throw error;
   } finally {
-    watch.close();
-    if (child) {
-      socketOf(child).destroy();
-      child.process.kill('SIGKILL');
-      await child[Symbol.asyncDispose]();
-    }
+    if (child) await end(child);
     pinned?.close();
-    stream.close();
-    memory.unmap();
+    memory?.unmap();
     closeFd(fd);
     await context.flush();
   }
+}
+
+/** A child that is asked to end exits, and removes what has a name. One that does not is killed after so long. */
+const GRACE_MS = 3000;
+
+function killLater({ process: child }: ChildPeer): void {
+  if (child.exitCode !== null || child.signalCode !== null) return;
+  const timer = setTimeout(() => child.kill('SIGKILL'), GRACE_MS);
+  child.once('exit', () => clearTimeout(timer));
+}
+
+async function end(child: ChildPeer): Promise<void> {
+  killLater(child);
+  socketOf(child).destroy();
+  await child[Symbol.asyncDispose]();
 }
 
 /** So much memory, times the size, at the same time: of the GPU, and of the host. */
@@ -151,7 +165,6 @@ function lacksRoom(byteLength: number, context: Context): string | undefined {
   const { free } = context.memoryInfo();
   const places = [
     ['the GPU', free],
-    // Node 20.19 has it.
     ['this host', process.availableMemory()],
   ] as const;
   const short = places.find(([, available]) => needed + SPARE_BYTES > available);
@@ -169,12 +182,13 @@ class Omissions {
     this.#list = list;
   }
 
-  /** Opens what a way needs; undefined if this device or system cannot. */
+  /** Opens what a way needs; undefined if this device or system cannot, or has no room. */
   open<T>(way: WayName, open: () => T): T | undefined {
     try {
       return open();
     } catch (error) {
-      if (!(error instanceof NotSupportedError)) throw error;
+      const isFull = error instanceof CudaError && error.code === 'CUDA_ERROR_OUT_OF_MEMORY';
+      if (!isFull && !(error instanceof NotSupportedError)) throw error;
       if (!this.#list.some(({ what }) => what === way))
         this.#list.push({ what: way, reason: error.message });
       return undefined;
@@ -182,8 +196,8 @@ class Omissions {
   }
 }
 
-/** Aborts if its signal does, or if nobody calls {@link wind} for too long. */
-class Watch {
+/** Aborts if its signal does, or if nobody calls {@link refresh} for too long. */
+class Watch implements Disposable {
   readonly signal: AbortSignal;
   readonly #timer: NodeJS.Timeout;
 
@@ -196,11 +210,11 @@ class Watch {
     );
   }
 
-  wind(): void {
+  refresh(): void {
     this.#timer.refresh();
   }
 
-  close(): void {
+  [Symbol.dispose](): void {
     clearTimeout(this.#timer);
   }
 }
@@ -226,7 +240,14 @@ const socketOf = (child: ChildPeer): Socket => child.process.stdio[SOCKET_FD] as
 
 async function tell(child: ChildPeer, order: Order): Promise<unknown> {
   await child.send(order);
-  return child.receive();
+  return receiveFrom(child);
+}
+
+/** Returns the child's next reply. @throws CuffiError for one that says what failed there */
+async function receiveFrom(child: ChildPeer): Promise<unknown> {
+  const reply = await child.receive();
+  if (typeof reply === 'string') throw new CuffiError(`in the child: ${reply}`);
+  return reply;
 }
 
 const word = new Uint32Array(1);
@@ -298,7 +319,7 @@ async function openWays(byteLength: number, place: Place) {
       isShared &&
         way('connection', async () => {
           await child.send(buffer);
-          return child.receive();
+          return receiveFrom(child);
         }),
       through && {
         name: 'channel',
@@ -317,7 +338,7 @@ async function openWays(byteLength: number, place: Place) {
         const bytes = shared.subarray(0, byteLength);
         buffer.copyToHostSync(bytes);
         socketOf(child).write(bytes);
-        return child.receive();
+        return receiveFrom(child);
       }),
       copying('copying, shared memory', shared, false),
       pinned && copying('copying, page-locked', new Uint8Array(pinned.buffer), true),
@@ -353,7 +374,7 @@ async function measure(
   const handOver = async ({ handOver: go }: OpenWay): Promise<number> => {
     // A signal is only seen in the event loop, which synchronous copies hold up.
     watch.signal.throwIfAborted();
-    watch.wind();
+    watch.refresh();
     lastWord += 1;
     return go(lastWord);
   };
@@ -383,7 +404,9 @@ async function measure(
 /** The figures of samples, by the nearest rank. */
 export function figuresOf(way: WayName, byteLength: number, samples: readonly number[]): Figures {
   const sorted = [...samples].sort((a, b) => a - b);
-  const quantile = (part: number): number => sorted[Math.ceil(part * sorted.length) - 1] as number;
+  // In whole nanoseconds: the clock has no more.
+  const quantile = (part: number): number =>
+    Number((sorted[Math.ceil(part * sorted.length) - 1] as number).toFixed(6));
   const medianMs = quantile(0.5);
   return {
     way,
@@ -391,6 +414,6 @@ export function figuresOf(way: WayName, byteLength: number, samples: readonly nu
     rounds: sorted.length,
     medianMs,
     p95Ms: quantile(0.95),
-    bytesPerSecond: ways[way].isCopy ? byteLength / (medianMs / 1000) : null,
+    bytesPerSecond: ways[way].isCopy ? Math.round(byteLength / (medianMs / 1000)) : null,
   };
 }

@@ -23,7 +23,7 @@ export function printError(lines: readonly string[]): void {
 export function showProgress(text: string): void {
   const { stderr } = process;
   if (!stderr.isTTY || process.env['TERM'] === 'dumb') return;
-  stderr.write(`\r\u001b[K${printable(text).slice(0, (stderr.columns ?? 80) - 1)}`);
+  stderr.write(`\r\u001b[K${printable(text).slice(0, (stderr.columns || 80) - 1)}`);
 }
 
 /** Prints a value as one line of JSON, in which characters that control a terminal are escaped. */
