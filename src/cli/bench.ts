@@ -111,6 +111,8 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
     );
     if (pinned) await tell(child, { type: 'pinned', pinned });
     const figures: Figures[] = [];
+    // Never twice the same, also in memory that is used again.
+    let words = 0;
     const shared = new Uint8Array(memory.view());
     for (const byteLength of sizes) {
       options.onSize?.(byteLength);
@@ -118,7 +120,8 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
       const open = await openWays(byteLength, place);
       try {
         const isFirst = byteLength === sizes[0];
-        figures.push(...(await measure(open.ways, byteLength, options, watch, isFirst)));
+        const round = { watch, isFirst, nextWord: () => ++words };
+        figures.push(...(await measure(open.ways, byteLength, options, round)));
       } catch (error) {
         // A child that has died closes nothing.
         await open.close().catch(() => {});
@@ -361,22 +364,18 @@ const MAX_ROUNDS = 2000;
 /** V8 compiles what runs often: the first size warms up so many times as long. */
 const FIRST_WARM_UP = 5;
 
-let lastWord = 0;
-
 /** Lets the ways take turns, so that whatever changes meanwhile affects all of them. */
 async function measure(
   open: readonly OpenWay[],
   byteLength: number,
   { budgetMs, warmUpMs }: BenchOptions,
-  watch: Watch,
-  isFirst: boolean,
+  { watch, isFirst, nextWord }: { watch: Watch; isFirst: boolean; nextWord(): number },
 ): Promise<Figures[]> {
   const handOver = async ({ handOver: go }: OpenWay): Promise<number> => {
     // A signal is only seen in the event loop, which synchronous copies hold up.
     watch.signal.throwIfAborted();
     watch.refresh();
-    lastWord += 1;
-    return go(lastWord);
+    return go(nextWord());
   };
   const runs = open.map((way) => ({ way, samples: [] as number[], spentMs: 0, latestMs: 0 }));
   const untilMs = isFirst ? FIRST_WARM_UP * warmUpMs : warmUpMs;

@@ -81,7 +81,7 @@ describe('drawFigures', () => {
   });
 
   test('labels of near sizes are left out rather than put on each other', () => {
-    const sizes = Array.from({ length: 20 }, (_, at) => 4096 << at);
+    const sizes = Array.from({ length: 20 }, (_, at) => 2 ** (12 + at));
     const svg = draw(...sizes.map((size) => figure('channel', size, 1)));
     const at = all(svg, /x="([\d.]+)" y="430" text-anchor="middle">/g).map(Number);
     const sorted = at.sort((a, b) => a - b);
