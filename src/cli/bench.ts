@@ -75,7 +75,7 @@ export interface BenchOptions {
 export async function bench(options: BenchOptions): Promise<BenchResult> {
   const { device, driver, deadlineMs = 30_000, program = childProgram('bench-child') } = options;
   const context = Context.primary(device);
-  const omitted: { what: string; reason: string }[] = [];
+  const omitted: Omitted = [];
   const sizes = options.sizes.filter((byteLength) => {
     const reason = lacksRoom(byteLength, context);
     if (reason !== undefined) omitted.push({ what: shortBytes(byteLength), reason });
@@ -105,8 +105,7 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
     // A child that dies breaks its socket; its exit is reported instead.
     socketOf(child).on('error', () => {});
     await receiveFrom(child);
-    const tried = new Omissions(omitted);
-    pinned = tried.open('copying, page-locked', () =>
+    pinned = openOrOmit(omitted, 'copying, page-locked', () =>
       PinnedBuffer.allocate(mostBytes, { context, shareable: true }),
     );
     if (pinned) await tell(child, { type: 'pinned', pinned });
@@ -116,8 +115,7 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
     const shared = new Uint8Array(memory.view());
     for (const byteLength of sizes) {
       options.onSize?.(byteLength);
-      const place = { context, stream, child, shared, pinned, tried };
-      const open = await openWays(byteLength, place);
+      const open = await openWays(byteLength, { context, stream, child, shared, pinned, omitted });
       try {
         const isFirst = byteLength === sizes[0];
         const round = { watch, isFirst, nextWord: () => ++words };
@@ -177,25 +175,18 @@ function lacksRoom(byteLength: number, context: Context): string | undefined {
   );
 }
 
-/** Collects the ways that do not work here, once each. */
-class Omissions {
-  readonly #list: { what: string; reason: string }[];
+type Omitted = { what: string; reason: string }[];
 
-  constructor(list: { what: string; reason: string }[]) {
-    this.#list = list;
-  }
-
-  /** Opens what a way needs; undefined if this device or system cannot, or has no room. */
-  open<T>(way: WayName, open: () => T): T | undefined {
-    try {
-      return open();
-    } catch (error) {
-      const isFull = error instanceof CudaError && error.code === 'CUDA_ERROR_OUT_OF_MEMORY';
-      if (!isFull && !(error instanceof NotSupportedError)) throw error;
-      if (!this.#list.some(({ what }) => what === way))
-        this.#list.push({ what: way, reason: error.message });
-      return undefined;
-    }
+/** Opens what a way needs. If this device or system cannot, or has no room, says why, once. */
+function openOrOmit<T>(omitted: Omitted, way: WayName, open: () => T): T | undefined {
+  try {
+    return open();
+  } catch (error) {
+    const isFull = error instanceof CudaError && error.code === 'CUDA_ERROR_OUT_OF_MEMORY';
+    if (!isFull && !(error instanceof NotSupportedError)) throw error;
+    if (!omitted.some(({ what }) => what === way))
+      omitted.push({ what: way, reason: error.message });
+    return undefined;
   }
 }
 
@@ -236,7 +227,7 @@ interface Place {
   readonly child: ChildPeer;
   readonly shared: Uint8Array<ArrayBuffer>;
   readonly pinned: PinnedBuffer | undefined;
-  readonly tried: Omissions;
+  readonly omitted: Omitted;
 }
 
 const socketOf = (child: ChildPeer): Socket => child.process.stdio[SOCKET_FD] as Socket;
@@ -267,7 +258,7 @@ function checkSeen(way: WayName, seen: unknown, expected: number): void {
 
 /** Opens all ways that work here, in both processes. */
 async function openWays(byteLength: number, place: Place) {
-  const { context, stream, child, shared, pinned, tried } = place;
+  const { context, stream, child, shared, pinned, omitted } = place;
   const support = ipcSupport(context.device);
   const kind = defaultKind(context.device, support);
   const { supported, reason } = support[kinds[kind].capability];
@@ -284,31 +275,26 @@ async function openWays(byteLength: number, place: Place) {
     }
   };
   try {
-    channel = tried.open('channel', () =>
+    channel = openOrOmit(omitted, 'channel', () =>
       Channel.create({ slots: 1, byteLength, deliver: 'all', context }),
     );
-    const isShared = tried.open('connection', () => {
+    const isShared = openOrOmit(omitted, 'connection', () => {
       if (!supported) throw new NotSupportedError(reason);
       return true;
     });
     await tell(child, { type: 'open', byteLength, buffer: isShared ? buffer : undefined, channel });
 
-    /** Times a hand-over of the buffer, whose last word is set before. */
-    const handOver = async (
-      name: WayName,
-      value: number,
-      give: () => Promise<unknown>,
-    ): Promise<number> => {
-      setLastWord(buffer, value);
-      const start = performance.now();
-      const seen = await give();
-      const ms = performance.now() - start;
-      checkSeen(name, seen, value);
-      return ms;
-    };
+    /** A way to hand over the buffer, whose last word is set before. */
     const way = (name: WayName, give: () => Promise<unknown>): OpenWay => ({
       name,
-      handOver: (value) => handOver(name, value, give),
+      async handOver(value) {
+        setLastWord(buffer, value);
+        const start = performance.now();
+        const seen = await give();
+        const ms = performance.now() - start;
+        checkSeen(name, seen, value);
+        return ms;
+      },
     });
     const copying = (name: WayName, host: Uint8Array<ArrayBuffer>, isPinned: boolean): OpenWay => {
       const bytes = host.subarray(0, byteLength);
