@@ -34,6 +34,7 @@ const entries = {
   'src/ipc/index.ts': [...ffi, ...core, ...ipc],
   'src/cli/main.ts': [...ffi, ...core, ...ipc],
   'src/cli/roundtrip-child.ts': [...ffi, ...core, ...ipc],
+  'src/cli/bench-child.ts': [...ffi, ...core, ...ipc],
   'src/cli/doctor-child.ts': [...ffi, ...core, ...ipc],
   'src/ipc/inspect/inspect-server.ts': [...ffi, ...core, ...ipc],
 };

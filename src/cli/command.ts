@@ -1,4 +1,5 @@
 /** What each command of `cuffi` has, and how it refuses its arguments. */
+import { constants } from 'node:os';
 import { type ParseArgsConfig, parseArgs } from 'node:util';
 import { didYouMean } from '../validate.ts';
 
@@ -22,6 +23,16 @@ export class UsageError extends Error {}
 
 /** A command that could not do its work: printed without the usage, exit code 2. */
 export class CannotRunError extends Error {}
+
+/** A command that a signal ended: all that it had started and opened is gone. */
+export class InterruptedError extends Error {
+  readonly exitCode: number;
+
+  constructor(signal: NodeJS.Signals) {
+    super('interrupted');
+    this.exitCode = 128 + constants.signals[signal];
+  }
+}
 
 /** Parses the arguments of a command. @throws UsageError, with the nearest option */
 export function parseCommand<O extends NonNullable<ParseArgsConfig['options']>>(
@@ -50,4 +61,14 @@ export function singleArgument(name: string, positionals: readonly string[]): st
 /** @throws UsageError for any argument */
 export function refuseArguments(name: string, positionals: readonly string[]): void {
   if (positionals.length > 0) throw new UsageError(`${name} takes no '${positionals.join(' ')}'`);
+}
+
+/** An integer of the command line. @throws UsageError for anything else, and out of range */
+export function integerOption(text: string, name: string, min: number, max: number): number {
+  const value = text.trim() === '' ? Number.NaN : Number(text);
+  if (!Number.isSafeInteger(value) || value < min || value > max)
+    throw new UsageError(
+      `${name} must be an integer from ${min} to ${max}, not ${JSON.stringify(text)}`,
+    );
+  return value;
 }

@@ -2,7 +2,14 @@
 
 import { packageVersion } from '../../ffi/package.ts';
 import { didYouMean } from '../validate.ts';
-import { CannotRunError, type Command, refuseArguments, UsageError } from './command.ts';
+import { benchCommand } from './bench-command.ts';
+import {
+  CannotRunError,
+  type Command,
+  InterruptedError,
+  refuseArguments,
+  UsageError,
+} from './command.ts';
 import { devicesCommand } from './devices-command.ts';
 import { doctorCommand } from './doctor-command.ts';
 import { explainCommand } from './explain-command.ts';
@@ -13,6 +20,7 @@ import { roundtripCommand } from './roundtrip-command.ts';
 
 const commands: Readonly<Record<string, Command>> = {
   roundtrip: roundtripCommand,
+  bench: benchCommand,
   doctor: doctorCommand,
   devices: devicesCommand,
   ls: lsCommand,
@@ -43,6 +51,7 @@ export async function runCommandLine(argv: readonly string[]): Promise<number> {
     const message = error instanceof Error ? error.message : String(error);
     const isUsage = error instanceof UsageError;
     printError([`cuffi: ${message}`, ...(isUsage ? ['', ...usage.split('\n')] : [])]);
+    if (error instanceof InterruptedError) return error.exitCode;
     return isUsage || error instanceof CannotRunError ? 2 : 1;
   }
 }

@@ -1,5 +1,5 @@
-import { selectDriver } from '../../ffi/driver.ts';
-import { isAvailable } from '../driver.ts';
+import { driverName, selectDriver } from '../../ffi/driver.ts';
+import { driverVersion, isAvailable } from '../driver.ts';
 
 /** The driver that a command uses, and why. */
 export interface DriverChoice {
@@ -22,6 +22,14 @@ export function chooseDriver(requestedDriver: string | undefined): DriverChoice 
   if (isAvailable()) return { name: 'cuda', reason: 'a GPU is here' };
   replaceMissingGpu();
   return { name: 'emulated', reason: 'no GPU is here' };
+}
+
+/** Which driver a command uses, and why, for its first line. */
+export function describeDriver({ name, reason }: DriverChoice): string {
+  if (name === 'emulated')
+    return `emulated, ${reason}: real processes and shared memory, but no GPU; its times say nothing about one`;
+  const { major, minor } = driverVersion();
+  return `${driverName()}, CUDA ${major}.${minor} (${reason})`;
 }
 
 /**

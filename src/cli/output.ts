@@ -16,6 +16,16 @@ export function printError(lines: readonly string[]): void {
   for (const line of lines) console.error(printable(line));
 }
 
+/**
+ * Shows what a command does at the moment, in a line of the terminal that the next one replaces; '' takes
+ * the line away. If stderr is not a terminal, or one without control sequences, nothing is shown.
+ */
+export function showProgress(text: string): void {
+  const { stderr } = process;
+  if (!stderr.isTTY || process.env['TERM'] === 'dumb') return;
+  stderr.write(`\r\u001b[K${printable(text).slice(0, (stderr.columns || 80) - 1)}`);
+}
+
 /** Prints a value as one line of JSON, in which characters that control a terminal are escaped. */
 export function printJson(value: unknown): void {
   console.log(

@@ -1,9 +1,13 @@
 /** `cuffi roundtrip`: its options, and what it prints. */
-import { driverName } from '../../ffi/driver.ts';
-import { driverVersion } from '../driver.ts';
 import type { Support } from '../ipc/sharing/support.ts';
-import { type Command, parseCommand, refuseArguments, UsageError } from './command.ts';
-import { chooseDriver, type DriverChoice } from './driver-choice.ts';
+import {
+  type Command,
+  integerOption,
+  parseCommand,
+  refuseArguments,
+  UsageError,
+} from './command.ts';
+import { chooseDriver, describeDriver } from './driver-choice.ts';
 import { defaultKind, type KindName, kindNames, kinds } from './kinds.ts';
 import { print, printJson } from './output.ts';
 import { type DeviceSupport, inspectDevice, type RoundtripResult, roundtrip } from './roundtrip.ts';
@@ -47,21 +51,12 @@ export function readOptions(argv: readonly string[]): RoundtripCommandOptions {
   });
   refuseArguments('roundtrip', positionals);
   return {
-    elements: integer(values.elements, '--elements', 1, 2 ** 32),
-    device: integer(values.device, '--device', 0, 1023),
+    elements: integerOption(values.elements, '--elements', 1, 2 ** 32),
+    device: integerOption(values.device, '--device', 0, 1023),
     kind: kindOf(values.kind),
     driver: values.driver,
     json: values.json,
   };
-}
-
-function integer(text: string, name: string, min: number, max: number): number {
-  const value = text.trim() === '' ? Number.NaN : Number(text);
-  if (!Number.isSafeInteger(value) || value < min || value > max)
-    throw new UsageError(
-      `${name} must be an integer from ${min} to ${max}, not ${JSON.stringify(text)}`,
-    );
-  return value;
 }
 
 function kindOf(text: string | undefined): KindName | undefined {
@@ -78,17 +73,6 @@ const formatCount = (value: number): string => value.toLocaleString('en-US');
 const milliseconds = (value: number): string => `${value.toFixed(value < 10 ? 2 : 1)} ms`;
 const formatSupport = ({ supported, reason }: Support): string =>
   supported ? 'yes' : `no (${reason})`;
-
-/** The first line of every output: the driver. */
-function describeDriver(driver: DriverChoice): string {
-  if (driver.name === 'emulated')
-    return labelled(
-      'driver',
-      `emulated, ${driver.reason}: real processes and shared memory, but no GPU; its times say nothing about one`,
-    );
-  const { major, minor } = driverVersion();
-  return labelled('driver', `${driverName()}, CUDA ${major}.${minor} (${driver.reason})`);
-}
 
 /** The lines about the device and what it can share. */
 function describePlace({ device, support }: DeviceSupport): string[] {
@@ -154,7 +138,7 @@ async function run(argv: readonly string[]): Promise<boolean> {
   const say = (...lines: string[]): void => {
     if (!json) print(lines);
   };
-  say(describeDriver(driver));
+  say(labelled('driver', describeDriver(driver)));
   const place = inspectDevice(ordinal);
   say(...describePlace(place));
   const facts = {

@@ -293,6 +293,13 @@ describe('cuffi command', () => {
     }
   });
 
+  test('bench ends with 1 if there is room for no size, and says so', async () => {
+    const { code, stdout, stderr } = await inTurn('bench --size 2GiB');
+    assert.deepEqual({ code, stderr }, { code: 1, stderr: '' });
+    assert.match(stdout, /\nnot measured: 2 GiB: it takes 6 GiB of the GPU and some to spare, /);
+    assert.doesNotMatch(stdout, /MEDIAN/);
+  });
+
   test('wrong data ends the command with 1 and is reported', async () => {
     // The first copy to the device reports success but does nothing, so both sides miss their values.
     const env = { CUFFI_EMULATED_FAULTS: 'cuMemcpyHtoDAsync_v2:1=0' };

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { readdirSync, readFileSync } from 'node:fs';
 import { describe, mock, test } from 'node:test';
-import { print, printError, printJson } from '../../../../src/cli/output.ts';
+import { print, printError, printJson, showProgress } from '../../../../src/cli/output.ts';
 
 /** What a call printed with one of the functions of the console. */
 function printed(stream: 'log' | 'error', call: () => void): unknown[][] {
@@ -50,5 +50,31 @@ describe('output', () => {
         /console\.|std(out|err)\.write/.test(readFileSync(new URL(name, folder), 'utf8')),
     );
     assert.deepEqual(printing, ['output.ts']);
+  });
+
+  test('progress is one line of a terminal, and nothing elsewhere', () => {
+    const write = mock.method(process.stderr, 'write', () => true);
+    const { isTTY, columns } = process.stderr;
+    const term = process.env['TERM'];
+    const shown = (at: { isTTY: boolean; columns?: number; term?: string }, text: string) => {
+      Object.assign(process.stderr, { isTTY: at.isTTY, columns: at.columns });
+      process.env['TERM'] = at.term ?? 'xterm';
+      write.mock.resetCalls();
+      showProgress(text);
+      return write.mock.calls.map(({ arguments: said }) => (said as unknown[])[0]);
+    };
+    try {
+      assert.deepEqual(shown({ isTTY: true, columns: 80 }, 'a\u009bb'), ['\r\u001b[Ka?b']);
+      assert.deepEqual(shown({ isTTY: true, columns: 4 }, 'abcdef'), ['\r\u001b[Kabc']);
+      // Of an unknown width.
+      assert.deepEqual(shown({ isTTY: true, columns: 0 }, 'abcdef'), ['\r\u001b[Kabcdef']);
+      assert.deepEqual(shown({ isTTY: false }, 'abc'), []);
+      assert.deepEqual(shown({ isTTY: true, term: 'dumb' }, 'abc'), []);
+    } finally {
+      Object.assign(process.stderr, { isTTY, columns });
+      process.env['TERM'] = term;
+      if (term === undefined) delete process.env['TERM'];
+      mock.restoreAll();
+    }
   });
 });

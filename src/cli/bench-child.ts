@@ -1,0 +1,117 @@
+/**
+ * The second process of `cuffi bench`: `bench-child.ts DEVICE BYTES`. Of all that it is handed it reads
+ * the last word on the device, behind everything that a copy had to move, and replies with that word. A
+ * string is why something failed.
+ */
+import { Socket } from 'node:net';
+import { mapShared } from '../../ffi/linux/libc.ts';
+import { Context } from '../context.ts';
+import { ClosedError, PeerGoneError } from '../errors.ts';
+import type { ChannelConsumer } from '../ipc/channel/channel-consumer.ts';
+import { parentPeer } from '../ipc/peer/spawn.ts';
+import { DeviceBuffer } from '../memory/buffer.ts';
+import type { PinnedBuffer } from '../memory/pinned.ts';
+import { Stream } from '../stream.ts';
+import { MEMORY_FD, type Order, SOCKET_FD } from './bench-messages.ts';
+
+const [deviceArgument, bytesArgument] = process.argv.slice(2);
+const context = Context.primary(Number(deviceArgument));
+const mostBytes = Number(bytesArgument);
+const stream = Stream.create({ context, nonBlocking: true });
+const shared = new Uint8Array(mapShared(MEMORY_FD, mostBytes).view());
+const received = new Uint8Array(mostBytes);
+const parent = parentPeer<DeviceBuffer | Order<ChannelConsumer>, number | null | string>();
+
+let pinned: PinnedBuffer | undefined;
+/** Kept, so that it stays mapped. */
+let kept: DeviceBuffer | undefined;
+/** Where copies end. */
+let own: DeviceBuffer | undefined;
+let channel: ChannelConsumer | undefined;
+let consumed: Promise<void> | undefined;
+/** The last word of the last message of the channel. */
+let seenInChannel = 0;
+
+const word = new Uint32Array(1);
+function lastWordOf(buffer: DeviceBuffer): number {
+  buffer.subarray(buffer.byteLength - 4).copyToHostSync(word);
+  return word[0] as number;
+}
+
+/** Copies to the device what is at the beginning of host memory. */
+function copied(host: Uint8Array): number {
+  if (!own) throw new Error('nothing is open');
+  own.copyFromSync(host.subarray(0, own.byteLength));
+  return lastWordOf(own);
+}
+
+async function consume(messages: ChannelConsumer): Promise<void> {
+  for await (const slot of messages) {
+    seenInChannel = lastWordOf(slot.buffer);
+    slot.release({ stream });
+  }
+}
+
+/** Closes what is of one size. The parent has closed the channel before. */
+async function closeAll(): Promise<null> {
+  await consumed;
+  channel?.close();
+  kept?.close();
+  own?.close();
+  [channel, consumed, kept, own] = [undefined, undefined, undefined, undefined];
+  await context.flush();
+  return null;
+}
+
+async function obey(order: Order<ChannelConsumer>): Promise<number | null> {
+  switch (order.type) {
+    case 'pinned':
+      pinned = order.pinned;
+      return null;
+    case 'open':
+      own = DeviceBuffer.allocate(order.byteLength, { context });
+      kept = order.buffer;
+      channel = order.channel;
+      consumed = channel && consume(channel);
+      return null;
+    case 'copied':
+      return copied(order.isPinned && pinned ? new Uint8Array(pinned.buffer) : shared);
+    case 'seen':
+      return seenInChannel;
+    case 'close':
+      return closeAll();
+  }
+}
+
+const socket = new Socket({ fd: SOCKET_FD, readable: true, writable: true });
+let length = 0;
+socket.on('data', (chunk: Uint8Array) => {
+  received.set(chunk, length);
+  length += chunk.byteLength;
+  if (length !== own?.byteLength) return;
+  length = 0;
+  // The parent has ended, if it does not arrive.
+  void parent.send(copied(received)).catch(() => {});
+});
+socket.on('error', () => {});
+// Ctrl-C reaches all processes of a terminal: the parent ends this one, and says why.
+process.on('SIGINT', () => {});
+// Of a signal by itself, what is to be removed at exit would stay.
+process.on('SIGTERM', () => process.exit());
+
+async function serve(value: DeviceBuffer | Order<ChannelConsumer>): Promise<number | null> {
+  if (!(value instanceof DeviceBuffer)) return obey(value);
+  const seen = lastWordOf(value);
+  value.close();
+  return seen;
+}
+
+try {
+  await parent.send(null);
+  for await (const value of parent)
+    await parent.send(await serve(value).catch((error: Error) => error.message));
+} catch (error) {
+  // The parent has exited, so nobody reads the reply.
+  if (!(error instanceof ClosedError || error instanceof PeerGoneError)) throw error;
+}
+process.exit();

@@ -1,0 +1,404 @@
+/** How long it takes to hand a GPU buffer to another process, by sharing it and by copying it. */
+import type { Socket } from 'node:net';
+import { closeFd, createMemfd, type Mapping, mapShared } from '../../ffi/linux/libc.ts';
+import { Context } from '../context.ts';
+import { CudaError, CuffiError, NotSupportedError } from '../errors.ts';
+import { Channel } from '../ipc/channel/channel.ts';
+import { type ChildPeer, spawnPeer } from '../ipc/peer/spawn.ts';
+import { ipcSupport } from '../ipc/sharing/support.ts';
+import type { DeviceBuffer } from '../memory/buffer.ts';
+import { PinnedBuffer } from '../memory/pinned.ts';
+import { Stream } from '../stream.ts';
+import { MEMORY_FD, type Order, SOCKET_FD } from './bench-messages.ts';
+import { childProgram } from './child-program.ts';
+import type { DriverChoice } from './driver-choice.ts';
+import { defaultKind, kinds } from './kinds.ts';
+import { shortBytes } from './table.ts';
+
+/** The ways of a hand-over, in the order of the table. */
+export const ways = {
+  /** The buffer, which the receiver has mapped, over a connection. */
+  connection: { isCopy: false },
+  /** A slot of a channel. */
+  channel: { isCopy: false },
+  /** All bytes through a Unix socket. */
+  'copying, socket': { isCopy: true },
+  /** All bytes through ordinary memory that both processes map. */
+  'copying, shared memory': { isCopy: true },
+  /** All bytes through page-locked memory of both processes. */
+  'copying, page-locked': { isCopy: true },
+} as const satisfies Readonly<Record<string, { readonly isCopy: boolean }>>;
+export type WayName = keyof typeof ways;
+export const wayNames = Object.keys(ways) as WayName[];
+
+/**
+ * The figures of one way with one size. A hand-over lasts from when the data is ready in this process
+ * until the other one has read a word of it on the device and this one knows that: there and back.
+ */
+export interface Figures {
+  readonly way: WayName;
+  readonly byteLength: number;
+  readonly rounds: number;
+  readonly medianMs: number;
+  readonly p95Ms: number;
+  /** Of a copy: its bytes by its median. */
+  readonly bytesPerSecond: number | null;
+}
+
+/** What was measured, and why the rest was not. */
+export interface BenchResult {
+  readonly figures: readonly Figures[];
+  /** Ways that do not work here, and sizes for which there is no room. */
+  readonly omitted: readonly { readonly what: string; readonly reason: string }[];
+}
+
+/** Options of {@link bench}. */
+export interface BenchOptions {
+  /** In bytes, ascending: multiples of 4. */
+  readonly sizes: readonly number[];
+  readonly device: number;
+  readonly driver: DriverChoice;
+  /** How long each way of each size is measured, about, and how long it runs before. */
+  readonly budgetMs: number;
+  readonly warmUpMs: number;
+  /** Ends the measurement and the child; {@link bench} throws its reason. */
+  readonly signal: AbortSignal;
+  /** Called when a size begins. */
+  onSize?(byteLength: number): void;
+  /** The child's program; tests pass one that fails. */
+  readonly program?: string;
+  /** A child that does not reply for so long is ended. */
+  readonly deadlineMs?: number;
+}
+
+/** Measures all ways with all sizes. @throws CuffiError if the child dies or hands over wrong data */
+export async function bench(options: BenchOptions): Promise<BenchResult> {
+  const { device, driver, deadlineMs = 30_000, program = childProgram('bench-child') } = options;
+  const context = Context.primary(device);
+  const omitted: Omitted = [];
+  const sizes = options.sizes.filter((byteLength) => {
+    const reason = lacksRoom(byteLength, context);
+    if (reason !== undefined) omitted.push({ what: shortBytes(byteLength), reason });
+    return reason === undefined;
+  });
+  const mostBytes = sizes.at(-1);
+  if (mostBytes === undefined) return { figures: [], omitted };
+  using watch = new Watch(options.signal, deadlineMs);
+  using stream = Stream.create({ context, nonBlocking: true });
+  const fd = createMemfd('cuffi-bench', mostBytes);
+  let memory: Mapping | undefined;
+  let child: ChildPeer | undefined;
+  let pinned: PinnedBuffer | undefined;
+  try {
+    memory = mapShared(fd, mostBytes);
+    const stdio: ('ignore' | 'inherit' | 'pipe' | number)[] = ['ignore', 'ignore', 'inherit'];
+    stdio[SOCKET_FD] = 'pipe';
+    stdio[MEMORY_FD] = fd;
+    child = spawnPeer(program, {
+      args: [String(device), String(mostBytes)],
+      env: { ...process.env, CUFFI_DRIVER: driver.name },
+      stdio,
+      signal: watch.signal,
+    });
+    const spawned = child;
+    watch.signal.addEventListener('abort', () => killLater(spawned));
+    // A child that dies breaks its socket; its exit is reported instead.
+    socketOf(child).on('error', () => {});
+    await receiveFrom(child);
+    pinned = openOrOmit(omitted, 'copying, page-locked', () =>
+      PinnedBuffer.allocate(mostBytes, { context, shareable: true }),
+    );
+    if (pinned) await tell(child, { type: 'pinned', pinned });
+    const figures: Figures[] = [];
+    // Never twice the same, also in memory that is used again.
+    let words = 0;
+    const shared = new Uint8Array(memory.view());
+    for (const byteLength of sizes) {
+      options.onSize?.(byteLength);
+      const open = await openWays(byteLength, { context, stream, child, shared, pinned, omitted });
+      try {
+        const isFirst = byteLength === sizes[0];
+        const round = { watch, isFirst, nextWord: () => ++words };
+        figures.push(...(await measure(open.ways, byteLength, options, round)));
+      } catch (error) {
+        // A child that has died closes nothing.
+        await open.close().catch(() => {});
+        throw error;
+      }
+      await open.close();
+    }
+    return { figures, omitted };
+  } catch (error) {
+    // An abort ends the child, which is what the error tells of.
+    watch.signal.throwIfAborted();
+    throw error;
+  } finally {
+    if (child) await end(child);
+    pinned?.close();
+    memory?.unmap();
+    closeFd(fd);
+    await context.flush();
+  }
+}
+
+/** A child that is asked to end exits, and removes what has a name. One that does not is killed after so long. */
+const GRACE_MS = 3000;
+
+function killLater({ process: child }: ChildPeer): void {
+  if (child.exitCode !== null || child.signalCode !== null) return;
+  const timer = setTimeout(() => child.kill('SIGKILL'), GRACE_MS);
+  child.once('exit', () => clearTimeout(timer));
+}
+
+async function end(child: ChildPeer): Promise<void> {
+  killLater(child);
+  socketOf(child).destroy();
+  await child[Symbol.asyncDispose]();
+}
+
+/** So much memory, times the size, at the same time: of the GPU, and of the host. */
+const COPIES = 3;
+const SPARE_BYTES = 256 << 20;
+
+/** Returns why there is no room for a size. */
+function lacksRoom(byteLength: number, context: Context): string | undefined {
+  const needed = COPIES * byteLength;
+  const { free } = context.memoryInfo();
+  const places = [
+    ['the GPU', free],
+    ['this host', process.availableMemory()],
+  ] as const;
+  const short = places.find(([, available]) => needed + SPARE_BYTES > available);
+  return (
+    short &&
+    `it takes ${shortBytes(needed)} of ${short[0]} and some to spare, and ${shortBytes(short[1])} are free`
+  );
+}
+
+type Omitted = { what: string; reason: string }[];
+
+/** Opens what a way needs. If this device or system cannot, or has no room, says why, once. */
+function openOrOmit<T>(omitted: Omitted, way: WayName, open: () => T): T | undefined {
+  try {
+    return open();
+  } catch (error) {
+    const isFull = error instanceof CudaError && error.code === 'CUDA_ERROR_OUT_OF_MEMORY';
+    if (!isFull && !(error instanceof NotSupportedError)) throw error;
+    if (!omitted.some(({ what }) => what === way))
+      omitted.push({ what: way, reason: error.message });
+    return undefined;
+  }
+}
+
+/** Aborts if its signal does, or if nobody calls {@link refresh} for too long. */
+class Watch implements Disposable {
+  readonly signal: AbortSignal;
+  readonly #timer: NodeJS.Timeout;
+
+  constructor(signal: AbortSignal, deadlineMs: number) {
+    const late = new AbortController();
+    this.signal = AbortSignal.any([signal, late.signal]);
+    this.#timer = setTimeout(
+      () => late.abort(new CuffiError(`the child did not reply within ${deadlineMs / 1000} s`)),
+      deadlineMs,
+    );
+  }
+
+  refresh(): void {
+    this.#timer.refresh();
+  }
+
+  [Symbol.dispose](): void {
+    clearTimeout(this.#timer);
+  }
+}
+
+// ---- The ways ----
+
+/** A way that is ready for hand-overs of one size: hands a word over, and returns how long it took. */
+interface OpenWay {
+  readonly name: WayName;
+  handOver(word: number): Promise<number>;
+}
+
+interface Place {
+  readonly context: Context;
+  readonly stream: Stream;
+  readonly child: ChildPeer;
+  readonly shared: Uint8Array<ArrayBuffer>;
+  readonly pinned: PinnedBuffer | undefined;
+  readonly omitted: Omitted;
+}
+
+const socketOf = (child: ChildPeer): Socket => child.process.stdio[SOCKET_FD] as Socket;
+
+async function tell(child: ChildPeer, order: Order): Promise<unknown> {
+  await child.send(order);
+  return receiveFrom(child);
+}
+
+/** Returns the child's next reply. @throws CuffiError for one that says what failed there */
+async function receiveFrom(child: ChildPeer): Promise<unknown> {
+  const reply = await child.receive();
+  if (typeof reply === 'string') throw new CuffiError(`in the child: ${reply}`);
+  return reply;
+}
+
+const word = new Uint32Array(1);
+function setLastWord(buffer: DeviceBuffer, value: number): void {
+  word[0] = value;
+  buffer.subarray(buffer.byteLength - 4).copyFromSync(word);
+}
+
+/** @throws CuffiError for another word than was handed over */
+function checkSeen(way: WayName, seen: unknown, expected: number): void {
+  if (seen !== expected)
+    throw new CuffiError(`${way}: the child read ${String(seen)} instead of ${expected}`);
+}
+
+/** Opens all ways that work here, in both processes. */
+async function openWays(byteLength: number, place: Place) {
+  const { context, stream, child, shared, pinned, omitted } = place;
+  const support = ipcSupport(context.device);
+  const kind = defaultKind(context.device, support);
+  const { supported, reason } = support[kinds[kind].capability];
+  const memory = kinds[kind].allocate(byteLength, context);
+  const { buffer } = memory;
+  let channel: Channel | undefined;
+  const close = async (): Promise<void> => {
+    try {
+      channel?.close();
+      await tell(child, { type: 'close' });
+    } finally {
+      memory[Symbol.dispose]();
+      await context.flush();
+    }
+  };
+  try {
+    channel = openOrOmit(omitted, 'channel', () =>
+      Channel.create({ slots: 1, byteLength, deliver: 'all', context }),
+    );
+    const isShared = openOrOmit(omitted, 'connection', () => {
+      if (!supported) throw new NotSupportedError(reason);
+      return true;
+    });
+    await tell(child, { type: 'open', byteLength, buffer: isShared ? buffer : undefined, channel });
+
+    /** A way to hand over the buffer, whose last word is set before. */
+    const way = (name: WayName, give: () => Promise<unknown>): OpenWay => ({
+      name,
+      async handOver(value) {
+        setLastWord(buffer, value);
+        const start = performance.now();
+        const seen = await give();
+        const ms = performance.now() - start;
+        checkSeen(name, seen, value);
+        return ms;
+      },
+    });
+    const copying = (name: WayName, host: Uint8Array<ArrayBuffer>, isPinned: boolean): OpenWay => {
+      const bytes = host.subarray(0, byteLength);
+      return way(name, () => {
+        buffer.copyToHostSync(bytes);
+        return tell(child, { type: 'copied', isPinned });
+      });
+    };
+    const through = channel;
+    const open: readonly (OpenWay | false | undefined)[] = [
+      isShared &&
+        way('connection', async () => {
+          await child.send(buffer);
+          return receiveFrom(child);
+        }),
+      through && {
+        name: 'channel',
+        async handOver(value) {
+          const slot = await through.acquire();
+          setLastWord(slot.buffer, value);
+          const start = performance.now();
+          slot.publish({ stream });
+          await through.drained();
+          const ms = performance.now() - start;
+          checkSeen('channel', await tell(child, { type: 'seen' }), value);
+          return ms;
+        },
+      },
+      way('copying, socket', () => {
+        const bytes = shared.subarray(0, byteLength);
+        buffer.copyToHostSync(bytes);
+        socketOf(child).write(bytes);
+        return receiveFrom(child);
+      }),
+      copying('copying, shared memory', shared, false),
+      pinned && copying('copying, page-locked', new Uint8Array(pinned.buffer), true),
+    ];
+    return { ways: open.filter((each) => typeof each === 'object'), close };
+  } catch (error) {
+    await close().catch(() => {});
+    throw error;
+  }
+}
+
+// ---- The timer ----
+
+/** A turn of a way, which hands over again and again for so long. */
+const TURN_MS = 20;
+/** Processes that slept in the turns of others are slow to wake: the first calls of a turn do not count. */
+const UNTIMED_MS = 3;
+const MIN_ROUNDS = 3;
+const MAX_ROUNDS = 2000;
+/** V8 compiles what runs often: the first size warms up so many times as long. */
+const FIRST_WARM_UP = 5;
+
+/** Lets the ways take turns, so that whatever changes meanwhile affects all of them. */
+async function measure(
+  open: readonly OpenWay[],
+  byteLength: number,
+  { budgetMs, warmUpMs }: BenchOptions,
+  { watch, isFirst, nextWord }: { watch: Watch; isFirst: boolean; nextWord(): number },
+): Promise<Figures[]> {
+  const handOver = async ({ handOver: go }: OpenWay): Promise<number> => {
+    // A signal is only seen in the event loop, which synchronous copies hold up.
+    watch.signal.throwIfAborted();
+    watch.refresh();
+    return go(nextWord());
+  };
+  const runs = open.map((way) => ({ way, samples: [] as number[], spentMs: 0, latestMs: 0 }));
+  const untilMs = isFirst ? FIRST_WARM_UP * warmUpMs : warmUpMs;
+  for (const run of runs) {
+    const begun = performance.now();
+    do run.latestMs = await handOver(run.way);
+    while (performance.now() - begun < untilMs);
+  }
+  const isLeft = ({ samples, spentMs }: (typeof runs)[number]): boolean =>
+    samples.length < MIN_ROUNDS || (samples.length < MAX_ROUNDS && spentMs < budgetMs);
+  while (runs.some(isLeft))
+    for (const run of runs.filter(isLeft)) {
+      const begun = performance.now();
+      const spentMs = (): number => performance.now() - begun;
+      while (run.latestMs < UNTIMED_MS && spentMs() < UNTIMED_MS) await handOver(run.way);
+      do {
+        run.latestMs = await handOver(run.way);
+        run.samples.push(run.latestMs);
+      } while (spentMs() < TURN_MS);
+      run.spentMs += spentMs();
+    }
+  return runs.map(({ way: { name }, samples }) => figuresOf(name, byteLength, samples));
+}
+
+/** The figures of samples, by the nearest rank. */
+export function figuresOf(way: WayName, byteLength: number, samples: readonly number[]): Figures {
+  const sorted = [...samples].sort((a, b) => a - b);
+  // In whole nanoseconds: the clock has no more.
+  const quantile = (part: number): number =>
+    Number((sorted[Math.ceil(part * sorted.length) - 1] as number).toFixed(6));
+  const medianMs = quantile(0.5);
+  return {
+    way,
+    byteLength,
+    rounds: sorted.length,
+    medianMs,
+    p95Ms: quantile(0.95),
+    bytesPerSecond: ways[way].isCopy ? Math.round(byteLength / (medianMs / 1000)) : null,
+  };
+}

@@ -1,0 +1,127 @@
+import assert from 'node:assert/strict';
+import { afterEach, describe, test } from 'node:test';
+import { type BenchOptions, bench, figuresOf, wayNames } from '../../../../src/cli/bench.ts';
+import { Context } from '../../../../src/index.ts';
+import { openDescriptors } from '../../../support/process-state.ts';
+import { programFile } from '../../../support/program.ts';
+import { emulate } from '../emulate.ts';
+
+const variables = ['CUFFI_TEST_DIES_AT', 'CUFFI_TEST_SAYS'];
+afterEach(() => {
+  for (const name of variables) delete process.env[name];
+});
+
+const run = (options: Partial<BenchOptions> = {}) =>
+  bench({
+    sizes: [4096],
+    device: 0,
+    driver: { name: 'emulated', reason: 'it is a test' },
+    budgetMs: 0,
+    warmUpMs: 0,
+    signal: new AbortController().signal,
+    ...options,
+  });
+
+const fixture = (name: string): { readonly program: string } => ({
+  program: programFile(new URL(`./fixtures/${name}.ts`, import.meta.url)).path,
+});
+
+/** Returns the error of a measurement that must fail, and checks that it leaves nothing. */
+async function failureOf(options: Partial<BenchOptions>): Promise<Error> {
+  const context = Context.primary();
+  const { free } = context.memoryInfo();
+  const error = await run(options).then(
+    () => assert.fail('the measurement came to an end'),
+    (reason: Error) => reason,
+  );
+  assert.equal(context.memoryInfo().free, free);
+  return error;
+}
+
+describe('bench', () => {
+  test('a child that never replies is ended at the deadline', async () => {
+    emulate();
+    const error = await failureOf({ ...fixture('silent-child'), deadlineMs: 300 });
+    assert.equal(error.name, 'CuffiError');
+    assert.equal(error.message, 'the child did not reply within 0.3 s');
+  });
+
+  test('the error for a child that dies says how it ended', async () => {
+    emulate();
+    for (const [request, how] of [
+      ['start', /exited with code 3/],
+      ['pinned', /ended by SIGKILL/],
+      ['open', /ended by SIGKILL/],
+    ] as const) {
+      process.env['CUFFI_TEST_DIES_AT'] = request;
+      const error = await failureOf(fixture('dying-child'));
+      assert.match(error.message, how, request);
+    }
+  });
+
+  test('failed measurements leave no descriptor open', async () => {
+    emulate();
+    process.env['CUFFI_TEST_DIES_AT'] = 'open';
+    await failureOf(fixture('dying-child'));
+    const before = openDescriptors();
+    await failureOf(fixture('dying-child'));
+    assert.equal(openDescriptors(), before);
+  });
+
+  test('what fails in the child is the error, and so is a wrong word', async () => {
+    emulate();
+    process.env['CUFFI_TEST_SAYS'] = '"no luck"';
+    assert.equal((await failureOf(fixture('wrong-child'))).message, 'in the child: no luck');
+    delete process.env['CUFFI_TEST_SAYS'];
+    const { message } = await failureOf(fixture('misreading-child'));
+    assert.equal(message, 'connection: the child read 7 instead of 1');
+  });
+
+  test('an abort ends it with its reason, at once or later', async () => {
+    emulate();
+    const reason = new Error('enough');
+    assert.equal(await failureOf({ signal: AbortSignal.abort(reason) }), reason);
+    const controller = new AbortController();
+    const onSize = (): void => void setTimeout(() => controller.abort(reason), 100);
+    const error = await failureOf({ signal: controller.signal, onSize, budgetMs: 60_000 });
+    assert.equal(error, reason);
+  });
+
+  test('a size without room and a way that does not work here are named, and the rest is measured', async () => {
+    emulate({ CUFFI_EMULATED_ATTRIBUTES: '102=0,115=0' });
+    const { figures, omitted } = await run({ sizes: [4096, 2 ** 31] });
+    assert.deepEqual(
+      omitted.map(({ what }) => what),
+      ['2 GiB', 'channel'],
+    );
+    assert.match(omitted[0]?.reason ?? '', /^it takes 6 GiB of the GPU and some to spare, and /);
+    assert.match(omitted[1]?.reason ?? '', /virtual memory/);
+    assert.deepEqual(
+      figures.map(({ way }) => way),
+      wayNames.filter((name) => name !== 'channel'),
+    );
+    assert.deepEqual(await run({ sizes: [2 ** 31] }), { figures: [], omitted: [omitted[0]] });
+  });
+});
+
+describe('figuresOf', () => {
+  test('the figures are the nearest ranks, and the speed of a copy is that of the median', () => {
+    const samples = Array.from({ length: 20 }, (_, at) => 20 - at);
+    assert.deepEqual(figuresOf('copying, socket', 1_000_000, samples), {
+      way: 'copying, socket',
+      byteLength: 1_000_000,
+      rounds: 20,
+      medianMs: 10,
+      p95Ms: 19,
+      bytesPerSecond: 100_000_000,
+    });
+    assert.deepEqual(figuresOf('channel', 4, [2]), {
+      way: 'channel',
+      byteLength: 4,
+      rounds: 1,
+      medianMs: 2,
+      p95Ms: 2,
+      bytesPerSecond: null,
+    });
+  });
+});
