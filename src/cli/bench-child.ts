@@ -65,7 +65,7 @@ async function closeAll(): Promise<null> {
 
 async function obey(order: Order<ChannelConsumer>): Promise<number | null> {
   switch (order.type) {
-    case 'pinned':
+    case 'page-locked':
       pinned = order.pinned;
       return null;
     case 'open':

@@ -5,7 +5,7 @@ import type { PinnedBuffer } from '../memory/pinned.ts';
 
 /** What the child is sent besides buffers. It replies to each with a word, or null. */
 export type Order<C = Channel> =
-  | { readonly type: 'pinned'; readonly pinned: PinnedBuffer }
+  | { readonly type: 'page-locked'; readonly pinned: PinnedBuffer }
   /** What is used with one size. */
   | {
       readonly type: 'open';

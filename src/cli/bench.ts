@@ -108,7 +108,7 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
     pinned = openOrOmit(omitted, 'copying, page-locked', () =>
       PinnedBuffer.allocate(mostBytes, { context, shareable: true }),
     );
-    if (pinned) await tell(child, { type: 'pinned', pinned });
+    if (pinned) await tell(child, { type: 'page-locked', pinned });
     const figures: Figures[] = [];
     // Never twice the same, also in memory that is used again.
     let words = 0;

@@ -184,9 +184,10 @@ process.on('exit', () => {
   }
 });
 
-/** Writes a module for each group of files, in place of theirs. The groups, which are short, come last. */
+/** Writes a module for each group of files, in place of theirs. The groups come first: some take long. */
 function shareProcesses(): void {
   const places = new Map([...filesOf].map(([path, [source]]) => [source, path]));
+  const groups: [string, readonly string[]][] = [];
   for (const [at, sources] of groupFiles(files).entries()) {
     const path = join(folder, `group-${at + 1}.mjs`);
     const imports = sources.map((source) => {
@@ -202,8 +203,11 @@ function shareProcesses(): void {
       imports.unshift(`import './${name}.mjs';\n`);
     }
     writeFileSync(path, imports.join(''));
-    filesOf.set(path, sources);
+    groups.push([path, sources]);
   }
+  const alone = [...filesOf];
+  filesOf.clear();
+  for (const [path, sources] of [...groups, ...alone]) filesOf.set(path, sources);
 }
 
 /** Writes a module for each file, in place of it, which runs it in a worker thread. */

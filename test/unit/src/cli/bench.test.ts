@@ -50,7 +50,7 @@ describe('bench', () => {
     emulate();
     for (const [request, how] of [
       ['start', /exited with code 3/],
-      ['pinned', /ended by SIGKILL/],
+      ['page-locked', /ended by SIGKILL/],
       ['open', /ended by SIGKILL/],
     ] as const) {
       process.env['CUFFI_TEST_DIES_AT'] = request;
