@@ -120,7 +120,7 @@ async function run({ path, directory, env }: Order, timeout: number): Promise<Pr
   const python = [process.env['PYTHONPATH'], companionPath()].filter(Boolean);
   const isPython = path.endsWith('.py');
   // The exit code says whether they pass.
-  const ofTests = ['--test-reporter=dot', '--test-reporter-destination=/dev/null'];
+  const ofTests = ['--test-reporter=dot', `--test-reporter-destination=${path}.report`];
   const args = isTest(path) ? [...ofTests, path] : [path];
   const child = startProcess(isPython ? 'python3' : process.execPath, args, {
     stdio: ['ignore', 'pipe', 'pipe'],
