@@ -1,5 +1,7 @@
 /** The driver's flags and enumerators, as cuda.h 13.0 numbers them (test/abi proves each). */
 
+import type { CUstream } from './types.ts';
+
 /** Bytes of an IPC handle, of memory or of an event. */
 export const CU_IPC_HANDLE_SIZE = 64;
 
@@ -7,8 +9,8 @@ export const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1;
 
 export const CU_STREAM_NON_BLOCKING = 1;
 /** Stream handles that name the default streams of the current context. */
-export const CU_STREAM_LEGACY = 1;
-export const CU_STREAM_PER_THREAD = 2;
+export const CU_STREAM_LEGACY = 1 as CUstream;
+export const CU_STREAM_PER_THREAD = 2 as CUstream;
 
 export const CU_STREAM_WAIT_VALUE_GEQ = 0;
 export const CU_STREAM_WAIT_VALUE_EQ = 1;

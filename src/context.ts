@@ -20,8 +20,6 @@ import { blockUntil, doOtherThreadsWait, hasWaitingStreams } from './waits/waiti
 import { WorkCounters } from './waits/work-counters.ts';
 import { WorkTracker } from './work-tracker.ts';
 
-const LEGACY = CU_STREAM_LEGACY as CUstream;
-
 /** Free and total memory of a device, in bytes. */
 export interface MemoryInfo {
   readonly free: number;
@@ -219,14 +217,14 @@ export class Context {
    * waiting: the call is tracked as work.
    */
   enqueue(call: (stream: CUstream) => void): void {
-    if (this.workCounters.isActive) this.workCounters.count(LEGACY);
+    if (this.workCounters.isActive) this.workCounters.count(CU_STREAM_LEGACY);
     this.enqueueUncounted(call);
   }
 
   /** @internal As {@link enqueue}, for calls that must not be refused, or that have limits of their own. */
   enqueueUncounted(call: (stream: CUstream) => void): void {
     assertNotCapturing('work in the default stream');
-    this.run(() => this.workTracker.track(LEGACY, () => call(0 as CUstream)));
+    this.run(() => this.workTracker.track(CU_STREAM_LEGACY, () => call(0 as CUstream)));
   }
 
   /**

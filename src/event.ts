@@ -21,8 +21,6 @@ import { assertInternal, checkBoolean, checkInstance, checkOptions } from './val
 import { blockUntil, hasWaitingStreams } from './waits/waiting-streams.ts';
 import { wakeBehindEvent } from './waits/wake-up.ts';
 
-const LEGACY = CU_STREAM_LEGACY as CUstream;
-
 /** Options of {@link CudaEvent.create}. */
 export interface EventOptions extends PlaceOptions {
   /** Whether it records the time. Default true, except for interprocess events, which cannot. */
@@ -163,7 +161,8 @@ export class CudaEvent extends Resource {
     else if (Resource.is(stream, 'Stream')) stream.recordEvent(this.handle);
     else checkInstance(stream, Stream, 'stream');
     const { workCounters } = stream?.context ?? this.context;
-    this.#isCounted = workCounters.isActive && workCounters.isCounted(stream?.handle ?? LEGACY);
+    this.#isCounted =
+      workCounters.isActive && workCounters.isCounted(stream?.handle ?? CU_STREAM_LEGACY);
   }
 
   /**

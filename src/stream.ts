@@ -115,13 +115,13 @@ export class Stream extends Resource implements AsyncDisposable {
   /** The legacy default stream: it waits for all blocking streams, and they wait for it. */
   static legacyDefault(options?: PlaceOptions): Stream {
     const place = checkOptions(options, ['context', 'device'], 'Stream.legacyDefault');
-    return new Stream(Context.resolve(place), CU_STREAM_LEGACY as CUstream, false);
+    return new Stream(Context.resolve(place), CU_STREAM_LEGACY, false);
   }
 
   /** The default stream of the calling thread. */
   static perThreadDefault(options?: PlaceOptions): Stream {
     const place = checkOptions(options, ['context', 'device'], 'Stream.perThreadDefault');
-    return new Stream(Context.resolve(place), CU_STREAM_PER_THREAD as CUstream, false);
+    return new Stream(Context.resolve(place), CU_STREAM_PER_THREAD, false);
   }
 
   /** Borrows a stream that another library made: closing it forgets it. */

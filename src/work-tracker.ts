@@ -12,8 +12,6 @@ import { check } from './check.ts';
 import { CuffiError, isSticky } from './errors.ts';
 import { Fence, type FencePart } from './fence.ts';
 
-const LEGACY = CU_STREAM_LEGACY as CUstream;
-
 /** The work of one context that is known to be running. */
 export interface RunningWork {
   /** Streams that later calls may use. */
@@ -32,7 +30,7 @@ export interface TrackedContext {
 /** The streams of one context that may have work, and the contexts that use its memory. */
 export class WorkTracker {
   /** Default streams, and those that cuffi created. */
-  readonly streams = new Set<CUstream>([LEGACY]);
+  readonly streams = new Set<CUstream>([CU_STREAM_LEGACY]);
   /** Events behind work in streams where no event may be recorded later: see {@link track}. */
   readonly #events = new EventPool();
   /** Other contexts whose streams may still use memory of this one. */
@@ -62,7 +60,7 @@ export class WorkTracker {
    * @throws what `queue` throws; CudaError, before anything is queued
    */
   track(stream: CUstream, queue: () => void): void {
-    if (stream !== LEGACY && isCaptured(stream)) {
+    if (stream !== CU_STREAM_LEGACY && isCaptured(stream)) {
       queue();
       return;
     }
@@ -180,7 +178,7 @@ export class WorkTracker {
     if (this.#unrecorded.size > 0) this.#recordUnrecorded();
     const streams: CUstream[] = [];
     for (const stream of this.streams)
-      if (stream !== LEGACY && isStreamBusy(stream)) streams.push(stream);
+      if (stream !== CU_STREAM_LEGACY && isStreamBusy(stream)) streams.push(stream);
     const isComplete =
       this.#unrecorded.size === 0 &&
       [...this.#otherContexts].every((other) => other.areStreamsIdle());
@@ -190,7 +188,7 @@ export class WorkTracker {
   /** Forgets all work, as the context was reset. */
   clear(): void {
     this.streams.clear();
-    this.streams.add(LEGACY);
+    this.streams.add(CU_STREAM_LEGACY);
     this.#events.clear();
     this.#otherContexts.clear();
     this.#unrecorded.clear();
@@ -215,7 +213,7 @@ export class WorkTracker {
         events.push(this.#events.retain(mark));
       for (const stream of this.streams) {
         // An event in the legacy default stream would order other streams.
-        if (stream === LEGACY || (only !== undefined && stream !== only)) continue;
+        if (stream === CU_STREAM_LEGACY || (only !== undefined && stream !== only)) continue;
         if (only !== undefined || isStreamBusy(stream))
           events.push(this.#events.recordAndRetain(stream));
       }

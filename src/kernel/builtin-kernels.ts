@@ -2,7 +2,6 @@
 
 import { CU_STREAM_LEGACY } from '../../ffi/constants.ts';
 import { CUresult } from '../../ffi/results.ts';
-import type { CUstream } from '../../ffi/types.ts';
 import type { Context } from '../context.ts';
 import { CudaError, NotSupportedError } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
@@ -44,8 +43,6 @@ export interface StridedTarget {
 export interface StridedCopy extends StridedTarget {
   readonly source: number;
 }
-
-const LEGACY = CU_STREAM_LEGACY as CUstream;
 const THREADS_PER_BLOCK = 256;
 const MAX_INT32 = 2 ** 31 - 1;
 
@@ -214,7 +211,9 @@ function loadOnce(
 const isAnyCaptured = (context: Context, stream: Stream | undefined): boolean =>
   isCapturing() ||
   // The answer for the legacy default stream covers all blocking streams.
-  context.run(() => isCaptured(LEGACY) || (stream !== undefined && isCaptured(stream.handle)));
+  context.run(
+    () => isCaptured(CU_STREAM_LEGACY) || (stream !== undefined && isCaptured(stream.handle)),
+  );
 
 /** Loading may wait for the device, whose work may wait for this process. */
 const isBusy = (context: Context): boolean =>

@@ -2,7 +2,7 @@ import { inspect } from 'node:util';
 import { OUT0, readHandle } from '../../ffi/arena.ts';
 import { CU_STREAM_LEGACY, CU_STREAM_PER_THREAD } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
+import type { CUdeviceptr } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type ContextMemory, type PlaceOptions } from '../context.ts';
 import { refuseItemAccess } from '../conversions.ts';
@@ -350,7 +350,7 @@ export class DeviceBuffer extends Resource {
   orderUse(stream: Stream | undefined): void {
     const root = this.#root ?? this;
     if (isCapturing()) {
-      const handle = stream?.handle ?? (CU_STREAM_LEGACY as CUstream);
+      const handle = stream?.handle ?? CU_STREAM_LEGACY;
       // Work in a default stream is refused.
       if (handle <= CU_STREAM_PER_THREAD || addCapturedMemory(handle, root)) return;
     }

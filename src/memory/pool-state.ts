@@ -280,7 +280,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
    */
   #addToCapture(stream: Stream | undefined): boolean {
     const handle = stream?.handle ?? CU_STREAM_LEGACY;
-    return handle > CU_STREAM_PER_THREAD && addCapturedMemory(handle as CUstream, this);
+    return handle > CU_STREAM_PER_THREAD && addCapturedMemory(handle, this);
   }
 
   #makeWait(stream: Stream | undefined, allocated: AllocationEvent): void {
@@ -296,7 +296,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     const { workCounters } = allocated.context;
     if (workCounters.isActive && workCounters.isCounted(this.#handle)) {
       const within = stream?.context ?? this.#context;
-      within.workCounters.addEventWait(stream?.handle ?? (CU_STREAM_LEGACY as CUstream));
+      within.workCounters.addEventWait(stream?.handle ?? CU_STREAM_LEGACY);
     }
   }
 
@@ -308,7 +308,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
 
   /** Tells streams apart. Each call that names a default stream may make a new object of it. */
   #keyOf(stream: Stream | undefined): unknown {
-    const handle = stream?.handle ?? (CU_STREAM_LEGACY as CUstream);
+    const handle = stream?.handle ?? CU_STREAM_LEGACY;
     const isForeignDefault =
       stream && handle <= CU_STREAM_PER_THREAD && stream.context !== this.#context;
     return isForeignDefault ? stream.context : handle;

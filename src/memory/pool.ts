@@ -497,8 +497,7 @@ function assertNotCapturedElsewhere({ handle }: Stream): void {
 function capturedHandle(stream: Stream | undefined, operation: string): CUstream {
   // A default stream is never captured, and querying it would need a context.
   const handle = stream?.handle ?? CU_STREAM_PER_THREAD;
-  if (handle > CU_STREAM_PER_THREAD && belongsToCapture(handle as CUstream))
-    return handle as CUstream;
+  if (handle > CU_STREAM_PER_THREAD && belongsToCapture(handle)) return handle;
   throw new CuffiError(
     `${operation} while a graph is captured needs a captured stream: pass one, or do it before or ` +
       'after the capture',

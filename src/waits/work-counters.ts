@@ -55,8 +55,6 @@ const DEFAULT_QUEUES = 8;
 
 // ---- The streams of a context ----
 
-const LEGACY = CU_STREAM_LEGACY as CUstream;
-
 /**
  * What the streams of a context have queued behind waits. A stream stands behind a wait that is queued in
  * it, or behind an event of such a stream. Blocking streams stand behind the legacy default stream while
@@ -201,7 +199,7 @@ export class WorkCounters {
     if (counter.mayWait) return true;
     if (!this.#doesBlockingStreamWait || !counter.isBlocking) return false;
     // Other blocking streams stand only behind what the legacy default stream has queued.
-    return counter.stream === LEGACY || this.#workTracker.hasWork(LEGACY);
+    return counter.stream === CU_STREAM_LEGACY || this.#workTracker.hasWork(CU_STREAM_LEGACY);
   }
 
   #find(stream: CUstream): WorkCounter | undefined {

@@ -1,7 +1,6 @@
 import { CU_STREAM_LEGACY } from '../../../ffi/constants.ts';
 import { discardFd } from '../../../ffi/linux/close-fd.ts';
 import { closeFd, SystemError } from '../../../ffi/linux/libc.ts';
-import type { CUstream } from '../../../ffi/types.ts';
 import { Context } from '../../context.ts';
 import {
   CudaError,
@@ -379,7 +378,7 @@ export class TimelineState {
     if (this.#awaited.length >= MAX_LISTED_WAITS)
       this.#awaited = this.#awaited.filter((awaited) => !this.counter.isReached(awaited));
     this.#awaited.push(value);
-    const isLegacy = stream === undefined || stream.handle === LEGACY;
+    const isLegacy = stream === undefined || stream.handle === CU_STREAM_LEGACY;
     const within = stream?.context ?? context;
     this.#waitingContexts.set(within, isLegacy || this.#waitingContexts.get(within) === true);
     return true;
@@ -441,8 +440,6 @@ export class TimelineState {
     return `${who} has ended or closed the timeline ${after}`;
   }
 }
-
-const LEGACY = CU_STREAM_LEGACY as CUstream;
 
 const pointOf = (value: number): TimelinePoint => ({ index: TimelineWord.value, count: value });
 

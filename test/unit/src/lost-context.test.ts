@@ -8,7 +8,6 @@ import { emulatedKernels } from '../../../ffi/emulated-kernels.ts';
 import { createEmulatedDriver } from '../../../ffi/emulator/index.ts';
 import { addressOf } from '../../../ffi/native.ts';
 import { CUresult } from '../../../ffi/results.ts';
-import type { CUstream } from '../../../ffi/types.ts';
 import { check } from '../../../src/check.ts';
 import {
   Context,
@@ -242,7 +241,7 @@ describe('a lost context', () => {
     selectDriver(driver);
     const context = Context.primary();
     context.handle;
-    const fail = (): void => check(cu.cuStreamQuery(CU_STREAM_LEGACY as CUstream), 'cuStreamQuery');
+    const fail = (): void => check(cu.cuStreamQuery(CU_STREAM_LEGACY), 'cuStreamQuery');
     class Thing extends Resource {
       constructor(release: () => void) {
         super('Thing', { owner: context.resources, release });

@@ -45,10 +45,7 @@ describe('WorkTracker', () => {
         using latch = new Latch();
         const { devicePointer } = latch;
         context.run(() =>
-          assert.equal(
-            cu.cuStreamWaitValue32_v2(CU_STREAM_LEGACY as CUstream, devicePointer, 1, 0),
-            0,
-          ),
+          assert.equal(cu.cuStreamWaitValue32_v2(CU_STREAM_LEGACY, devicePointer, 1, 0), 0),
         );
         assert.equal(context.workTracker.areStreamsIdle(), false, `${isReset}`);
       }

@@ -9,7 +9,6 @@ import type { Driver } from '../../../../../ffi/functions.ts';
 import { closeFd, duplicateFd, isOpenFd, libc, mapShared } from '../../../../../ffi/linux/libc.ts';
 import { createSealedMemfd } from '../../../../../ffi/linux/memfd.ts';
 import { CUresult } from '../../../../../ffi/results.ts';
-import type { CUstream } from '../../../../../ffi/types.ts';
 import { Context, DeviceBuffer, Stream } from '../../../../../src/index.ts';
 import { COUNTER_COUNT } from '../../../../../src/ipc/protocol.ts';
 import {
@@ -654,7 +653,7 @@ describe('ConnectionTimeline', () => {
     const page = SharedWords.create('points');
     const counters = new StreamCounters(page);
     const points = contexts.map((context) => {
-      const counter = counters.ofHandle(context, CU_STREAM_LEGACY as CUstream);
+      const counter = counters.ofHandle(context, CU_STREAM_LEGACY);
       assert.ok(counter);
       counter.count += 1;
       return { index: counter.index, count: counter.count };
