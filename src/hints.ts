@@ -1,6 +1,7 @@
 /** What a caller may do about a status: by its number and, for some, by the call that returned it. */
 import { closeSync, constants, openSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
+import { effectiveUid } from '../ffi/linux/process.ts';
 import type { CUresult } from '../ffi/results.ts';
 import { isSticky } from './errors.ts';
 
@@ -151,7 +152,7 @@ export function refusedDeviceFiles(folder = '/dev', open = tryToOpen): string | 
     }
   });
   if (refused.length === 0) return undefined;
-  const user = process.geteuid?.() ?? 0;
+  const user = effectiveUid();
   return (
     `User ${user} has no permission to open ${refused.join(', ')}: add the user to the group of the ` +
     'files (ls -l /dev/nvidia*), or give the container the devices (--gpus all, --device).'

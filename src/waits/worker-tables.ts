@@ -104,9 +104,7 @@ export const retainSharedHandle = (handle: number): void =>
 export const releaseSharedHandle = (handle: number, close: () => void): void =>
   withTable('uses', (table) => {
     const at = findOrAddRecord(table, nameOfHandle(handle));
-    const users = Math.max((table[at + USERS] as number) - 1, 0);
-    table[at + USERS] = users;
-    if (users > 0) return;
+    if (!removeUser(table, at)) return;
     for (let left = Math.max(table[at + VERSION] as number, 1); left > 0; left -= 1) close();
   });
 
@@ -121,11 +119,15 @@ const versionConflict = (): IpcError =>
 /** Releases a use. The last one in the process runs `end`. */
 export const releaseSharedUse = (name: string, end?: () => void): void =>
   withTable('uses', (table) => {
-    const at = findOrAddRecord(table, name);
-    const users = Math.max((table[at + USERS] as number) - 1, 0);
-    table[at + USERS] = users;
-    if (users === 0) end?.();
+    if (removeUser(table, findOrAddRecord(table, name))) end?.();
   });
+
+/** Returns whether it was the last one. */
+function removeUser(table: Float64Array, at: number): boolean {
+  const users = Math.max((table[at + USERS] as number) - 1, 0);
+  table[at + USERS] = users;
+  return users === 0;
+}
 
 /** A record of a use is four numbers: the two halves of the key, the version, the users. */
 const USE_LENGTH = 4;

@@ -2,7 +2,7 @@
 import { type Lease, leaseRegistry } from '../lease/export-table.ts';
 import { exportedObjects } from '../sharing/facts.ts';
 import type { Kind } from '../sharing/kind.ts';
-import { isShareable, kindOf, labelOf, type Shareable } from '../sharing/kinds.ts';
+import { byteLengthOf, isShareable, kindOf, labelOf, type Shareable } from '../sharing/kinds.ts';
 
 /** A process that has an object, by its lease. */
 export interface HolderFacts {
@@ -35,15 +35,12 @@ export function sharedObjects(): SharedObject[] {
   const unheld = exportedObjects()
     .filter((object): object is Shareable => isShareable(object) && !object.closed)
     .filter((object) => !byOwner.has(object))
-    .map((object) => {
-      const kind = kindOf(object) as Kind;
-      return {
-        kind: labelOf(kind),
-        byteLength: kind.byteLengthOf?.(object) ?? 0,
-        isOrphaned: false,
-        holders: [],
-      };
-    });
+    .map((object) => ({
+      kind: labelOf(kindOf(object) as Kind),
+      byteLength: byteLengthOf(object),
+      isOrphaned: false,
+      holders: [],
+    }));
   return [...leased, ...unheld].sort((a, b) => b.byteLength - a.byteLength);
 }
 

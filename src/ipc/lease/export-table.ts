@@ -12,6 +12,8 @@ import {
 import { factsOf, knownFacts } from '../sharing/facts.ts';
 import type { AddressRange, Kind } from '../sharing/kind.ts';
 import {
+  byteLengthOf,
+  contextOf,
   kindOf,
   kindOfFields,
   labelOf,
@@ -178,10 +180,10 @@ export class Lease {
     const kind = kindOf(object) as Kind;
     const leased = {
       kind,
-      byteLength: kind.byteLengthOf?.(object) ?? 0,
-      owner: new WeakRef(kind.ownerOf?.(object) ?? object),
-      context: kind.contextOf?.(object),
-      range: kind.rangeOf?.(object),
+      byteLength: byteLengthOf(object),
+      owner: new WeakRef(ownerOf(object)),
+      context: contextOf(object),
+      range: rangeOf(object),
       stream,
       descriptor,
       release: kind.keep?.(object, holder.name) ?? object.addKeepalive(holder.name),

@@ -1,7 +1,6 @@
 import { OUT0, readHandle } from '../../../ffi/arena.ts';
 import { cu } from '../../../ffi/driver.ts';
 import type { CUevent } from '../../../ffi/types.ts';
-import { cudaError } from '../../check.ts';
 import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import type { Stream } from '../../stream.ts';
@@ -9,6 +8,7 @@ import type { DescriptorFields, MemoryFields } from '../descriptor.ts';
 import { describeExporter, factsOf, knownFacts, rememberExport } from './facts.ts';
 import type { DescribedKind, OpenRequest } from './kind.ts';
 import { openDescriptor } from './open.ts';
+import { checkOpened } from './support.ts';
 
 /** Events. */
 export const event: DescribedKind<CudaEvent, DescriptorFields<'event'>> = {
@@ -83,11 +83,7 @@ function openEvent(request: OpenRequest<DescriptorFields<'event'>>): CudaEvent {
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
   const opened = context.run(() => {
     const status = cu.cuIpcOpenEventHandle(OUT0, bytes);
-    if (status !== 0)
-      throw new IpcError(
-        `an event of process ${pid} could not be opened`,
-        cudaError(status, 'cuIpcOpenEventHandle'),
-      );
+    checkOpened(status, 'cuIpcOpenEventHandle', () => `an event of process ${pid}`);
     const opening = readHandle<CUevent>(OUT0, cu.cuEventDestroy_v2);
     return new CudaEvent(context, opening, {
       timing: false,

@@ -84,6 +84,10 @@ export const bufferOf = (object: object): DeviceBuffer | undefined =>
 /** The resource that owns the memory of an object. */
 export const ownerOf = (object: Shareable): Resource => kindOf(object)?.ownerOf?.(object) ?? object;
 
+/** How many bytes of memory an object keeps allocated. */
+export const byteLengthOf = (object: Shareable): number =>
+  kindOf(object)?.byteLengthOf?.(object) ?? 0;
+
 /** Whether an object came over a connection, from the process that owns it. */
 export const isImported = (object: Shareable): boolean =>
   knownFacts(ownerOf(object))?.owner !== undefined;

@@ -48,7 +48,7 @@ import {
   sourceOf,
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
-import { checkProbe, filled, PROBE_BYTE_LENGTH } from './probe.ts';
+import { memoryProbe } from './probe.ts';
 import { refuseReadOnly } from './support.ts';
 
 const ALWAYS_WRITABLE = 'plain device memory';
@@ -78,14 +78,10 @@ export const legacy: MemoryKind<DescriptorFields<'legacy'>> = {
   allocate,
   isMapped: ({ handle, bufferId }, context) => mappings(context).has(handle, bufferId),
   probes: [
-    {
-      name: 'legacy',
-      title: 'plain memory',
-      how: 'by its 64-byte handle',
-      capability: 'memory',
-      make: (context) => filled(allocate(PROBE_BYTE_LENGTH, context)),
-      check: (object) => checkProbe(object),
-    },
+    memoryProbe(
+      { name: 'legacy', title: 'plain memory', how: 'by its 64-byte handle', capability: 'memory' },
+      allocate,
+    ),
   ],
 };
 

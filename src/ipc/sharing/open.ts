@@ -83,7 +83,6 @@ function openOwn<F extends DescriptorFields>(
   if (!isFromOtherThread(descriptor)) return openAlias(kind, descriptor, options.access, sender);
   if (sender && !isOwnProcess(sender.session)) throw notExportedToSender();
   const place = placeFor(kind, descriptor, fds, options, sender);
-
   return openThreadMemory({ descriptor, ...place, fds, lease: sender?.lease }, !kind.isByPid);
 }
 

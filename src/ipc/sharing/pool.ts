@@ -9,7 +9,7 @@ import { cu } from '../../../ffi/driver.ts';
 import { isSameFile } from '../../../ffi/linux/libc.ts';
 import { readSetting } from '../../../ffi/settings.ts';
 import type { Address, CUmemoryPool } from '../../../ffi/types.ts';
-import { check, cudaError } from '../../check.ts';
+import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
@@ -40,8 +40,14 @@ import {
   sourceOf,
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
-import { checkProbe, filled, PROBE_BYTE_LENGTH } from './probe.ts';
-import { blockedError, fdBlocker, type OpenBlocker, refuseReadOnly } from './support.ts';
+import { memoryProbe } from './probe.ts';
+import {
+  blockedError,
+  checkOpened,
+  fdBlocker,
+  type OpenBlocker,
+  refuseReadOnly,
+} from './support.ts';
 
 type PoolFields = DescriptorFields<'pool'>;
 
@@ -116,14 +122,15 @@ export const poolMemory: MemoryKind<PoolFields> = {
     return open !== undefined && isPoolMemoryMapped(open, fields);
   },
   probes: [
-    {
-      name: 'pool',
-      title: 'pool',
-      how: 'memory of a pool, by file descriptor',
-      capability: 'pools',
-      make: (context) => filled(allocate(PROBE_BYTE_LENGTH, context)),
-      check: (object) => checkProbe(object),
-    },
+    memoryProbe(
+      {
+        name: 'pool',
+        title: 'pool',
+        how: 'memory of a pool, by file descriptor',
+        capability: 'pools',
+      },
+      allocate,
+    ),
   ],
 };
 
@@ -241,7 +248,7 @@ interface OpenPool {
  */
 const openPools = new Map<string, OpenPool[]>();
 
-const identityOf = ({ pid, startTime, pidNamespace, pool }: DescriptorFields<'pool'>): string =>
+const identityOf = ({ pid, startTime, pidNamespace, pool }: PoolFields): string =>
   `${pid} ${startTime} ${pidNamespace} ${pool}`;
 
 /** The file descriptors that came with a descriptor of a pool. */
@@ -253,13 +260,13 @@ type PoolFds = Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>;
  */
 const findPool = (
   context: Context,
-  descriptor: DescriptorFields<'pool'>,
+  descriptor: PoolFields,
   fds: PoolFds,
 ): ImportedPool | undefined => findOpenPool(context, descriptor, fds)?.pool;
 
 function findOpenPool(
   context: Context,
-  descriptor: DescriptorFields<'pool'>,
+  descriptor: PoolFields,
   { numbers, isNameTrusted }: PoolFds,
 ): OpenPool | undefined {
   const [fd] = numbers;
@@ -278,7 +285,7 @@ function findOpenPool(
  *
  * @throws IpcError
  */
-function importPool(request: OpenRequest<DescriptorFields<'pool'>>): ImportedPool {
+function importPool(request: OpenRequest<PoolFields>): ImportedPool {
   const { context, descriptor, fds } = request;
   const open = findOpenPool(context, descriptor, fds);
   if (open) {
@@ -314,11 +321,7 @@ function removeClosedPools(): void {
   }
 }
 
-function importNew(
-  context: Context,
-  descriptor: DescriptorFields<'pool'>,
-  fd: number,
-): ImportedPool {
+function importNew(context: Context, descriptor: PoolFields, fd: number): ImportedPool {
   const open = [...openPools.values()].flat().flatMap(({ pool }) => (pool.closed ? [] : [pool]));
   const ownFd = addDuplicateFd(context, fd);
   let handle: CUmemoryPool;
@@ -339,18 +342,18 @@ function importNew(
   return same;
 }
 
-function importHandle(fd: number, { pid }: DescriptorFields<'pool'>): CUmemoryPool {
+function importHandle(fd: number, { pid }: PoolFields): CUmemoryPool {
   const status = cu.cuMemPoolImportFromShareableHandle(
     OUT0,
     fd as Address,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
     0,
   );
-  if (status !== 0)
-    throw new IpcError(
-      `a memory pool of process ${pid} could not be opened`,
-      cudaError(status, 'cuMemPoolImportFromShareableHandle'),
-    );
+  checkOpened(
+    status,
+    'cuMemPoolImportFromShareableHandle',
+    () => `a memory pool of process ${pid}`,
+  );
   const handle = readHandle<CUmemoryPool>(OUT0, cu.cuMemPoolDestroy);
   // Closing its last buffer here would destroy this process's own pool.
   if (isSharedPool(handle, fd))

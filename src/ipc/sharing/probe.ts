@@ -1,9 +1,10 @@
 /** Memory with a pattern, which two processes share to try a kind of memory. */
 
+import type { Context } from '../../context.ts';
 import { type Access, DeviceBuffer } from '../../memory/buffer.ts';
-import type { ProbeObject, SampleMemory } from './kind.ts';
+import type { Probe, ProbeObject, SampleMemory } from './kind.ts';
 
-export const PROBE_BYTE_LENGTH = 64 << 10;
+const PROBE_BYTE_LENGTH = 64 << 10;
 
 const pattern = (factor: number): Uint32Array =>
   new Uint32Array(PROBE_BYTE_LENGTH / 4).map((_, index) => Math.imul(index + 1, factor));
@@ -16,11 +17,19 @@ const isPattern = (values: Uint32Array, factor: number): boolean =>
 const read = (buffer: DeviceBuffer): Promise<Uint32Array> =>
   buffer.copyToHost(new Uint32Array(PROBE_BYTE_LENGTH / 4));
 
+/** A probe of a kind of memory, which the other process gets with that access. */
+export const memoryProbe = (
+  about: Pick<Probe, 'name' | 'title' | 'how' | 'capability'>,
+  allocate: (byteLength: number, context: Context) => SampleMemory,
+  access?: Access,
+): Probe => ({
+  ...about,
+  make: (context) => filled(allocate(PROBE_BYTE_LENGTH, context), access),
+  check: (object) => checkProbe(object, access),
+});
+
 /** Fills memory with what the other process must find. The result owns it. */
-export async function filled(
-  memory: SampleMemory,
-  access: Access = 'read-write',
-): Promise<ProbeObject> {
+async function filled(memory: SampleMemory, access: Access = 'read-write'): Promise<ProbeObject> {
   const { buffer } = memory;
   const dispose = (): void => memory[Symbol.dispose]();
   try {
@@ -35,7 +44,7 @@ export async function filled(
 }
 
 /** Checks memory that has arrived, and writes back. Returns what is wrong with it. */
-export async function checkProbe(object: object, access: Access = 'read-write'): Promise<string> {
+async function checkProbe(object: object, access: Access = 'read-write'): Promise<string> {
   if (!(object instanceof DeviceBuffer)) return 'it arrived as another object';
   if (object.byteLength !== PROBE_BYTE_LENGTH) return 'it arrived with another size';
   if (object.access !== access) return `it arrived as ${object.access} memory`;

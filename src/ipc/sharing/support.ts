@@ -1,5 +1,8 @@
 import type { DeviceAttribute } from '../../../ffi/attributes.ts';
 import { mayBeDriverMemory } from '../../../ffi/fd-kind.ts';
+import type { FunctionName } from '../../../ffi/functions.ts';
+import type { CUresult } from '../../../ffi/results.ts';
+import { cudaError } from '../../check.ts';
 import { Device } from '../../device.ts';
 import { type IpcCause, IpcError } from '../../errors.ts';
 import { localProcess } from '../identity.ts';
@@ -32,6 +35,12 @@ export interface OpenBlocker {
 
 export const blockedError = ({ code, reason, hint }: OpenBlocker): IpcError =>
   new IpcError(`${reason}. ${hint}`, undefined, code);
+
+/** @throws IpcError if the driver refused to open what another process shared, as `what` calls it */
+export function checkOpened(status: CUresult, call: FunctionName, what: () => string): void {
+  if (status === 0) return;
+  throw new IpcError(`${what()} could not be opened`, cudaError(status, call));
+}
 
 /**
  * @param what memory that the driver always maps for reading and writing. For virtual memory, its

@@ -4,7 +4,7 @@ import { cu } from '../../../ffi/driver.ts';
 import { isMarkedReadOnly } from '../../../ffi/fd-kind.ts';
 import { isSameFile } from '../../../ffi/linux/libc.ts';
 import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../../ffi/types.ts';
-import { check, cudaError } from '../../check.ts';
+import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
@@ -40,8 +40,8 @@ import {
   sourceOf,
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
-import { checkProbe, filled, PROBE_BYTE_LENGTH } from './probe.ts';
-import { fdBlocker } from './support.ts';
+import { memoryProbe } from './probe.ts';
+import { checkOpened, fdBlocker } from './support.ts';
 
 /** Virtual memory. */
 export const virtual: MemoryKind<DescriptorFields<'virtual'>> = {
@@ -81,22 +81,25 @@ export const virtual: MemoryKind<DescriptorFields<'virtual'>> = {
     mappings(context).has(mappingKey(context, fields, numbers, access), 0),
   isReadOnly: (fds) => fds.some(isMarkedReadOnly),
   probes: [
-    {
-      name: 'virtual',
-      title: 'virtual memory',
-      how: 'by file descriptor',
-      capability: 'virtualMemory',
-      make: (context) => filled(allocate(PROBE_BYTE_LENGTH, context)),
-      check: (object) => checkProbe(object),
-    },
-    {
-      name: 'read-only',
-      title: 'read-only',
-      how: 'virtual memory that the receiver cannot write to',
-      capability: 'virtualMemory',
-      make: (context) => filled(allocate(PROBE_BYTE_LENGTH, context), 'read'),
-      check: (object) => checkProbe(object, 'read'),
-    },
+    memoryProbe(
+      {
+        name: 'virtual',
+        title: 'virtual memory',
+        how: 'by file descriptor',
+        capability: 'virtualMemory',
+      },
+      allocate,
+    ),
+    memoryProbe(
+      {
+        name: 'read-only',
+        title: 'read-only',
+        how: 'virtual memory that the receiver cannot write to',
+        capability: 'virtualMemory',
+      },
+      allocate,
+      'read',
+    ),
   ],
 };
 
@@ -260,11 +263,7 @@ function importChunk(
     fd as Address,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
   );
-  if (status !== 0)
-    throw new IpcError(
-      `virtual memory of process ${pid} could not be opened`,
-      cudaError(status, 'cuMemImportFromShareableHandle'),
-    );
+  checkOpened(status, 'cuMemImportFromShareableHandle', () => `virtual memory of process ${pid}`);
   const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
   try {
     mapChunk(address, byteLength, handle);
