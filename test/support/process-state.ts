@@ -124,7 +124,7 @@ export async function descriptorsReturnTo(before: number): Promise<void> {
 /** Which anonymous mappings of ours are open: counted where they are made and unmade. */
 
 const MAP_PRIVATE_ANONYMOUS = 0x22;
-type Call = (...args: number[]) => number;
+type Call = (...args: number[]) => unknown;
 
 /** Puts another function in the place of one of libc, for all that call it. */
 export function replaceLibc(name: keyof typeof libc, value: Call): void {
