@@ -63,14 +63,8 @@ class Connection:
         self._wake_lock = threading.RLock()
         self.poll = select.poll()
         self._poll_events = 0
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.poll.register(self._wake_read, _POLLIN)
-        try:
-            self._process = process = PeerProcess(sock, self.poll)
-        except OSError:
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-            raise
+        self._wake_read = self._wake_write = -1
+        self._process = process = PeerProcess(sock, self.poll)
         self.pid, self.uid, self.gid, self.name, self.started = process.pid, process.uid, process.gid, process.name, process.started
         # Who reads.
         self.is_read = self._is_read_by_own_thread = self._is_kicked = False
@@ -85,15 +79,15 @@ class Connection:
         # Until when the end of the process may follow that of its socket.
         self._gone_until: Optional[float] = None
         self._frames = FrameReader()
+        self.order, self.readiness = Order(), Readiness(self)
         try:
+            self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self.poll.register(self._wake_read, _POLLIN)
             self.inbox, self.outbox = Inbox(self), Outbox(self, sock)
         except OSError:
-            self._process.close()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+            self._close_own_fds()
             raise
         self.imports, self.exports = Imports(self), Exports(self)
-        self.order, self.readiness = Order(), Readiness(self)
         self._thread = threading.Thread(target=self._run, name=f'cuffi {self.name}', daemon=True)
         try:
             sock.send(hello(), socket.MSG_NOSIGNAL)
