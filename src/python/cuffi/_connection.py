@@ -53,6 +53,7 @@ class Connection:
     """
 
     def __init__(self, sock: socket.socket, allow_other_users: bool) -> None:
+        """Owns the socket, unless it raises IpcError: then the other end has received nothing."""
         start_closing()
         self.allow_other_users = allow_other_users
         self._socket, self._fd = sock, sock.fileno()
@@ -84,20 +85,22 @@ class Connection:
             self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             self.poll.register(self._wake_read, _POLLIN)
             self.inbox, self.outbox = Inbox(self), Outbox(self, sock)
-        except OSError:
+        except OSError as error:
             self._close_own_fds()
-            raise
+            raise IpcError(f'a connection cannot be made: {error.strerror}') from None
         self.imports, self.exports = Imports(self), Exports(self)
         self._thread = threading.Thread(target=self._run, name=f'cuffi {self.name}', daemon=True)
-        try:
-            sock.send(hello(), socket.MSG_NOSIGNAL)
-        except OSError:
-            pass  # It is gone. What it has left is still read.
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._close_own_fds()
-            raise IpcError(f'a connection needs a thread: {error}') from None
+        # Which the thread needs for whatever it sends.
+        with self.mutex:
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self._close_own_fds()
+                raise IpcError(f'a connection needs a thread: {error}') from None
+            try:
+                sock.send(hello(), socket.MSG_NOSIGNAL)
+            except OSError:
+                pass  # It is gone. What it has left is still read.
         connections.add(self)
 
     def end_of_process(self) -> int:

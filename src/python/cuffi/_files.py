@@ -213,5 +213,9 @@ def take_fds(fds: list[int], count: int, what: str) -> list[int]:
 
 
 def credentials(sock: socket.socket) -> tuple[int, int, int]:
-    pid, uid, gid = struct.unpack('=iII', sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    """The process that has made the other end, its user and its group. Raises IpcError if the system does not say."""
+    try:
+        pid, uid, gid = struct.unpack('=iII', sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    except OSError as error:
+        raise IpcError(f'the process at the other end is unknown: {error.strerror}') from None
     return pid, uid, gid
