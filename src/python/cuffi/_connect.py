@@ -57,7 +57,7 @@ def parent() -> Peer:
         try:
             connection = Connection(sock, False)
         except BaseException:
-            # For the next call.
+            # The next call tries again.
             sock.detach()
             os.environ[PARENT_VARIABLE] = said
             raise

@@ -54,7 +54,6 @@ class Connection:
 
     def __init__(self, sock: socket.socket, allow_other_users: bool) -> None:
         """Owns the socket, unless it raises IpcError: then the other end has received nothing."""
-        start_closing()
         self.allow_other_users = allow_other_users
         self._socket, self._fd = sock, sock.fileno()
         sock.setblocking(False)
@@ -90,9 +89,10 @@ class Connection:
             raise IpcError(f'a connection cannot be made: {error.strerror}') from None
         self.imports, self.exports = Imports(self), Exports(self)
         self._thread = threading.Thread(target=self._run, name=f'cuffi {self.name}', daemon=True)
-        # Which the thread needs for whatever it sends.
+        # The thread sends nothing without the mutex, so the first frame comes first.
         with self.mutex:
             try:
+                start_closing()
                 self._thread.start()
             except RuntimeError as error:
                 self._close_own_fds()
