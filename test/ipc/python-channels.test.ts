@@ -868,7 +868,7 @@ describe('what Python has sent', { skip: options.skip }, () => {
       await using python = Python.start();
       const array = await python.ask<DeviceArray>('make_array', { name: 'own' });
       const timedOut =
-        /^TimeoutError : waiting for what other processes have took more than 0.05 s/;
+        /^TimeoutError : waiting for other processes to return an object took more than 0.05 s/;
       assert.match(
         await python.evaluate("cuffi.leases.returned(kept['own'], timeout=0.05)"),
         timedOut,
@@ -1123,10 +1123,13 @@ describe('hostile processes, as Python meets them', { skip: options.skip }, () =
     words.write(0, 2 ** 52);
     assert.match(
       await receive(),
-      /^IpcError ipc-failed: .* has published into slots that were not/,
+      /^IpcError ipc-failed: .* a message was published into a slot that was not released/,
     );
     words.write(0, 2 ** 60);
-    assert.match(await receive(), /^IpcError ipc-failed: .* has no number of published messages/);
+    assert.match(
+      await receive(),
+      /^IpcError ipc-failed: .* the number of published messages is invalid/,
+    );
     words.write(0, 0);
     assert.match(await receive(), /^TimeoutError/);
     channel.close();

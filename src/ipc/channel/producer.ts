@@ -136,7 +136,9 @@ export class Producer {
       throw new TypeError(`deliver must be 'all' or 'one', not ${formatValue(deliver)}`);
     const isAhead = checkBoolean(ahead, 'ahead', false);
     if (isAhead && deliver === 'one')
-      throw new TypeError("ahead needs deliver: 'all': whom a message goes to is known only later");
+      throw new TypeError(
+        "ahead needs deliver: 'all': with 'one', the consumer of a message is chosen later",
+      );
     const isReadOnly = checkBoolean(readOnly, 'readOnly', false);
     const duration = checkBusyPollUs(busyPollUs ?? 0);
     const layout = layoutOf(shape, dtype, byteLength);
@@ -169,9 +171,12 @@ export class Producer {
 
   assertOpen(): void {
     if (this.#failure !== undefined)
-      throw new CuffiError('the context of this channel was lost with work of a message', {
-        cause: this.#failure,
-      });
+      throw new CuffiError(
+        'the context of this channel was lost before the work of a message was done',
+        {
+          cause: this.#failure,
+        },
+      );
     if (this.#isClosed) throw new ClosedError(closedMessage('Channel', this.resource));
   }
 
@@ -252,9 +257,7 @@ export class Producer {
   /** Why no slot is free, for a time-out. */
   readonly slotHint = (): string => {
     const previous = this.#acquired - this.ring.slots;
-    return (
-      this.#whyInUse(previous) ?? 'as many waits are queued behind earlier messages as there may be'
-    );
+    return this.#whyInUse(previous) ?? 'the limit of waits behind earlier messages is reached';
   };
 
   /** Why a channel is not drained, for a time-out. */

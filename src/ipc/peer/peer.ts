@@ -215,7 +215,7 @@ export class Peer<Receives = unknown, Sends = Anything>
    * const labels = await peer.request({ image: buffer }, { timeoutMs: 1000 });
    */
   async request<V>(value: Outgoing<Sends, V>, options?: TransferOptions): Promise<Receives> {
-    return this.ask(value, options);
+    return await this.ask(value, options);
   }
 
   /** @internal As {@link request}, and says what becomes of a request that was given up. */
@@ -309,7 +309,7 @@ export class Peer<Receives = unknown, Sends = Anything>
     const sound = parseDescriptor(descriptor);
     const { peerName } = this.#connection;
     if (this.pid > 0 && sound.pid !== this.pid)
-      throw new IpcError(`the descriptor is of process ${sound.pid}, which ${peerName} is not`);
+      throw new IpcError(`the descriptor comes from process ${sound.pid}, not from ${peerName}`);
     try {
       return (await withDeadline<unknown>(
         deadline,
@@ -410,7 +410,7 @@ function failureForCall({ thrown }: HandlerFailure, peerName: string): unknown {
   const here = { stack: '' };
   Error.captureStackTrace(here, failureForCall);
   const frames = here.stack.split('\n').slice(1).join('\n');
-  thrown.stack = `${thrown.stack ?? thrown}\n    in ${peerName}, which was asked\n${frames}`;
+  thrown.stack = `${thrown.stack ?? thrown}\n    in ${peerName}, which served the request\n${frames}`;
   return thrown;
 }
 
@@ -435,7 +435,7 @@ function checkServe(
   options: ServeOptions | undefined,
 ): { concurrency: number; stream: Stream | undefined; signal: AbortSignal | undefined } {
   if (typeof handler !== 'function')
-    throw new TypeError(`peer.serve takes a function that answers, not ${formatValue(handler)}`);
+    throw new TypeError(`peer.serve takes a handler function, not ${formatValue(handler)}`);
   const {
     concurrency = 1,
     stream,

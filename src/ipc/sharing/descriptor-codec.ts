@@ -99,7 +99,7 @@ function readMessage(message: unknown, kinds: readonly IpcKind[], at = ''): IpcD
   );
   if (unknown !== undefined)
     throw new InvalidField(
-      `${at}${printableName(unknown)} is no field of a descriptor of kind ${known}`,
+      `${at}${printableName(unknown)} is not a field of a descriptor of kind ${known}`,
     );
   if (version !== PROTOCOL_VERSION)
     throw new InvalidField(`${at}version must be ${PROTOCOL_VERSION}, not ${formatValue(version)}`);
@@ -400,7 +400,7 @@ const corrupted = ({ kind, pid }: DescriptorFields): IpcError =>
 
 const otherVersion = (version: number): IpcError =>
   versionMismatch(
-    `the descriptor is of version ${version} of the protocol, this process speaks version ${PROTOCOL_VERSION}`,
+    `the descriptor uses version ${version} of the protocol, but this process speaks version ${PROTOCOL_VERSION}`,
     version > PROTOCOL_VERSION,
   );
 

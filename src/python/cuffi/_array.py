@@ -229,7 +229,7 @@ class DeviceArray(Context):
                 f'not {type(data).__name__}'
             ) from None
         if view.nbytes != self.nbytes:
-            raise ValueError(f'{view.nbytes} bytes for an array of {self.nbytes}')
+            raise ValueError(f'data has {view.nbytes} bytes, but the array has {self.nbytes}')
         _check_format(view, self._dtype)
         if not view.nbytes:
             return

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def _invalid_ring(why: str) -> IpcError:
-    return IpcError(f'a process has stored what is no channel in the memory of this one: it {why}')
+    return IpcError(f'another process wrote invalid channel data: {why}')
 
 
 class _SlotMemory:
@@ -121,7 +121,7 @@ class _Consumer(ChannelState):
                 return END if closed_at is not None and message >= closed_at else None
             # Who takes slots ahead is published to before the slots are released.
             if published > message + ring.slots and not self.is_ahead:
-                raise _invalid_ring('has published into slots that were not released')
+                raise _invalid_ring('a message was published into a slot that was not released')
             if not ring.is_filled(message):
                 return None
             self._next += 1
@@ -137,7 +137,7 @@ class _Consumer(ChannelState):
             index = SEAT_RELEASED + ring.slots + 2 * (at % ring.slots)
             message, redelivered = seat.read(index), seat.read(index + 1) == 1
             if not 0 <= message < self._published():
-                raise _invalid_ring('grants a message that was not published')
+                raise _invalid_ring('a message was granted that was not published')
             if not ring.is_filled(int(message)):
                 return None
             self._next += 1
@@ -153,7 +153,7 @@ class _Consumer(ChannelState):
     def _published(self) -> int:
         published = self.ring.read(RING_PUBLISHED)
         if not 0 <= published <= SAFE:
-            raise _invalid_ring('has no number of published messages')
+            raise _invalid_ring('the number of published messages is invalid')
         return int(published)
 
     def _record(self, message: int) -> tuple[bool, Optional[SlotLayout], Any]:
@@ -404,7 +404,7 @@ class ChannelConsumer(ChannelEnd):
             yield slot
 
     def _export(self) -> Exported:
-        raise NotSupportedError('a consumer cannot pass a channel on: its producer sends it to everyone')
+        raise NotSupportedError('a consumer cannot forward a channel: its producer sends it to each consumer')
 
 
 class ChannelFields:

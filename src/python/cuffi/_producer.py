@@ -83,7 +83,7 @@ class Producer(ChannelState):
 
     def assert_open(self) -> None:
         if self._failure:
-            raise CuffiError(f'the context of this channel was lost with work of a message: {self._failure}')
+            raise CuffiError(f'the context of this channel was lost before the work of a message was done: {self._failure}')
         if self.is_closed:
             raise self.closed_error()
 

@@ -287,7 +287,7 @@ describe('A descriptor of another version', () => {
             assert.match(
               error.message,
               new RegExp(
-                `is of version ${version} of the protocol, this process speaks version ${PROTOCOL_VERSION}\\.`,
+                `uses version ${version} of the protocol, but this process speaks version ${PROTOCOL_VERSION}\\.`,
               ),
             );
             assert.ok(error.message.includes(here));
