@@ -91,7 +91,7 @@ export abstract class Resource implements Disposable {
     const state = this[stateKey];
     if (hasKeepalives(state))
       throw new CuffiError(
-        `this ${this.#kind} is in use by ${this.keepaliveNames.join(', ')}: that must release it first`,
+        `this ${this.#kind} is in use by ${this.keepaliveNames.join(', ')}, which must release it first`,
       );
     const { owner, release } = state;
     this.#recycleToken();

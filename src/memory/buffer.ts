@@ -401,7 +401,7 @@ export class DeviceBuffer extends Resource {
     const { deviceAccess } = this;
     if (!deviceAccess?.allowAccess)
       throw new NotSupportedError(
-        `allowAccess is for virtual memory, and this buffer is not part of any: use ${this.accessRemedy}`,
+        `allowAccess is for virtual memory, and this buffer is not part of it: use ${this.accessRemedy}`,
       );
     deviceAccess.allowAccess(other);
   }

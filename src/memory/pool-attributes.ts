@@ -82,7 +82,7 @@ export function createPool(device: Device, shareable: boolean, maxSize: number):
   check(
     requestPool(device, shareable, maxSize),
     'cuMemPoolCreate',
-    () => `making a${shareable ? ' shareable' : ''} memory pool on ${device}`,
+    () => `creating a${shareable ? ' shareable' : ''} memory pool on ${device}`,
   );
   return readHandle<CUmemoryPool>(OUT0, cu.cuMemPoolDestroy);
 }

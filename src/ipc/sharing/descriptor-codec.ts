@@ -232,7 +232,9 @@ function readBytes<T>(read: () => T): T {
 /** Returns a reader whose errors say that the bytes are not a descriptor. @throws IpcError */
 function descriptorReader(bytes: Uint8Array): ByteReader {
   if (bytes.byteLength > MAX_OBJECT_BYTE_LENGTH)
-    throw malformed(`${bytes.byteLength} bytes are more than ${MAX_OBJECT_BYTE_LENGTH}`);
+    throw malformed(
+      `${bytes.byteLength} bytes are too many: at most ${MAX_OBJECT_BYTE_LENGTH} are allowed`,
+    );
   return new ByteReader(bytes, malformed);
 }
 

@@ -156,7 +156,7 @@ export function useFromOtherThread(
 export const exportGoneBlocker = {
   code: 'exporter-gone',
   reason:
-    'this descriptor was made by this very process, and what it names no longer exists: it was ' +
+    'this descriptor was made by this very process, and its object no longer exists: it was ' +
     'closed, or it is a pool, an event or memory of another library that another thread shared',
   hint:
     'Keep shared objects open until the other thread has opened them, and use a pool or an event in the ' +

@@ -125,7 +125,7 @@ export class TimelineState {
   get value(): number {
     const { value } = this.counter;
     if (value === INVALID)
-      throw new IpcError('a process has stored what is not a value in the page of this timeline');
+      throw new IpcError('another process wrote an invalid value to this timeline');
     if (this.counter.isKnownEnded) throw this.#goneError();
     return value;
   }
@@ -484,7 +484,7 @@ const MAX_LISTED_WAITS = 64;
 
 const tooManyWaits = (): CuffiError =>
   new CuffiError(
-    'too many streams of this process wait already, or too much is queued behind waits: with one more, ' +
-      'nothing else of the process would run. Use fewer streams, await timeline.reached() before ' +
-      'queueing more, or raise CUDA_DEVICE_MAX_CONNECTIONS (at most 32)',
+    'too many streams of this process already wait, or too much work is queued behind waits: one more ' +
+      'wait could stop all other GPU work of the process. Use fewer streams, await timeline.reached() ' +
+      'before queueing more, or raise CUDA_DEVICE_MAX_CONNECTIONS (at most 32)',
   );

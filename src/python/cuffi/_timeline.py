@@ -62,7 +62,7 @@ class Timeline(Closable):
         state: TimelineState = self._held()
         value = state.read()
         if value < 0:
-            raise IpcError('a process has stored what is not a value in the page of this timeline')
+            raise IpcError('another process wrote an invalid value to this timeline')
         if state.is_ended:
             raise state.gone()
         return int(value)
