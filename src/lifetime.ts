@@ -163,7 +163,7 @@ export abstract class Resource implements Disposable {
   /**
    * Describes the object in template literals and for `String()`.
    *
-   * @throws TypeError where JavaScript needs a number, and for `+`: the description is no operand
+   * @throws TypeError where JavaScript needs a number, and for `+`: the description is not an operand
    */
   [Symbol.toPrimitive](hint: string): string {
     if (hint === 'string') return this.toString();

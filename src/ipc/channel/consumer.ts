@@ -142,7 +142,7 @@ export class Consumer {
         const { closedAt } = ring;
         return closedAt !== undefined && message >= closedAt ? 'end' : undefined;
       }
-      // Who takes slots ahead is published to before the slots are released.
+      // For a consumer that takes slots ahead, messages are published before it has released their slots.
       if (published > message + ring.slots && !this.isAhead)
         throw invalidRing('a message was published into a slot that was not released');
       if (!ring.isFilled(message)) return undefined;

@@ -325,7 +325,7 @@ export class Producer {
     if (this.#isClosed) return;
     if (message === this.#acquired - 1) {
       this.#acquired = message;
-      // Who had the slot before is not known any longer.
+      // The previous user of the slot is no longer known.
       if (this.deliver === 'one') this.#skipped.add(message - this.ring.slots);
       return;
     }
@@ -475,7 +475,7 @@ export class Producer {
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    // What was acquired and not published is no message.
+    // A slot that was acquired and not published is not a message.
     for (let message = this.#published; message < this.#acquired; message += 1) {
       const record = this.ring.record(message);
       const isOver = message < this.#published || this.#waitingForEarlier.has(message);

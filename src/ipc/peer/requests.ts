@@ -642,7 +642,7 @@ function assertNull({ contents: { objects, value } }: UnopenedMessage, what: str
     throw new IpcError(`${what} came with a value`);
 }
 
-/** An error that says what another value says, and can be sent whatever that is. */
+/** Converts a thrown value to an error that can be sent, whatever the value is. */
 function sendableError(thrown: unknown): Error {
   if (!isError(thrown)) return new Error(`the handler threw ${formatValue(thrown)}`);
   const { name, message, stack, code } = thrown as Error & { readonly code?: unknown };

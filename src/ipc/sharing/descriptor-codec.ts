@@ -117,7 +117,7 @@ function readMessage(message: unknown, kinds: readonly IpcKind[], at = ''): IpcD
 /** What every descriptor has besides the fields of its exporter and its kind. */
 const STATED = ['kind', 'version', 'checksum'];
 
-/** Returns what the caller probably did wrong, for common mistakes and what is no object. */
+/** Returns what the caller probably did wrong, for common mistakes and for values that are not objects. */
 function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefined {
   if (typeof message === 'string')
     return /^[A-Z]\w*\(/.test(message)

@@ -145,7 +145,7 @@ export class FramedSocket {
     this.#read();
   }
 
-  /** Reads what a peer that is gone has left. */
+  /** Reads the bytes that an ended peer has left. */
   readToEnd(): void {
     this.#read();
   }

@@ -43,7 +43,7 @@ class DeviceArray(Context):
     _instead = ('refer to it, send it with peer.send(), or copy its items: copy_to_host(), or clone() and copy() of torch and cupy. '
                 'dataclasses.asdict() makes deep copies: use dataclasses.replace() or vars()')  # fmt: skip
 
-    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    # Only cuffi makes one: its constructor is not part of the types that users see.
     def __init__(self, memory: Any, address: int, shape: tuple[int, ...], dtype: Any,
                  strides: tuple[int, ...], read_only: bool, stream: Optional[int] = None,
                  base: Optional[DeviceArray] = None) -> None:  # fmt: skip

@@ -277,7 +277,7 @@ class ConsumerSlot(Owner):
 
     __slots__ = ('message', 'meta', 'redelivered', '_consumer', '_layout', '_stream', '_is_released')
 
-    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    # Only cuffi makes one: its constructor is not part of the types that users see.
     def __init__(self, consumer: Any, message: int, layout: Any, meta: Any, redelivered: bool, stream: Any) -> None:
         self._consumer: _Consumer = consumer
         self._layout: Optional[SlotLayout] = layout

@@ -140,7 +140,7 @@ def is_context_lost(device: Device) -> bool:
         return cuda_driver().cuStreamQuery(LEGACY_STREAM) in STICKY
 
 
-# Pages at address 0 are never mapped: what is below is no pointer, as a time in seconds.
+# Pages at address 0 are never mapped: a smaller number is not a pointer, such as a time in seconds.
 _MIN_HANDLE = 4096
 
 

@@ -330,7 +330,7 @@ class Producer(ChannelState):
         with self.lock:
             if self.is_closed:
                 return
-            # What was acquired and not published is no message.
+            # A slot that was acquired and not published is not a message.
             for message in range(self.published, self._acquired):
                 if not self.is_ahead and message >= self.published and message not in self._waiting_for_earlier:
                     self._skip(message)
@@ -381,7 +381,7 @@ class ProducerSlot(Owner):
 
     __slots__ = ('message', '_producer', '_stream', '_is_over')
 
-    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    # Only cuffi makes one: its constructor is not part of the types that users see.
     def __init__(self, producer: Any, message: int, stream: Any) -> None:
         # The number of the message, from 0.
         self.message: int = message

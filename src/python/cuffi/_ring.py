@@ -122,7 +122,7 @@ def encode_meta(meta: Any) -> bytes:
 
 
 def _decode_meta(data: bytes) -> Any:
-    """Raises ValueError for what is no JSON, which Python's own reader takes: NaN, infinities and other encodings."""
+    """Raises ValueError for what is not JSON, which Python's own reader takes: NaN, infinities and other encodings."""
     return json.loads(data.decode('utf-8'), parse_constant=_refuse_constant)
 
 

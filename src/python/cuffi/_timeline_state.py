@@ -168,7 +168,7 @@ class TimelineState:
         return words is NO_WORDS
 
     def read(self) -> Union[int, float]:
-        """The value; after the end, the last one. -1 for what is no value."""
+        """The value; after the end, the last one. -1 for an invalid value."""
         value = INFINITE if self.is_ended else self.words.read(TIMELINE_VALUE)
         # Read second: a GPU may store over the end.
         if value != INFINITE and not self.words.words[TIMELINE_OUTCOME]:
