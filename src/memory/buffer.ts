@@ -623,7 +623,7 @@ export class DeviceMemory implements MemoryResource {
   }
 }
 
-// How the memory of a buffer is checked, allocated and kept alive.
+// ---- How the memory of a buffer is checked, allocated and kept alive ----
 
 /** The unit in which the driver maps and shares memory. */
 const BLOCK_BYTE_LENGTH = 2 << 20;

@@ -161,7 +161,7 @@ export function warnOfDetachedView(byteLength: number, what: string): void {
   );
 }
 
-// How views are kept alive, finalized and protected from transfer.
+// ---- How views are kept alive, finalized and protected from transfer ----
 
 /** Keeps each view's {@link HostViews} alive as long as the view. */
 const viewsByBuffer = new WeakMap<ArrayBufferLike, HostViews>();

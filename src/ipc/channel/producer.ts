@@ -141,7 +141,7 @@ export class Producer {
       );
     const isReadOnly = checkBoolean(readOnly, 'readOnly', false);
     const duration = checkBusyPollUs(busyPollUs ?? 0);
-    const layout = layoutOf(shape, dtype, byteLength);
+    const layout = slotLayout(shape, dtype, byteLength);
     const size = byteLength ?? sizeOf(layout.shape) * layout.dtype.itemsize;
     // Copies and kernels are fastest at such addresses.
     const stride = Math.ceil(size / SLOT_ALIGNMENT) * SLOT_ALIGNMENT;
@@ -527,7 +527,7 @@ export class Producer {
   }
 }
 
-function layoutOf(
+function slotLayout(
   shape: number | Shape | undefined,
   dtype: DtypeOrName | undefined,
   byteLength: number | undefined,

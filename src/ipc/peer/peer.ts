@@ -461,6 +461,6 @@ function checkTransfer(
     call,
   );
   const ordered = streamOf(stream);
-  ordered?.handle; // a closed one is refused
+  ordered?.assertOpen();
   return { deadline: checkDeadline({ signal, timeoutMs }, call), stream: ordered };
 }

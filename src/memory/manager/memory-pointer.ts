@@ -204,7 +204,7 @@ export class PinnedPointer extends Resource {
   }
 }
 
-// How pointers share their memory.
+// ---- How pointers share their memory ----
 
 /** @internal A pointer's reference to its memory. */
 export interface PointerState {
