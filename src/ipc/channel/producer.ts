@@ -237,7 +237,7 @@ export class Producer {
     if (message >= this.#published) return false;
     if (this.deliver === 'one') {
       this.#grantPending();
-      return this.#isOver(message);
+      return this.#isConsumed(message);
     }
     if (!this.ring.isFilled(message)) return false;
     for (const { seat, start } of this.#seats)
@@ -276,7 +276,7 @@ export class Producer {
     if (!this.ring.isFilled(message))
       return `the work of this process that fills message ${message} is not done`;
     if (this.deliver === 'one' && !this.#holders.has(message)) {
-      if (this.#isOver(message)) return undefined;
+      if (this.#isConsumed(message)) return undefined;
       return this.#seats.size === 0
         ? `no process consumes the channel, so nobody takes message ${message}`
         : `${namesOf(this.#seats)} asked for no further message, so nobody takes message ${message}`;
@@ -369,7 +369,7 @@ export class Producer {
   // ---- Granting, with deliver: 'one' ----
 
   /** Whether a message was released by the consumer that it was granted to. */
-  #isOver(message: number): boolean {
+  #isConsumed(message: number): boolean {
     return (
       this.#skipped.has(message) || this.#holders.get(message)?.seat.isReleased(message) === true
     );
@@ -478,8 +478,8 @@ export class Producer {
     // A slot that was acquired and not published is not a message.
     for (let message = this.#published; message < this.#acquired; message += 1) {
       const record = this.ring.record(message);
-      const isOver = message < this.#published || this.#waitingForEarlier.has(message);
-      if (record && !isOver) this.#skip(message, record);
+      const isPublished = message < this.#published || this.#waitingForEarlier.has(message);
+      if (record && !isPublished) this.#skip(message, record);
     }
     this.ring.closeAt(this.#published);
     this.#wakeConsumers();

@@ -313,14 +313,14 @@ export class TimelineState {
    * @throws IpcError
    */
   #watchPredecessor(last: number, from: SendingProcess | undefined): void {
-    let isOver = false;
+    let isDone = false;
     let stopWatching: (() => void) | undefined;
     const isSettled = (gone?: SendingProcess): boolean => {
-      if (isOver) return true;
+      if (isDone) return true;
       const isReached = this.counter.isReached(last);
       // That process may have found that another one before it has ended, and have stored that.
       if (!isReached && !gone && !this.counter.isEnded) return false;
-      isOver = true;
+      isDone = true;
       stopWatching?.();
       if (!isReached) this.#onLost({ pid: gone?.pid ?? 0, value: last });
       this.#release();

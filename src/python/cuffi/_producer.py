@@ -379,7 +379,7 @@ class Producer(ChannelState):
 class ProducerSlot(Owner):
     """A slot that this process fills: publish it, or cancel it. `with slot:` cancels what was not published."""
 
-    __slots__ = ('message', '_producer', '_stream', '_is_over')
+    __slots__ = ('message', '_producer', '_stream', '_is_settled')
 
     # Only cuffi makes one: its constructor is not part of the types that users see.
     def __init__(self, producer: Any, message: int, stream: Any) -> None:
@@ -387,10 +387,10 @@ class ProducerSlot(Owner):
         self.message: int = message
         self._producer: Producer = producer
         self._stream: Optional[Stream] = stream
-        self._is_over = False
+        self._is_settled = False
 
     def _assert_usable(self) -> None:
-        if self._is_over:
+        if self._is_settled:
             raise CuffiError('this slot was published or canceled already')
         producer = self._producer
         if producer.is_closed or producer._failure:
@@ -422,7 +422,7 @@ class ProducerSlot(Owner):
         :param shape: and `dtype`, if they differ from those of the channel
         """
         producer = self._producer
-        if self._is_over or producer.is_closed or producer._failure:
+        if self._is_settled or producer.is_closed or producer._failure:
             self._assert_usable()
         if not producer.is_ahead:
             producer.publish(self.message, stream, meta, shape, dtype)
@@ -430,13 +430,13 @@ class ProducerSlot(Owner):
             producer.publish_ahead(self.message, stream)
         else:
             raise TypeError('messages of a channel with ahead have no meta, shape or dtype of their own')
-        self._is_over = True
+        self._is_settled = True
 
     def cancel(self) -> None:
         """Gives the slot back without a message. Does nothing after `publish`, or the second time."""
-        if not self._is_over:
+        if not self._is_settled:
             self._producer.cancel(self.message)
-            self._is_over = True
+            self._is_settled = True
 
     def __enter__(self) -> ProducerSlot:
         return self
@@ -445,4 +445,4 @@ class ProducerSlot(Owner):
         self.cancel()
 
     def __repr__(self) -> str:
-        return f'<cuffi.ProducerSlot message {self.message}{" published or canceled" if self._is_over else ""}>'
+        return f'<cuffi.ProducerSlot message {self.message}{" published or canceled" if self._is_settled else ""}>'
