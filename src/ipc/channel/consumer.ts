@@ -211,7 +211,7 @@ export class Consumer {
   readonly messageHint = (): string => {
     const published = this.ring.published;
     if (this.deliver === 'all' && this.#next < published)
-      return `${this.#producerName} has published message ${this.#next}, and its work is not done`;
+      return `${this.#producerName} has published message ${this.#next}, but its work is not done`;
     return `${this.#producerName} has published ${counted(published, 'message')}, and none is left for this consumer`;
   };
 
@@ -223,7 +223,7 @@ export class Consumer {
   /** Why a message is not filled, for a time-out. */
   filledHint(message: number): string {
     return message < this.ring.published
-      ? `${this.#producerName} has published it, and its work is not done`
+      ? `${this.#producerName} has published it, but its work is not done`
       : `${this.#producerName} has published ${counted(this.ring.published, 'message')}`;
   }
 

@@ -452,7 +452,7 @@ const pointOf = (value: number): TimelinePoint => ({ index: TimelineWord.value, 
 function observe(from: SendingProcess | undefined, gone: () => void, last: number): () => void {
   const why =
     `received the signaler of a timeline before value ${last} was reached, from a process whose end ` +
-    `cannot be observed here: await timeline.reached(${last}) there before it is sent`;
+    `cannot be observed here: await timeline.reached(${last}) there before you send it`;
   if (!from?.isExitObservable || !from.onGone) throw new IpcError(why, undefined, 'not-supported');
   try {
     return from.onGone(gone);

@@ -23,7 +23,7 @@ CODES = {
     "device-not-visible": "IpcError: this process does not see the device",
     "mig": "IpcError: the memory is in a MIG slice",
     "compute-mode": "IpcError: the compute mode of the device admits one process only",
-    "limit-exceeded": "IpcError: too many values wait to be sent, or too many requests for their answers: await some first. Or no file descriptor is left for those of a value: raise ulimit -n. Or the keys of a received Map or Set collide",
+    "limit-exceeded": "IpcError: too many values wait to be sent, or too many requests for their answers: await some first. Or too few file descriptors are left to receive a value: raise ulimit -n. Or the keys of a received Map or Set collide",
     "not-served": "IpcError of request: the other end waits for values, and has never called serve",
     "not-received": "IpcError of send: the other end serves requests, and has never received a value",
     "not-listening": "IpcError of connect: no process listens at that name",

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ._values import Put
     from ._waiter import Waiter
 
-NO_ROOM_FOR_FDS = "no descriptor is left for those of a message, which are lost: raise the limit ('ulimit -n')"
+NO_ROOM_FOR_FDS = "too few file descriptors are left, so those of a message are lost: raise the limit ('ulimit -n')"
 # What an object takes of the room of the queue, beside the bytes of its message.
 _BYTES_OF_OBJECT = 4096
 _POOL, _OBJECT = bytes((KIND_POOL,)), bytes((TAG_GPU_OBJECT,))

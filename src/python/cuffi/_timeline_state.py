@@ -87,7 +87,7 @@ class TimelineState:
         except OSError as error:
             raise IpcError(
                 f'received the signaler of a timeline before value {last} was reached, from a process whose end cannot be '
-                f'observed here: call timeline.reached({last}) there before it is sent: {error.strerror}',
+                f'observed here: call timeline.reached({last}) there before you send it: {error.strerror}',
                 'not-supported',
             ) from None
         ended = select.poll()

@@ -132,7 +132,7 @@ describe('A connection', () => {
       sendOther(other, 4, kind, Buffer.from(content));
       await assert.rejects(
         other.peer.receive(),
-        /did not say first which versions of the protocol/,
+        /did not state first which versions of the protocol/,
       );
     }
     for (const at of [4, 8, 12, 16]) {
@@ -142,7 +142,7 @@ describe('A connection', () => {
       sendMessage(other.socket, hello);
       await assert.rejects(
         other.peer.receive(),
-        /did not say first which versions of the protocol/,
+        /did not state first which versions of the protocol/,
       );
     }
     using twice = new RawPeer();

@@ -464,7 +464,7 @@ describe('Peer with a hostile other end', () => {
     const noRoom = {
       name: 'IpcError',
       code: 'limit-exceeded',
-      message: /the objects of a value were refused: .*EMFILE.*no descriptor is left for those of/,
+      message: /the objects of a value were refused: .*EMFILE.*too few file descriptors are left/,
     };
     {
       using _ = limitRoom(1);
@@ -501,7 +501,7 @@ describe('Peer with a hostile other end', () => {
       sendPage(other, page, 0);
       await assert.rejects(
         other.peer.receive(),
-        ipcError(/EMFILE.*no descriptor is left for those of a message/),
+        ipcError(/EMFILE.*too few file descriptors are left, so those of a message/),
       );
       innocent.send(one);
       assert.equal(await innocent.peer.receive(), 1);
