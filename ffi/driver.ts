@@ -287,15 +287,20 @@ export interface CallRecorder extends Disposable {
  * Records every driver call of this process until `stop()`. Without a recorder, calls have no
  * overhead.
  *
+ * @param onCall gets each record when its call has returned, in place of `calls`, e.g. for a log. It must not
+ * call the driver
  * @example
  * const recorder = recordCalls();
  * // ... work
  * recorder.stop();
  * console.log(bytesCopied(recorder.calls));
  */
-export function recordCalls(): CallRecorder {
+export function recordCalls(onCall?: CallSink): CallRecorder {
+  if (onCall !== undefined && typeof onCall !== 'function')
+    throw new TypeError(`onCall must be a function, not ${typeof onCall}`);
   const calls: CallRecord[] = [];
-  const sink: CallSink = (record) => calls.push(record);
+  // Its own for each recorder, also where two have the same function.
+  const sink: CallSink = onCall ? (record) => onCall(record) : (record) => calls.push(record);
   const stop = (): void => {
     if (sinks.delete(sink)) defineCalls();
   };
