@@ -6,13 +6,13 @@
 import { Socket } from 'node:net';
 import { mapShared } from '../../ffi/linux/libc.ts';
 import { Context } from '../context.ts';
-import { ClosedError, PeerGoneError } from '../errors.ts';
 import type { ChannelConsumer } from '../ipc/channel/channel-consumer.ts';
 import { parentPeer } from '../ipc/peer/spawn.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import type { PinnedBuffer } from '../memory/pinned.ts';
 import { Stream } from '../stream.ts';
 import { MEMORY_FD, type Order, SOCKET_FD } from './bench-messages.ts';
+import { serveParent } from './serve-parent.ts';
 
 const [deviceArgument, bytesArgument] = process.argv.slice(2);
 const context = Context.primary(Number(deviceArgument));
@@ -45,6 +45,11 @@ function copied(host: Uint8Array): number {
   return lastWordOf(own);
 }
 
+function pageLocked(): Uint8Array {
+  if (!pinned) throw new Error('no page-locked memory is open');
+  return new Uint8Array(pinned.buffer);
+}
+
 async function consume(messages: ChannelConsumer): Promise<void> {
   for await (const slot of messages) {
     seenInChannel = lastWordOf(slot.buffer);
@@ -75,7 +80,7 @@ async function obey(order: Order<ChannelConsumer>): Promise<number | null> {
       consumed = channel && consume(channel);
       return null;
     case 'copied':
-      return copied(order.isPinned && pinned ? new Uint8Array(pinned.buffer) : shared);
+      return copied(order.isPinned ? pageLocked() : shared);
     case 'seen':
       return seenInChannel;
     case 'close':
@@ -94,8 +99,8 @@ socket.on('data', (chunk: Uint8Array) => {
   void parent.send(copied(received)).catch(() => {});
 });
 socket.on('error', () => {});
-// Ctrl-C reaches all processes of a terminal: the parent ends this one, and says why.
-process.on('SIGINT', () => {});
+// Ctrl-C and a hang-up reach all processes of a terminal: the parent ends this one, and says why.
+for (const name of ['SIGINT', 'SIGHUP']) process.on(name, () => {});
 // Of a signal by itself, what is to be removed at exit would stay.
 process.on('SIGTERM', () => process.exit());
 
@@ -106,12 +111,5 @@ async function serve(value: DeviceBuffer | Order<ChannelConsumer>): Promise<numb
   return seen;
 }
 
-try {
-  await parent.send(null);
-  for await (const value of parent)
-    await parent.send(await serve(value).catch((error: Error) => error.message));
-} catch (error) {
-  // The parent has exited, so nobody reads the reply.
-  if (!(error instanceof ClosedError || error instanceof PeerGoneError)) throw error;
-}
+await serveParent(parent, null, serve, (message) => message);
 process.exit();

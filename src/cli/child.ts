@@ -13,6 +13,13 @@ export interface ChildOptions {
   readonly deadlineMs: number;
 }
 
+/** What an error says of a child that reported one. */
+export const failedInChild = (message: string): string => `in the child: ${message}`;
+
+/** What an error says of a child that was ended at its deadline. */
+export const noReplyWithin = (deadlineMs: number, pid?: number): string =>
+  `the child ${pid === undefined ? '' : `(pid ${pid}) `}did not reply within ${deadlineMs / 1000} s`;
+
 /** The child's descriptor of {@link RoundtripChild.pipe}. */
 export const COPY_FD = 3;
 
@@ -46,7 +53,7 @@ export class RoundtripChild {
     const parsed = Reply.safeParse(await this.#exchange(request));
     if (!parsed.success) throw new CuffiError('the child sent an invalid message');
     const received = parsed.data;
-    if (received.type === 'failed') throw new CuffiError(`in the child: ${received.message}`);
+    if (received.type === 'failed') throw new CuffiError(failedInChild(received.message));
     if (received.type !== type)
       throw new CuffiError(`the child sent '${received.type}' instead of '${type}'`);
     return received as Extract<Reply, { type: T }>;
@@ -87,7 +94,7 @@ export class RoundtripChild {
       const [code, signal] = await once(child, 'exit');
       return new CuffiError(
         isTimedOut
-          ? `the child (pid ${pid}) did not reply within ${deadlineMs / 1000} s`
+          ? noReplyWithin(deadlineMs, pid)
           : `the child (pid ${pid}) ${signal ? `was killed by ${signal}` : `exited with code ${code}`} before it replied`,
       );
     } catch (error) {

@@ -2,6 +2,7 @@
 import type { Support } from '../ipc/sharing/support.ts';
 import {
   type Command,
+  deviceOption,
   integerOption,
   parseCommand,
   refuseArguments,
@@ -52,7 +53,7 @@ export function readOptions(argv: readonly string[]): RoundtripCommandOptions {
   refuseArguments('roundtrip', positionals);
   return {
     elements: integerOption(values.elements, '--elements', 1, 2 ** 32),
-    device: integerOption(values.device, '--device', 0, 1023),
+    device: deviceOption(values.device),
     kind: kindOf(values.kind),
     driver: values.driver,
     json: values.json,
