@@ -192,7 +192,7 @@ export function describePlace({
     `${machine.cpuCount} CPU cores (${machine.cpu})`,
     `Node ${machine.node.replace(/^v/, '')}`,
     `koffi ${machine.koffi}`,
-    commit && `commit ${commit.replace(/^(.{12}).*?(\+?)$/, '$1$2')}`,
+    commit && `commit ${commit.replace(/\b([\da-f]{12})[\da-f]+/g, '$1')}`,
     machine.date.slice(0, 10),
   ];
   const processes = passes > 1 ? ` in ${passes} processes` : '';

@@ -19,17 +19,15 @@ const NO_FD = 'no-file-descriptor';
 
 export function* refusals(writer: PlainWriter): Iterable<Vector> {
   for (const row of all(writer)) {
-    const connection = outcomeOf(row);
-    yield connection ? { ...row, connection } : row;
+    const { connection = outcomeOf(row), ...rest } = row;
+    yield connection ? { ...rest, connection } : rest;
   }
 }
 
 /** What becomes of a connection that it comes over: what an object is concerns its value alone. */
-function outcomeOf({ of, use, name }: Vector): 'ends' | 'goes on' | undefined {
+function outcomeOf({ of, use }: Vector): 'ends' | 'goes on' | undefined {
   if (of === 'descriptor' || of === 'json') return undefined;
   if (use === 'counters') return 'ends';
-  // Whether it is repeated is known only when the value is built.
-  if (of === 'value' && / twice/.test(name)) return 'goes on';
   const ending = ['value', 'control', 'message', 'hello', 'frames', 'messages'];
   return ending.includes(of as string) ? 'ends' : 'goes on';
 }
@@ -425,7 +423,6 @@ function* sharedMemory(): Iterable<Vector> {
     pool: ['memory'],
     channel: ['ring', 'seat', 'receives', 'sends', 'memory'],
   } as const;
-  const isOfDriver = { memory: NO_FD } as Readonly<Record<string, string>>;
   for (const [kind, fds] of Object.entries(parts))
     for (const [at, part] of fds.entries())
       for (const given of STRANGE.filter((one) => one !== part))
@@ -434,7 +431,7 @@ function* sharedMemory(): Iterable<Vector> {
           of: 'fds',
           kind,
           fds: fds.map((fd, index) => (index === at ? given : fd)),
-          code: isOfDriver[part] ?? FAILED,
+          code: part === 'memory' ? NO_FD : FAILED,
         };
   for (const given of ['sparse pages', 'longer pages', 'unsealed pages'])
     yield {
@@ -470,6 +467,7 @@ const STRANGE = [
   'unsealed memory',
   'page for reading',
 ];
+
 // ---- Who has made an object ----
 
 /** Objects of a process that is not what they say. `$here` and `$other` are this process and one that lives. */
@@ -487,7 +485,9 @@ function* exporters(writer: PlainWriter): Iterable<Vector> {
     kind: Fields,
     values: Fields,
     code: string,
-    fds: readonly string[] = [],
+    fds: readonly string[] = kind['kind'] === 'pool' || kind['kind'] === 'virtual'
+      ? ['memory']
+      : [],
   ): Vector => ({
     name: `${kind['kind']} ${name}`,
     of: 'exporter',
@@ -499,40 +499,36 @@ function* exporters(writer: PlainWriter): Iterable<Vector> {
   });
   const { virtual, legacy, event } = samples;
   const whole = { ...virtual, pieces: [2_097_152], baseByteLength: 2_097_152, byteLength: 1024 };
+  const machine = '0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0';
+  const device = 'GPU-00112233-4455-6677-8899-aabbccddeeff';
+  const own = { pid: '$here', startTime: '$here' };
   for (const kind of [...Object.values(kinds), whole]) {
-    const fds = kind['kind'] === 'virtual' || kind['kind'] === 'pool' ? ['memory'] : [];
-    const machine = '0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0';
-    yield refused('of another machine', kind, { machine }, 'other-machine', fds);
-    const device = 'GPU-00112233-4455-6677-8899-aabbccddeeff';
-    yield refused('on a GPU that nobody sees', kind, { device }, 'device-not-visible', fds);
+    yield refused('of another machine', kind, { machine }, 'other-machine');
+    yield refused('on a GPU that nobody sees', kind, { device }, 'device-not-visible');
     yield refused(
       'of another machine, on a GPU of that',
       kind,
       { machine, device },
       'other-machine',
-      fds,
     );
     const slice = device.replace('GPU', 'MIG');
-    yield refused('on a slice that nobody sees', kind, { device: slice }, 'mig', fds);
-    const own = { pid: '$here', startTime: '$here' };
-    yield refused('of the process that it comes to', kind, own, 'same-process', fds);
-    if (kind !== whole) continue;
-    const parts = ['ring', 'seat', 'receives', 'sends', 'memory'];
-    for (const [name, values, code] of [
-      ['of another machine, on a GPU of that', { machine, device }, 'other-machine'],
-      ['on a GPU that nobody sees', { device }, 'device-not-visible'],
-      ['of the process that it comes to', own, 'same-process'],
-    ] as const)
-      yield {
-        ...refused(name, kind, values, code, parts),
-        name: `channel in memory ${name}`,
-        isChannel: true,
-      };
+    yield refused('on a slice that nobody sees', kind, { device: slice }, 'mig');
+    yield refused('of the process that it comes to', kind, own, 'same-process');
   }
-  for (const [what, kind] of Object.entries(kinds)) {
-    const fds = what === 'pool' ? ['memory'] : [];
-    yield refused('of a process that has ended', kind, { startTime: 1 }, 'exporter-gone', fds);
-    yield refused('of no process', kind, { pid: 2 ** 32 - 1 }, 'exporter-gone', fds);
+  const parts = ['ring', 'seat', 'receives', 'sends', 'memory'];
+  for (const [name, values, code] of [
+    ['of another machine, on a GPU of that', { machine, device }, 'other-machine'],
+    ['on a GPU that nobody sees', { device }, 'device-not-visible'],
+    ['of the process that it comes to', own, 'same-process'],
+  ] as const)
+    yield {
+      ...refused(name, whole, values, code, parts),
+      name: `channel in memory ${name}`,
+      isChannel: true,
+    };
+  for (const kind of Object.values(kinds)) {
+    yield refused('of a process that has ended', kind, { startTime: 1 }, 'exporter-gone');
+    yield refused('of no process', kind, { pid: 2 ** 32 - 1 }, 'exporter-gone');
   }
   for (const kind of [legacy, event])
     yield refused(
@@ -542,13 +538,9 @@ function* exporters(writer: PlainWriter): Iterable<Vector> {
       'same-pid',
     );
   for (const kind of [kinds.legacy, kinds.pool])
-    yield refused('that is read-only', kind, { access: 'read' }, 'not-supported', [
-      ...(kind === kinds.pool ? ['memory'] : []),
-    ]);
+    yield refused('that is read-only', kind, { access: 'read' }, 'not-supported');
   for (const kind of Object.values(kinds))
-    yield refused('that the driver does not know', kind, {}, FAILED, [
-      ...(kind === kinds.pool ? ['memory'] : []),
-    ]);
+    yield refused('that the driver does not know', kind, {}, FAILED);
 }
 
 // ---- Messages that do not follow from those before ----

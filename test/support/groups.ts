@@ -11,9 +11,13 @@ const QUICK = /^test\/(unit|abi|driver)\//;
 const OWN_PROCESS =
   /^(before|after|beforeEach|afterEach|selectDriver|emulate|process\.|registerKernel|using|await|Object\.|for |if )|process\.(on|once|emit|exit|chdir|title)\b|process\.env\[[^\]]*\] ?=[^=]|delete process\.env|Worker\(|getActiveResources|new Program|PackageFolder|concurrency|FinalizationRegistry|CUFFI_LEAK|collectGarbage/m;
 
-/** Files that take long, one for one device, and one that changes a table that all tests of a process use. */
+/**
+ * Files that take long, one for one device, one that changes a table that all tests of a process use, and
+ * one that counts all that a context releases: what other files have left to the garbage collector, too.
+ */
 const ALONE = [
   'test/driver/facts.test.ts',
+  'test/driver/release.test.ts',
   'test/unit/src/cli/doctor/machine.test.ts',
   'test/unit/src/array/host-transfer.test.ts',
   'test/unit/src/ipc/sharing/kinds.test.ts',
