@@ -8,6 +8,7 @@ import {
   CannotRunError,
   type Command,
   deviceOption,
+  driverOption,
   InterruptedError,
   parseCommand,
   refuseArguments,
@@ -73,9 +74,9 @@ export function readOptions(argv: readonly string[]): BenchCommandOptions {
   const sizes = values.size?.flatMap((list) => list.split(',')).map(sizeOf);
   return {
     sizes: sizes && [...new Set(sizes)].sort((a, b) => a - b),
-    svg: values.svg,
+    svg: fileOf(values.svg),
     device: deviceOption(values.device),
-    driver: values.driver,
+    driver: driverOption(values.driver),
     json: values.json,
   };
 }
@@ -89,6 +90,11 @@ function sizeOf(text: string): number {
         `${shortBytes(MAX_SIZE)}, not ${JSON.stringify(text)}`,
     );
   return byteLength;
+}
+
+function fileOf(path: string | undefined): string | undefined {
+  if (path === '') throw new UsageError('--svg must be the path of a file, not ""');
+  return path;
 }
 
 /** Finds out before the measurement what would prevent the picture. @throws CannotRunError */

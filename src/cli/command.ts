@@ -1,6 +1,7 @@
 /** What each command of `cuffi` has, and how it refuses its arguments. */
 import { constants } from 'node:os';
 import { type ParseArgsConfig, parseArgs } from 'node:util';
+import { isDriverChoice } from '../../ffi/driver.ts';
 import { didYouMean } from '../validate.ts';
 
 /** A row of the table of commands. */
@@ -89,3 +90,12 @@ const MAX_DEVICE = 1023;
 /** The ordinal of `--device`, in digits only. @throws UsageError */
 export const deviceOption = (text: string): number =>
   integerOption(text, '--device', 0, MAX_DEVICE, /^\d+$/);
+
+/** The driver of `--driver`, if given. @throws UsageError */
+export function driverOption(text: string | undefined): string | undefined {
+  if (text !== undefined && !isDriverChoice(text))
+    throw new UsageError(
+      `--driver must be cuda, emulated, or the path of a libcuda, not ${JSON.stringify(text)}`,
+    );
+  return text;
+}

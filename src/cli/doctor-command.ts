@@ -7,6 +7,7 @@ import {
   CannotRunError,
   type Command,
   deviceOption,
+  driverOption,
   parseCommand,
   refuseArguments,
   UsageError,
@@ -56,8 +57,9 @@ export async function runDoctor(
   });
   refuseArguments('doctor', positionals);
   const device = deviceOption(values.device);
-  if (values.with !== undefined) return runWith(values.with, values.driver, values.json, machine);
-  const facts = await gatherFacts({ driver: values.driver, device }, machine);
+  const driver = driverOption(values.driver);
+  if (values.with !== undefined) return runWith(values.with, driver, values.json, machine);
+  const facts = await gatherFacts({ driver, device }, machine);
   const findings = judge(facts);
   const ok = isSound(findings);
   if (values.json) printJson({ ok, findings, facts });

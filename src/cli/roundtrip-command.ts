@@ -3,6 +3,7 @@ import type { Support } from '../ipc/sharing/support.ts';
 import {
   type Command,
   deviceOption,
+  driverOption,
   integerOption,
   parseCommand,
   refuseArguments,
@@ -55,7 +56,7 @@ export function readOptions(argv: readonly string[]): RoundtripCommandOptions {
     elements: integerOption(values.elements, '--elements', 1, 2 ** 32),
     device: deviceOption(values.device),
     kind: kindOf(values.kind),
-    driver: values.driver,
+    driver: driverOption(values.driver),
     json: values.json,
   };
 }

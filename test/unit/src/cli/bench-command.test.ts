@@ -22,6 +22,14 @@ describe('readOptions of bench', () => {
       );
   });
 
+  test('a picture without a file name throws before anything is measured', () => {
+    assert.throws(
+      () => readOptions(['--svg=']),
+      (error) => error instanceof UsageError && /^--svg must be the path of a/.test(error.message),
+    );
+    assert.equal(readOptions(['--svg=a.svg']).svg, 'a.svg');
+  });
+
   test('an unknown option and an argument throw', () => {
     assert.throws(
       () => readOptions(['--sizes=4KiB']),
