@@ -1,7 +1,7 @@
 /**
- * The second process of `cuffi bench`: `bench-child.ts DEVICE BYTES`. Of all that it is handed it reads
- * the last word on the device, behind everything that a copy had to move, and replies with that word. A
- * string is why something failed.
+ * The second process of `cuffi bench`: `bench-child.ts DEVICE BYTES`. It reads the last word of each
+ * buffer on the device, which a copy writes last, and replies with that word. A reply that is a string
+ * says what failed.
  */
 import { Socket } from 'node:net';
 import { mapShared } from '../../ffi/linux/libc.ts';
@@ -38,7 +38,7 @@ function lastWordOf(buffer: DeviceBuffer): number {
   return word[0] as number;
 }
 
-/** Copies to the device what is at the beginning of host memory. */
+/** Copies the beginning of host memory to the device. Returns the last word that arrived there. */
 function copied(host: Uint8Array): number {
   if (!own) throw new Error('nothing is open');
   own.copyFromSync(host.subarray(0, own.byteLength));
@@ -57,7 +57,7 @@ async function consume(messages: ChannelConsumer): Promise<void> {
   }
 }
 
-/** Closes what is of one size. The parent has closed the channel before. */
+/** Closes what was opened for one size. The parent has already closed the channel. */
 async function closeAll(): Promise<null> {
   await consumed;
   channel?.close();
@@ -95,13 +95,13 @@ socket.on('data', (chunk: Uint8Array) => {
   length += chunk.byteLength;
   if (length !== own?.byteLength) return;
   length = 0;
-  // The parent has ended, if it does not arrive.
+  // The reply cannot be sent only if the parent has exited.
   void parent.send(copied(received)).catch(() => {});
 });
 socket.on('error', () => {});
 // Ctrl-C and a hang-up reach all processes of a terminal: the parent ends this one, and says why.
 for (const name of ['SIGINT', 'SIGHUP']) process.on(name, () => {});
-// Of a signal by itself, what is to be removed at exit would stay.
+// The default action of the signal would skip the cleanup at exit.
 process.on('SIGTERM', () => process.exit());
 
 async function serve(value: DeviceBuffer | Order<ChannelConsumer>): Promise<number | null> {

@@ -58,7 +58,7 @@ export interface BenchOptions {
   readonly sizes: readonly number[];
   readonly device: number;
   readonly driver: DriverChoice;
-  /** How long each way of each size is measured, about, and how long it runs before. */
+  /** Approximate measuring and warm-up time for each way and size. */
   readonly budgetMs: number;
   readonly warmUpMs: number;
   /** Ends the measurement and the child; {@link bench} throws its reason. */
@@ -67,7 +67,7 @@ export interface BenchOptions {
   onSize?(byteLength: number): void;
   /** The child's program; tests pass one that fails. */
   readonly program?: string;
-  /** A child that does not reply for so long is ended. */
+  /** How long the child may take to reply before it is ended. */
   readonly deadlineMs?: number;
 }
 
@@ -107,7 +107,7 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
     const { supported: isShared, reason } = support[kinds[kind].capability];
     if (!isShared) omitted.push({ what: 'connection' satisfies WayName, reason });
     const figures: Figures[] = [];
-    // Never twice the same, also in memory that is used again.
+    // Each hand-over has a word of its own, so that the old contents of reused memory never pass for it.
     let words = 0;
     const shared = new Uint8Array(memory.view());
     const place = { context, stream, child, shared, pinned, kind, isShared, omitted };
@@ -127,7 +127,7 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
     }
     return { figures, omitted };
   } catch (error) {
-    // An abort ends the child, which is what the error tells of.
+    // An abort ends the child, and the error only reports its exit.
     watch.signal.throwIfAborted();
     throw error;
   } finally {
@@ -154,7 +154,7 @@ function startChild(
   return child;
 }
 
-/** A child that is asked to end exits, and removes what has a name. One that does not is killed after so long. */
+/** How long a child that was asked to exit may clean up before it is killed. */
 const GRACE_MS = 3000;
 
 function killLater({ process: child }: ChildPeer): void {
@@ -169,7 +169,7 @@ async function end(child: ChildPeer): Promise<void> {
   await child[Symbol.asyncDispose]();
 }
 
-/** So much memory, times the size, at the same time: of the GPU, and of the host. */
+/** How many times the size is in use at once, of GPU memory and of host memory. */
 const COPIES = 3;
 const SPARE_BYTES = 256 << 20;
 
@@ -191,9 +191,10 @@ function lacksRoom(byteLength: number, context: Context): string | undefined {
 type Omitted = { what: string; reason: string }[];
 
 /**
- * Opens what a way needs. If this device or system cannot, or has no room, says why, once.
+ * Opens what a way needs. If this device or system cannot, or lacks memory, adds the reason to `omitted`,
+ * once, and returns undefined.
  *
- * @param byteLength the size for which there may be no room; without it, all sizes use what is opened
+ * @param byteLength the size that may lack memory; undefined if all sizes use what is opened
  */
 function openOrOmit<T>(
   omitted: Omitted,
@@ -250,7 +251,7 @@ interface Place {
   readonly child: ChildPeer;
   readonly shared: Uint8Array<ArrayBuffer>;
   readonly pinned: PinnedBuffer | undefined;
-  /** Of the buffer. */
+  /** The kind of the buffer. */
   readonly kind: KindName;
   /** Whether the buffer can be shared. */
   readonly isShared: boolean;
@@ -384,13 +385,13 @@ async function openWays(byteLength: number, place: Place) {
 
 // ---- The timer ----
 
-/** A turn of a way, which hands over again and again for so long. */
+/** How long a way hands over before it is the turn of the next one. */
 const TURN_MS = 20;
 /** Processes that slept in the turns of others are slow to wake: the first calls of a turn do not count. */
 const UNTIMED_MS = 3;
 const MIN_ROUNDS = 3;
 const MAX_ROUNDS = 2000;
-/** V8 compiles what runs often: the first size warms up so many times as long. */
+/** V8 compiles what runs often: the warm-up of the first size is so many times longer. */
 const FIRST_WARM_UP = 5;
 
 /** Lets the ways take turns, so that whatever changes meanwhile affects all of them. */

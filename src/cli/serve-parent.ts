@@ -9,8 +9,8 @@ interface Parent<Receives, Sends> {
 }
 
 /**
- * Sends a first reply, then that of `serve` to each value, until the parent ends the connection. The
- * reply to what cannot be received or served is that of `failed`, with the reason.
+ * Sends `first`, and then for each value what `serve` returns, until the parent ends the connection. If
+ * a value cannot be received or served, the reply is what `failed` returns for the reason.
  */
 export async function serveParent<Receives, Sends>(
   parent: Parent<Receives, Sends>,

@@ -50,7 +50,7 @@ describe('bench', () => {
     assert.equal(openDescriptors(), before);
   });
 
-  test('what fails in the child is the error, and so is a wrong word', async () => {
+  test('an error in the child is reported, and so is a wrong word', async () => {
     emulate();
     process.env['CUFFI_TEST_SAYS'] = '"no luck"';
     assert.equal(
@@ -62,7 +62,7 @@ describe('bench', () => {
     assert.equal(message, 'connection: the child read 7 instead of 1');
   });
 
-  test('an abort ends it with its reason, at once or later', async () => {
+  test('an abort ends the measurement with its reason, at once or later', async () => {
     emulate();
     const reason = new Error('enough');
     assert.equal(await failureOf(() => run({ signal: AbortSignal.abort(reason) })), reason);
