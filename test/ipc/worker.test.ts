@@ -224,6 +224,30 @@ describe('worker threads', () => {
     },
   );
 
+  test(
+    'virtual memory that has grown opens in another thread at its new size',
+    deadline,
+    async () => {
+      const worker = start();
+      const memory = VirtualMemory.reserve(4 << 20, { shareable: true });
+      for (const byteLength of [2 << 20, 4 << 20]) {
+        const buffer = memory.grow(byteLength);
+        buffer.fill(byteLength >> 20);
+        await Context.primary().synchronize();
+        const { descriptor, fds } = exportIpc(buffer);
+        const there = await ask<Found>(worker, {
+          do: 'open',
+          descriptor,
+          fds: fds.map(duplicateFd),
+        });
+        assert.deepEqual(there.values, [byteLength >> 20]);
+        assert.deepEqual(there.descriptor, descriptor);
+        await ask(worker, { do: 'close' });
+      }
+      memory.close();
+    },
+  );
+
   test('memory that another thread has open stays until that has closed it', deadline, async () => {
     const worker = start();
     const buffer = DeviceBuffer.allocate(4 << 20);

@@ -27,8 +27,8 @@ const ALONE = [
 const LEAKING = [
   'test/abi/old-drivers.test.ts',
   'test/unit/src/ipc/shareable.test.ts',
-  'test/unit/src/ipc/sharing/alias.test.ts',
   'test/unit/src/ipc/sharing/mapping.test.ts',
+  'test/unit/src/ipc/sharing/open.test.ts',
   'test/unit/src/memory/buffer.test.ts',
   'test/unit/src/memory/pool.test.ts',
   'test/unit/src/work-tracker.test.ts',

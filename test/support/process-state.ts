@@ -29,10 +29,14 @@ export function stateBesideCode(): Partial<ProcessState> {
   return onHardware ? rest : { ...rest, free };
 }
 
-/** The state of this process; a context is opened for it. */
-export function processState(context: Context = Context.primary()): ProcessState {
+/**
+ * The state of this process; a context is opened for it.
+ *
+ * @param of what the link of each descriptor that is counted must match
+ */
+export function processState(context: Context = Context.primary(), of?: RegExp): ProcessState {
   return {
-    descriptors: openDescriptors(),
+    descriptors: openDescriptors(of),
     mappings: readFileSync('/proc/self/maps', 'utf8').split('\n').filter(isShared).length,
     free: context.memoryInfo().free,
   };
@@ -58,7 +62,8 @@ export async function comesBackTo(
 ): Promise<void> {
   let now = withoutChunk(await ask(), before);
   for (let tries = 0; tries < 500 && !isDeepStrictEqual(now, before); tries++) {
-    await delay(10);
+    // Mostly it is only a moment.
+    await delay(tries < 20 ? 1 : 10);
     now = withoutChunk(await ask(), before);
   }
   assert.deepEqual(now, before, what);
@@ -124,7 +129,7 @@ export async function descriptorsReturnTo(before: number): Promise<void> {
 /** Which anonymous mappings of ours are open: counted where they are made and unmade. */
 
 const MAP_PRIVATE_ANONYMOUS = 0x22;
-type Call = (...args: number[]) => number;
+type Call = (...args: number[]) => unknown;
 
 /** Puts another function in the place of one of libc, for all that call it. */
 export function replaceLibc(name: keyof typeof libc, value: Call): void {

@@ -1,13 +1,16 @@
-/** A value that has arrived, with its objects opened. */
+/** A value that has arrived, and how its objects are opened. */
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { isShortage, SystemError } from '../../../ffi/linux/libc.ts';
 import { ClosedError, CuffiError, IpcError, prefixMessage } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import type { ImportTable } from '../lease/import-table.ts';
+import type { FrameKind } from '../protocol.ts';
 import { discardImported } from '../sharing/kinds.ts';
 import { importFromPeer } from '../sharing/marshal.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
+import type { Message } from '../wire/frames.ts';
+import { QUEUED_OBJECT_BYTE_LENGTH } from '../wire/limits.ts';
 import type { EncodedValue } from '../wire/value-decoder.ts';
 import { formatPath, type Path, stepToEntry } from '../wire/value-encoder.ts';
 import type { ObjectTable, ValueMessage } from '../wire/value-message.ts';
@@ -26,17 +29,79 @@ export interface ReceivedValue {
 export type Arrival = ReceivedValue | { readonly error: unknown };
 
 /**
- * Opens the GPU objects of a value, or returns the error: it concerns the caller that takes the
- * value, not the connection. The error tells which object of the value could not be opened. Takes
- * ownership of the file descriptors in every case, and releases what is not opened.
- *
- * @param refusal the reason to open nothing, which is then returned
+ * A message with a value that was checked. It owns the file descriptors that came with it, and the leases
+ * of its objects, until it is opened or discarded.
  */
-export function openArrival(
+export class UnopenedMessage {
+  readonly kind: FrameKind;
+  /** The number of its request; 0 if it belongs to none. */
+  readonly request: number;
+  readonly contents: ValueMessage;
+  readonly size: MessageSize;
+  readonly #session: Session;
+  readonly #shortage: SystemError | undefined;
+  #fds: readonly number[];
+  #isTaken = false;
+
+  constructor(
+    { kind, request, fds, bytes, shortage }: Message,
+    contents: ValueMessage,
+    session: Session,
+  ) {
+    this.kind = kind;
+    this.request = request;
+    this.contents = contents;
+    this.size = queuedSize(bytes.byteLength, contents.objects.entries.length, fds.length);
+    this.#session = session;
+    this.#shortage = shortage;
+    this.#fds = fds;
+  }
+
+  /**
+   * Opens the GPU objects, or returns the error: it concerns the caller that takes the value, not the
+   * connection. The error tells which object of the value could not be opened. What is not opened is
+   * released. May be called once.
+   *
+   * @param refusal the reason to open nothing, which is then returned
+   */
+  open(refusal?: IpcError): Arrival {
+    this.#isTaken = true;
+    const reason = this.#shortage ? shortageError(this.#shortage) : refusal;
+    return openObjects(this.contents, this.#fds, this.#session, reason);
+  }
+
+  /** Closes and releases what came with the message. Does nothing after {@link open}. */
+  discard(): void {
+    if (this.#isTaken) return;
+    this.#isTaken = true;
+    discardFds(this.#fds);
+    const { firstLease, entries } = this.contents.objects;
+    this.#session.imports.releaseAll(firstLease, entries.length);
+  }
+}
+
+/** What a message counts toward the limits. */
+export interface MessageSize {
+  readonly byteLength: number;
+  /** How many file descriptors came with it. */
+  readonly fdCount: number;
+}
+
+/** How much a message counts for in a {@link ReceiveQueue}, and among the requests that are pending. */
+export const queuedSize = (byteLength: number, objects: number, fdCount: number): MessageSize => ({
+  byteLength: byteLength + objects * QUEUED_OBJECT_BYTE_LENGTH,
+  fdCount,
+});
+
+/** The error of a value whose file descriptors found no room here. */
+const shortageError = (shortage: SystemError): IpcError =>
+  new IpcError('the objects of a value were refused', shortage, 'limit-exceeded');
+
+function openObjects(
   message: ValueMessage,
   fds: readonly number[],
   session: Session,
-  refusal?: IpcError,
+  refusal: IpcError | undefined,
 ): Arrival {
   const { value, objects: table, control } = message;
   const { imports } = session;

@@ -1,52 +1,27 @@
-import { types } from 'node:util';
-import { discardFds } from '../../../ffi/linux/close-fd.ts';
-import { closeFd, isShortage, SystemError } from '../../../ffi/linux/libc.ts';
+/** One end of a connection: the states that it goes through, and its socket. */
+
+import { SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { isMainThread } from '../../../ffi/thread.ts';
-import {
-  ClosedError,
-  CuffiError,
-  IpcError,
-  type PeerGoneError,
-  prefixMessage,
-} from '../../errors.ts';
+import { ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { closedMessage, type ResourceState } from '../../lifetime.ts';
-import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { isTurnDue } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { messageOf } from '../../validate.ts';
-import { ByteWriter } from '../bytes.ts';
 import type { IpcDescriptor } from '../descriptor.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
-import { FrameKind, HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH } from '../protocol.ts';
-import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
-import type { EncodedExport } from '../sharing/kind.ts';
-import { isShareable, type Shareable } from '../sharing/kinds.ts';
-import { exportForAnyPeer } from '../sharing/marshal.ts';
-import { ReadyExport } from '../sharing/ready.ts';
+import { FrameKind } from '../protocol.ts';
 import { BusyPoller } from '../wire/busy-poll.ts';
-import {
-  type ControlBlock,
-  emptyControlBlock,
-  readControlMessage,
-  writeControlBlock,
-} from '../wire/control-block.ts';
-import { FramedSocket, type FramedSocketHandler, type MessageType } from '../wire/framed-socket.ts';
+import { FramedSocket, type FramedSocketHandler } from '../wire/framed-socket.ts';
 import type { Message } from '../wire/frames.ts';
-import { QUEUED_OBJECT_BYTE_LENGTH } from '../wire/limits.ts';
-import {
-  encodeValue,
-  formatPath,
-  type PlacedObject,
-  type TransferableObjects,
-} from '../wire/value-encoder.ts';
-import { type ValueMessage, ValueMessageReader } from '../wire/value-message.ts';
-import { openArrival } from './arrival.ts';
+import { Control, type ControlHost } from './control.ts';
+import { Incoming, type IncomingHost } from './incoming.ts';
+import { Outgoing, type OutgoingHost } from './outgoing.ts';
 import { Readiness } from './readiness.ts';
-import { type MessageSize, ReceiveQueue, type Recipient } from './receive-queue.ts';
-import { Requests, type ServeSettings, type Serving } from './requests.ts';
-import { type LeasedObjects, Session } from './session.ts';
+import { ReceiveQueue, type ReceiveQueueHost, type Recipient } from './receive-queue.ts';
+import { Requests, type RequestsHost, type ServeSettings, type Serving } from './requests.ts';
+import { Session } from './session.ts';
 
 /** Why a connection has ended. */
 export type ConnectionEnd = ClosedError | PeerGoneError | IpcError;
@@ -87,8 +62,6 @@ const BY_PEER: ReadonlySet<ConnectionEvent> = new Set(['closed by peer', 'end ex
  * being sent. It keeps the process alive that long.
  */
 const CLOSE_TIMEOUT_MS = 2000;
-/** The interval of retries when no descriptor was left to send a control message. */
-const RETRY_MS = 5;
 /**
  * How long to wait for the end of a process whose socket closed without a control message. Only the
  * end of the process tells a crash from a close.
@@ -105,20 +78,22 @@ process.on('exit', (code) => {
   for (const connection of connections.keys()) connection.onThreadExit(code === 0);
 });
 
+/** What the parts of a connection tell it. */
+type Hosts = ControlHost & IncomingHost & OutgoingHost & ReceiveQueueHost & RequestsHost;
+
 /** One end of a connection: sends values, and receives them. */
-export class Connection implements FramedSocketHandler {
-  /** The peer in words, such as `process 123`. */
-  readonly peerName: string;
-  readonly #poller: BusyPoller;
+export class Connection implements FramedSocketHandler, Hosts {
   readonly #session: Session;
   readonly #socket: FramedSocket;
-  readonly #receiveQueue: ReceiveQueue;
+  readonly #control: Control;
+  readonly #outgoing: Outgoing;
+  readonly #values: ReceiveQueue;
   readonly #requests: Requests;
   readonly #readiness: Readiness;
+  readonly #incoming: Incoming;
+  readonly #poller: BusyPoller;
   #state: State = 'open';
   #end: ConnectionEnd | undefined;
-  /** Why nothing is read at the moment. */
-  readonly #held = { byFullQueue: false, byHostWait: false, byLongValue: false };
   #isExitAwaited = false;
   /** Finds out why a child could not run; undefined for other peers. */
   #findFault: (() => string | undefined) | undefined;
@@ -129,9 +104,6 @@ export class Connection implements FramedSocketHandler {
   /** Whether the other end ended the connection, or its process did. */
   isEndedByPeer = false;
   #isDoneSent = false;
-  /** Set while sending control messages is scheduled. */
-  #controlImmediate: NodeJS.Immediate | undefined;
-  #controlRetry: NodeJS.Timeout | undefined;
   #closeTimer: NodeJS.Timeout | undefined;
   #exitTimer: NodeJS.Timeout | undefined;
   /** Called once nothing can be sent and nothing more arrives. */
@@ -141,61 +113,47 @@ export class Connection implements FramedSocketHandler {
 
   /** @param fd the socket. This connection owns it from now on, even if this throws */
   constructor(fd: number, peerName: string, process: PeerProcess, graceMs: number) {
-    this.peerName = peerName;
+    let session: Session;
     try {
-      this.#session = new Session(process, peerName, graceMs, (...message) =>
-        this.#postControl(...message),
-      );
+      session = new Session(process, peerName, graceMs);
     } catch (error) {
       closeSocket(fd);
       throw error;
     }
-    this.#receiveQueue = new ReceiveQueue(this.#session, () => this.#onDelivered());
+    let socket: FramedSocket;
     try {
-      this.#socket = new FramedSocket(fd, this);
+      socket = new FramedSocket(fd, this);
     } catch (error) {
-      this.#session.end();
+      session.end();
       throw error;
     }
-    this.#requests = new Requests(
-      peerName,
-      this.#session,
-      (value, message) => this.#send(value, message),
-      () => this.#onDelivered(),
-      () => {
-        this.#beginPolling();
-        this.#readiness.check();
-      },
-      (error) => this.onFailure(error),
-    );
-    const [values, requests] = [this.#receiveQueue, this.#requests];
-    this.#readiness = new Readiness(peerName, {
-      get hasValues() {
-        return values.hasArrivals;
-      },
-      get hasRequests() {
-        return requests.hasWaiting;
-      },
-      get waitsForValue() {
-        return values.isAwaited;
-      },
-      get waitsForRequest() {
-        return requests.isIdle;
-      },
-      tell: (begun) => this.#tellBegun(begun),
-      refuseRequests: () => requests.refuseWaiting(),
-      rejectUnsentValues: (error) => this.#socket.sendQueue.rejectUnstarted(error, FrameKind.value),
+    const control = new Control(session, socket, this);
+    const outgoing = new Outgoing(session, socket, control, this);
+    const values = new ReceiveQueue(session, this);
+    const requests = new Requests(session, outgoing, this);
+    const { sendQueue } = socket;
+    const readiness = new Readiness({ peerName, values, requests, control, sendQueue });
+    const receivers = { session, socket, control, values, requests, readiness };
+    this.#session = session;
+    this.#socket = socket;
+    this.#control = control;
+    this.#outgoing = outgoing;
+    this.#values = values;
+    this.#requests = requests;
+    this.#readiness = readiness;
+    this.#incoming = new Incoming(receivers, this);
+    this.#poller = new BusyPoller(socket, {
+      isAwaited: () => values.isAwaited || requests.isAwaited,
+      sendControl: () => control.sendScheduled(),
     });
-    this.#poller = new BusyPoller(this.#socket, {
-      isAwaited: () => this.#receiveQueue.isAwaited || this.#requests.isAwaited,
-      sendControl: () => this.#controlImmediate && this.#sendControl(),
-    });
-    this.#session.onControlPending = () => {
-      this.#controlImmediate ??= setImmediate(() => this.#sendControl());
-    };
-    this.#session.onGone = () => this.#onPeerGone();
-    if (this.#session.isGone) setImmediate(() => this.#onPeerGone());
+    session.onGone = () => this.#onPeerGone();
+    if (session.isGone) setImmediate(() => this.#onPeerGone());
     connections.set(this, undefined);
+  }
+
+  /** The peer in words, such as `process 123`. */
+  get peerName(): string {
+    return this.#session.peerName;
   }
 
   /** Why the connection ended; a ClosedError if it was closed in an orderly way. */
@@ -257,15 +215,10 @@ export class Connection implements FramedSocketHandler {
 
   // ---- Sending ----
 
-  /**
-   * Sends a value at once (then returns undefined), or queues it until there is room.
-   *
-   * @throws TypeError, RangeError as {@link encodeValue}; IpcError for GPU objects that cannot be
-   * shared; ClosedError after the end
-   */
+  /** As {@link Outgoing.send}. */
   send(value: unknown, stream: Stream | undefined): Promise<void> | undefined {
     if (!this.#end) this.#readiness.checkSend();
-    const sending = this.#send(value, { kind: FrameKind.value, request: 0, stream });
+    const sending = this.#outgoing.send(value, { kind: FrameKind.value, request: 0, stream });
     return this.#readiness.confirm(sending);
   }
 
@@ -292,167 +245,41 @@ export class Connection implements FramedSocketHandler {
     return serving;
   }
 
-  #send(value: unknown, message: OutgoingMessage): Promise<void> | undefined {
-    if (this.#end) throw this.#end;
-    this.#socket.sendQueue.checkCapacity();
-    return ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
-      // Getters of the value and memory managers run here. They may send on this connection, and
-      // what they send goes out first. They may also close it.
-      const placed = encodeValue(writer, value, sendable);
-      const exported = placed.map(exportPlaced);
-      if (this.#end) throw this.#end;
-      const leased = placed.length > 0 ? this.#lease(writer, placed, exported, message) : undefined;
-      try {
-        return this.#post(writer, leased, message);
-      } catch (error) {
-        throw error instanceof SystemError ? this.#sendFailed(error) : error;
-      }
-    });
-  }
-
-  /** As {@link Session.leaseObjects}. A shortage of this process concerns only this value. */
-  #lease(
-    writer: ByteWriter,
-    placed: readonly PlacedObject<Shareable>[],
-    exported: readonly EncodedExport[],
-    { stream }: OutgoingMessage,
-  ): LeasedObjects {
-    try {
-      return this.#session.leaseObjects(writer, placed.map(objectOf), exported, stream);
-    } catch (error) {
-      if (!(error instanceof SystemError)) throw error;
-      throw isShortage(error)
-        ? new IpcError('the value cannot be sent', error, 'limit-exceeded')
-        : this.#sendFailed(error);
-    }
-  }
-
-  /** Writes a control block behind an encoded value, and posts both. */
-  #post(
-    writer: ByteWriter,
-    leased: LeasedObjects | undefined,
-    message: OutgoingMessage,
-  ): Promise<void> | undefined {
-    const session = this.#session;
-    let control: ControlBlock = emptyControlBlock;
-    const cancel = (): void => {
-      if (leased) session.cancelLeases(leased);
-      if (control !== emptyControlBlock) session.restoreControl(control);
-    };
-    try {
-      if (session.timeline.isPageUnshared) session.sendTimelinePage();
-      control = session.takeControl(leased?.points);
-      if (control !== emptyControlBlock) {
-        writer.limit(MAX_CONTROL_BYTE_LENGTH);
-        writeControlBlock(writer, control);
-      }
-      const fds = leased?.fds ?? [];
-      message.admit?.({
-        byteLength: queuedByteLength(
-          writer.offset - HEADER_BYTE_LENGTH,
-          leased?.leases.length ?? 0,
-        ),
-        fdCount: fds.length,
-      });
-      const acknowledged = leased?.forwarded?.acknowledged;
-      return this.#socket.post(message, writer.written, fds, cancel, acknowledged);
-    } catch (error) {
-      cancel();
-      throw error;
-    } finally {
-      leased?.ownFds.forEach(closeFd);
-    }
-  }
-
-  #postControl(block: ControlBlock, fds: readonly number[]): void {
-    ByteWriter.use(HEADER_BYTE_LENGTH, (writer) => {
-      writeControlBlock(writer, block);
-      this.#socket
-        .post({ kind: FrameKind.control, request: 0 }, writer.written, fds)
-        ?.catch(() => {});
-    });
-  }
-
-  /** Tells the peer what this end has begun, unless no values travel any longer. */
-  #tellBegun(begun: number): void {
-    if (this.#state !== 'open') return;
-    try {
-      this.#postControl({ ...emptyControlBlock, begun }, []);
-    } catch (error) {
-      this.onFailure(error);
-    }
-  }
-
-  #sendControl(): void {
-    clearImmediate(this.#controlImmediate);
-    this.#controlImmediate = undefined;
-    // Messages in the queue take the control entries along, or `onDrained` follows them.
-    if (this.#state === 'closed' || !this.#socket.sendQueue.isEmpty) return;
-    try {
-      if (!this.#session.sendPending()) this.#retryControl();
-    } catch (error) {
-      this.onFailure(error);
-      return;
-    }
-    this.#on('less in use');
-  }
-
-  #retryControl(): void {
-    this.#controlRetry ??= setTimeout(() => {
-      this.#controlRetry = undefined;
-      this.#sendControl();
-    }, RETRY_MS).unref();
-  }
-
-  /** Ends the connection after a failed send, and returns the error. */
-  #sendFailed(error: SystemError): unknown {
-    const failure = new IpcError(`nothing can be sent to ${this.peerName}`, error);
-    this.fail(failure);
-    return failure;
-  }
-
   // ---- Receiving ----
 
   /** Requests the next value. Returns a function that cancels the request. */
   receive(recipient: Recipient): () => void {
     assertNotCapturing('receiving');
     const isLater = isTurnDue();
-    if (!isLater && this.#receiveQueue.isIdle) this.#readNow();
-    const cancel = this.#receiveQueue.receive(recipient, isLater);
+    if (!isLater && this.#values.isIdle) this.#incoming.readNow();
+    const cancel = this.#values.receive(recipient, isLater);
     this.#readiness.receives();
-    this.#onDelivered();
+    this.onDelivered();
     this.#beginPolling();
     if (!isLater) return cancel;
     // A time limit may come before the turn of the event loop, not before a value that has arrived.
     return () => {
-      this.#readNow();
-      this.#receiveQueue.deliver();
+      this.#incoming.readNow();
+      this.#values.deliver();
       cancel();
     };
   }
 
-  #readNow(): void {
-    const { byHostWait, byLongValue } = this.#held;
-    if (!byHostWait && !byLongValue) this.#socket.readNow();
+  /** Handles that values or answers were taken: there may be room for more, or nothing left. */
+  onDelivered(): void {
+    this.#incoming.resumeIfRoom();
+    if (this.#isDrained) this.#onReceivingOver();
   }
 
-  /** Handles that values or answers were taken: there may be room for more, or nothing left. */
-  #onDelivered(): void {
-    if (
-      this.#held.byFullQueue &&
-      this.#state === 'open' &&
-      this.#receiveQueue.hasRoom &&
-      this.#requests.hasRoom
-    ) {
-      this.#held.byFullQueue = false;
-      this.#socket.resume();
-    }
-    if (this.#isDrained) this.#onReceivingOver();
+  /** As {@link RequestsHost}. */
+  onAwaited(): void {
+    this.#beginPolling();
+    this.#readiness.check();
   }
 
   /** Whether all that arrived was taken, and nothing more will arrive. */
   get #isDrained(): boolean {
-    return this.#receiveQueue.isDrained && this.#requests.isDrained;
+    return this.#values.isDrained && this.#requests.isDrained;
   }
 
   #beginPolling(): void {
@@ -461,150 +288,12 @@ export class Connection implements FramedSocketHandler {
 
   /** As {@link FramedSocketHandler}. */
   wantsMore(): boolean {
-    const held = this.#held;
-    if (held.byHostWait || held.byLongValue) return false;
-    if (this.#socket.isEnding) return true;
-    if (this.#state === 'open' && (this.#receiveQueue.isFull || this.#requests.isFull))
-      held.byFullQueue = true;
-    return !held.byFullQueue;
+    return this.#incoming.wantsMore();
   }
 
   /** As {@link FramedSocketHandler}. */
   onMessage(arrived: Message): boolean {
-    if (arrived.kind !== FrameKind.control)
-      return this.#read(arrived, new ValueMessageReader(arrived.bytes));
-    // Without the counters of the peer, or a link of a third process, order and memory are not safe.
-    if (arrived.shortage) throw arrived.shortage;
-    let block: ControlBlock;
-    try {
-      block = readControlMessage(arrived.bytes, arrived.fds.length);
-    } catch (error) {
-      discardFds(arrived.fds);
-      throw error;
-    }
-    this.#applyControl(block, arrived.fds);
-    if (block.begun !== 0) this.#readiness.onPeerBegun(block.begun);
-    if (block.isClosing || block.isDone) {
-      this.#session.isClosedByPeer = true;
-      this.#on('closed by peer', closedByPeerError(this.peerName));
-    }
-    if (block.isDone) this.#session.onPeerDone();
-    this.#on('less in use');
-    return false;
-  }
-
-  /**
-   * Checks a message with a value and delivers it. A long value is checked between turns of the
-   * event loop, and later messages wait. Returns whether a caller waited for it.
-   */
-  #read(arrived: Message, reader: ValueMessageReader): boolean {
-    let message: ValueMessage | undefined;
-    try {
-      // A message of a single frame is short, and its bytes are valid only now.
-      do message = reader.read(arrived.shortage ? undefined : arrived.fds.length);
-      while (!message && arrived.isSingleFrame);
-      if (message) this.#accept(message);
-    } catch (error) {
-      this.#held.byLongValue = false;
-      discardFds(arrived.fds);
-      throw error;
-    }
-    this.#held.byLongValue = message === undefined;
-    if (message) return this.#deliver(arrived, message);
-    setImmediate(() => this.#readOn(arrived, reader));
-    return false;
-  }
-
-  #readOn(arrived: Message, reader: ValueMessageReader): void {
-    if (this.#state === 'closed') {
-      discardFds(arrived.fds);
-      return;
-    }
-    try {
-      this.#read(arrived, reader);
-    } catch (error) {
-      this.onFailure(error);
-    }
-    if (!this.#held.byLongValue) this.#socket.resume();
-  }
-
-  /** Applies what came with a value. From then on, its objects must be opened or released. */
-  #accept({ objects, control }: ValueMessage): void {
-    const { timeline, imports } = this.#session;
-    this.#applyControl(control, []);
-    // Throws for points without a page.
-    if (control.points.length > 0) timeline.isReached(control.points);
-    if (objects.entries.length > 0) imports.add(objects.firstLease, objects.entries.length);
-  }
-
-  #applyControl(block: ControlBlock, fds: readonly number[]): void {
-    const points = this.#session.applyControl(block, fds);
-    if (points.length === 0) return;
-    this.#held.byHostWait = true;
-    void this.#session.whenReached(points).then(() => {
-      this.#held.byHostWait = false;
-      this.#socket.resume();
-    });
-  }
-
-  /** Delivers a checked value, or releases its objects. Returns whether a caller waited for it. */
-  #deliver(arrived: Message, message: ValueMessage): boolean {
-    const { firstLease, entries } = message.objects;
-    const release = (): void => this.#session.imports.releaseAll(firstLease, entries.length);
-    if (this.#end) {
-      // The value was sent before the peer knew of the end.
-      discardFds(arrived.fds);
-      release();
-      return false;
-    }
-    try {
-      return this.#dispatch(arrived, message);
-    } catch (error) {
-      // It was refused before anything of it was opened.
-      release();
-      throw error;
-    }
-  }
-
-  #dispatch(arrived: Message, message: ValueMessage): boolean {
-    const { kind, request, fds, bytes, isSingleFrame } = arrived;
-    const refusal = arrived.shortage && shortageError(arrived.shortage);
-    if (kind === FrameKind.cancellation) this.#requests.receiveCancellation(request, message, fds);
-    else if (kind === FrameKind.unserved) this.#requests.receiveRefusal(request, message, fds);
-    else {
-      const byteLength = queuedByteLength(bytes.byteLength, message.objects.entries.length);
-      const size = { byteLength, fdCount: fds.length };
-      const isServed = this.#queue(kind, request, message, fds, size, refusal);
-      // Keeps the bytes until a caller takes the value.
-      if (isSingleFrame) message.value.copyBytes();
-      if (!isServed) this.#readiness.check();
-      return isServed;
-    }
-    return kind === FrameKind.unserved;
-  }
-
-  /** Queues a value, a request or an answer. Returns whether a caller waited for it. */
-  #queue(
-    kind: FrameKind,
-    request: number,
-    message: ValueMessage,
-    fds: readonly number[],
-    size: MessageSize,
-    refusal: IpcError | undefined,
-  ): boolean {
-    if (kind === FrameKind.request)
-      return this.#requests.receiveRequest(request, message, fds, size, refusal);
-    if (kind === FrameKind.verification) {
-      this.#requests.receiveVerification(request, message, fds, size);
-      return false;
-    }
-    if (kind !== FrameKind.value) {
-      const hasFailed = kind === FrameKind.failure;
-      return this.#requests.receiveAnswer(request, hasFailed, message, fds, size, refusal);
-    }
-    const arrival = openArrival(message, fds, this.#session, refusal);
-    const { byteLength } = size;
-    return this.#receiveQueue.add(arrival, 'error' in arrival ? { byteLength, fdCount: 0 } : size);
+    return this.#incoming.receive(arrived);
   }
 
   // ---- The end ----
@@ -615,7 +304,7 @@ export class Connection implements FramedSocketHandler {
    */
   close(): void {
     this.#on('closed here', new ClosedError(closedMessage('Peer', this.resource)));
-    this.#receiveQueue.clear();
+    this.#values.clear();
     this.#requests.clear();
     this.#onReceivingOver();
     this.#on('less in use');
@@ -651,6 +340,16 @@ export class Connection implements FramedSocketHandler {
     if (!isMainThread()) this.#on('failed', reason);
   }
 
+  /** As {@link ControlHost}. */
+  onLessInUse(): void {
+    this.#on('less in use');
+  }
+
+  /** As {@link IncomingHost}. */
+  onClosedByPeer(): void {
+    this.#on('closed by peer', closedByPeerError(this.peerName));
+  }
+
   /** As {@link FramedSocketHandler}. */
   onSocketEnd(): void {
     this.#on('socket ended', this.#endReason());
@@ -671,7 +370,7 @@ export class Connection implements FramedSocketHandler {
   /** As {@link FramedSocketHandler}. */
   onDrained(): void {
     if (this.#end) this.#keepAliveWhileSending();
-    this.#sendControl();
+    this.#control.send();
   }
 
   /** @param reason why the connection ends, if it does */
@@ -690,7 +389,7 @@ export class Connection implements FramedSocketHandler {
     const isFirst = this.#state === 'open';
     this.#state = state;
     this.#end ??= reason;
-    this.#held.byFullQueue = false;
+    this.#incoming.drain();
     if (state === 'closed') this.#closeSocket();
     else {
       connections.set(this, undefined);
@@ -700,8 +399,8 @@ export class Connection implements FramedSocketHandler {
     this.onEnd?.(reason);
     this.#requests.end(reason);
     this.#readiness.end(reason);
-    this.#receiveQueue.end(reason);
-    this.#onDelivered();
+    this.#values.end(reason);
+    this.onDelivered();
   }
 
   /**
@@ -710,9 +409,8 @@ export class Connection implements FramedSocketHandler {
   #beginClosing(reason: ConnectionEnd): void {
     this.#socket.sendQueue.rejectUnstarted(reason);
     try {
-      const isAllSent = this.#session.sendPending();
-      this.#postControl({ ...emptyControlBlock, isClosing: true }, []);
-      if (!isAllSent) this.#retryControl();
+      this.#control.sendAll();
+      this.#control.post({ isClosing: true });
     } catch (error) {
       this.onFailure(error);
       return;
@@ -744,7 +442,7 @@ export class Connection implements FramedSocketHandler {
     }
     try {
       // Says that this end holds nothing of the peer and drops what still arrives.
-      if (!this.#isDoneSent) this.#postControl({ ...emptyControlBlock, isDone: true }, []);
+      if (!this.#isDoneSent) this.#control.post({ isDone: true });
     } catch (error) {
       this.onFailure(error);
       return;
@@ -774,7 +472,7 @@ export class Connection implements FramedSocketHandler {
       this.#on('end explained', reason);
       return;
     }
-    this.#held.byHostWait = true;
+    this.#incoming.hold();
     if (isEnding !== undefined) return;
     this.#exitTimer = setTimeout(() => {
       // If the process is gone, more is known already or will be.
@@ -783,7 +481,7 @@ export class Connection implements FramedSocketHandler {
   }
 
   #onPeerGone(): void {
-    this.#held.byHostWait = false;
+    this.#incoming.release();
     this.#socket.markPeerGone();
   }
 
@@ -818,54 +516,6 @@ export class Connection implements FramedSocketHandler {
     const hint = error instanceof ClosedError ? this.silenceHint : findFault?.();
     if (hint !== undefined) error.message += `: ${hint}`;
     return withoutStack(error);
-  }
-}
-
-/** A message with a value. */
-interface OutgoingMessage extends MessageType {
-  /** The stream whose work the receiver must wait for. Default: all known work. */
-  readonly stream?: Stream | undefined;
-  /** Called with the size of the message before it is sent. May throw. */
-  readonly admit?: (size: MessageSize) => void;
-}
-
-/** The error of a value whose file descriptors found no room here. */
-const shortageError = (shortage: SystemError): IpcError =>
-  new IpcError('the objects of a value were refused', shortage, 'limit-exceeded');
-
-/** How much a message counts for in the receive queue. */
-const queuedByteLength = (byteLength: number, objects: number): number =>
-  byteLength + objects * QUEUED_OBJECT_BYTE_LENGTH;
-
-/** What may stand in a value besides plain data: whatever a row of the table of kinds includes. */
-const sendable: TransferableObjects<Shareable> = {
-  includes: isShareable,
-  alternativeTo(object) {
-    if (types.isPromise(object)) return 'await it first';
-    if (object instanceof IpcMemoryHandle)
-      return (
-        `send the ${object instanceof IpcArrayHandle ? 'array' : 'buffer'} itself, or toJSON() of ` +
-        'this as data, which peer.open() opens there'
-      );
-    if (object instanceof ReadyExport) return 'send the memory itself, with { stream }';
-    return object instanceof IpcHandle
-      ? 'send the buffer itself'
-      : 'only plain objects, arrays, Maps, Sets, Dates, errors, binary data, device arrays, ' +
-          'buffers, pools and events are';
-  },
-};
-
-const objectOf = ({ object }: PlacedObject<Shareable>): Shareable => object;
-
-/** Exports an object for any process. @throws IpcError, ClosedError with its path in the value */
-function exportPlaced({ object, path }: PlacedObject<Shareable>): EncodedExport {
-  try {
-    return exportForAnyPeer(object);
-  } catch (error) {
-    if (isShortage(error))
-      throw new IpcError(`${formatPath(path)} cannot be sent`, error, 'limit-exceeded');
-    if (error instanceof CuffiError) prefixMessage(error, formatPath(path));
-    throw error;
   }
 }
 

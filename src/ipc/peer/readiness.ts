@@ -1,23 +1,18 @@
 import { IpcError } from '../../errors.ts';
-import { Begun, READINESS_WAIT_MS } from '../protocol.ts';
+import { Begun, FrameKind, READINESS_WAIT_MS } from '../protocol.ts';
+import type { SendQueue } from '../wire/framed-socket.ts';
 import { MAX_UNSENT_VALUES } from '../wire/limits.ts';
+import type { Control } from './control.ts';
+import type { ReceiveQueue } from './receive-queue.ts';
+import type { Requests } from './requests.ts';
 
-/** What a {@link Readiness} asks of its connection. */
-export interface ReadinessHost {
-  /** Whether values were received that nobody has taken. */
-  readonly hasValues: boolean;
-  /** Whether requests were received that no handler has taken. */
-  readonly hasRequests: boolean;
-  /** Whether a caller waits for a value, and none has been received. */
-  readonly waitsForValue: boolean;
-  /** Whether handlers wait for a request, and none runs. */
-  readonly waitsForRequest: boolean;
-  /** Tells the peer what this end has begun: bits of {@link Begun}. */
-  tell(begun: number): void;
-  /** Refuses the requests that no handler has taken. */
-  refuseRequests(): void;
-  /** Drops the values that wait to be sent. */
-  rejectUnsentValues(error: IpcError): void;
+/** The parts of its connection that a {@link Readiness} asks, and tells. */
+export interface ReadinessParts {
+  readonly peerName: string;
+  readonly values: Pick<ReceiveQueue, 'hasArrivals' | 'isAwaited'>;
+  readonly requests: Pick<Requests, 'hasWaiting' | 'isIdle' | 'refuseWaiting'>;
+  readonly control: Pick<Control, 'tellBegun'>;
+  readonly sendQueue: Pick<SendQueue, 'rejectUnstarted'>;
 }
 
 /**
@@ -27,18 +22,18 @@ export interface ReadinessHost {
  */
 export class Readiness {
   readonly #peerName: string;
-  readonly #host: ReadinessHost;
+  readonly #parts: ReadinessParts;
   #own = 0;
+  #isEnded = false;
   #peer = 0;
   #telling: NodeJS.Immediate | undefined;
   #grace: NodeJS.Timeout | undefined;
   /** Calls of `send` whose values may never be received. */
   readonly #unconfirmed = new Set<(error?: Error) => void>();
 
-  /** @param peerName the peer in words */
-  constructor(peerName: string, host: ReadinessHost) {
-    this.#peerName = peerName;
-    this.#host = host;
+  constructor(parts: ReadinessParts) {
+    this.#peerName = parts.peerName;
+    this.#parts = parts;
   }
 
   // ---- This end ----
@@ -48,7 +43,7 @@ export class Readiness {
     if ((this.#own & Begun.receiving) === 0)
       this.#set((this.#own | Begun.receiving) & ~Begun.ignoringValues);
     // Each message comes here, so the usual case asks one thing.
-    if ((this.#own & Begun.serving) === 0 && this.#host.hasRequests) this.check();
+    if ((this.#own & Begun.serving) === 0 && this.#parts.requests.hasWaiting) this.check();
   }
 
   /** Notes that this end serves requests. */
@@ -65,26 +60,28 @@ export class Readiness {
     if (this.#grace || !(this.#areRequestsStuck || this.#areValuesStuck)) return;
     this.#grace = setTimeout(() => {
       this.#grace = undefined;
-      if (this.#areRequestsStuck) this.#host.refuseRequests();
+      if (this.#areRequestsStuck) this.#parts.requests.refuseWaiting();
       else if (this.#areValuesStuck) this.#set(this.#own | Begun.ignoringValues);
     }, READINESS_WAIT_MS).unref();
   }
 
   get #areRequestsStuck(): boolean {
     if ((this.#own & Begun.serving) !== 0) return false;
-    return this.#host.hasRequests && this.#host.waitsForValue;
+    return this.#parts.requests.hasWaiting && this.#parts.values.isAwaited;
   }
 
   get #areValuesStuck(): boolean {
-    return this.#own === Begun.serving && this.#host.hasValues && this.#host.waitsForRequest;
+    const { values, requests } = this.#parts;
+    return this.#own === Begun.serving && values.hasArrivals && requests.isIdle;
   }
 
   /** One message covers all that begins in one turn of the event loop. */
   #set(own: number): void {
     this.#own = own;
+    if (this.#isEnded) return;
     this.#telling ??= setImmediate(() => {
       this.#telling = undefined;
-      this.#host.tell(this.#own);
+      this.#parts.control.tellBegun(this.#own);
     });
   }
 
@@ -97,7 +94,7 @@ export class Readiness {
     else if ((begun & Begun.ignoringValues) !== 0) {
       const error = this.#notReceived();
       this.#settle(error);
-      this.#host.rejectUnsentValues(error);
+      this.#parts.sendQueue.rejectUnstarted(error, FrameKind.value);
     }
   }
 
@@ -148,7 +145,9 @@ export class Readiness {
 
   /** Ends all waits. */
   end(reason: Error): void {
+    this.#isEnded = true;
     clearTimeout(this.#grace);
+    clearImmediate(this.#telling);
     this.#settle(reason);
   }
 

@@ -3,7 +3,7 @@ import type { Stream } from '../../stream.ts';
 import { MAX_QUEUED_BYTE_LENGTH, MAX_QUEUED_FDS, MAX_QUEUED_VALUES } from '../protocol.ts';
 import { contextOf } from '../sharing/kinds.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
-import { type Arrival, closeObjects, type ReceivedValue } from './arrival.ts';
+import { type Arrival, closeObjects, type MessageSize, type ReceivedValue } from './arrival.ts';
 import type { Session } from './session.ts';
 
 /** The caller that gets a value. */
@@ -18,11 +18,10 @@ interface QueuedArrival extends MessageSize {
   readonly arrival: Arrival;
 }
 
-/** What a message counts toward the limits. */
-export interface MessageSize {
-  readonly byteLength: number;
-  /** How many file descriptors came with it. */
-  readonly fdCount: number;
+/** The connection of a {@link ReceiveQueue}. */
+export interface ReceiveQueueHost {
+  /** Handles that values were delivered later than they arrived, and were asked for. */
+  onDelivered(): void;
 }
 
 /**
@@ -31,7 +30,7 @@ export interface MessageSize {
  */
 export class ReceiveQueue {
   readonly #session: Session;
-  readonly #onServed: () => void;
+  readonly #host: ReceiveQueueHost;
   readonly #arrivals: QueuedArrival[] = [];
   readonly #recipients: Recipient[] = [];
   #byteLength = 0;
@@ -41,10 +40,9 @@ export class ReceiveQueue {
   #building: ReceivedValue['contents'] | undefined;
   #end: Error | undefined;
 
-  /** @param onServed called when values were delivered later than they arrived and were asked for */
-  constructor(session: Session, onServed: () => void) {
+  constructor(session: Session, host: ReceiveQueueHost) {
     this.#session = session;
-    this.#onServed = onServed;
+    this.#host = host;
   }
 
   /** Whether the sender should wait before it sends more. */
@@ -111,7 +109,7 @@ export class ReceiveQueue {
   /** Delivers what is ready to those that wait. */
   deliver(): void {
     this.#serve();
-    this.#onServed();
+    this.#host.onDelivered();
   }
 
   /** Ends the queue. What is queued can still be taken; callers after that get `reason`. */

@@ -1,6 +1,5 @@
 /** Requests and their answers, of both ends of one connection: for a handler, and for the object of a descriptor. */
 
-import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { CuffiError, IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import { isTurnDue } from '../../poller.ts';
@@ -14,9 +13,9 @@ import {
   MAX_QUEUED_FDS,
 } from '../protocol.ts';
 import { asArray } from '../sharing/memory.ts';
-import type { ValueMessage } from '../wire/value-message.ts';
-import { closeObjects, openArrival } from './arrival.ts';
-import { type MessageSize, ReceiveQueue, type Recipient } from './receive-queue.ts';
+import { closeObjects, type MessageSize, type UnopenedMessage } from './arrival.ts';
+import type { Outgoing } from './outgoing.ts';
+import { ReceiveQueue, type Recipient } from './receive-queue.ts';
 import type { Session } from './session.ts';
 import { refusalOf, verifyExport } from './verification.ts';
 
@@ -63,28 +62,24 @@ export class HandlerFailure {
   }
 }
 
-/** Sends a message of requests. @throws as `peer.send` */
-type SendMessage = (
-  value: unknown,
-  message: {
-    readonly kind: FrameKind;
-    readonly request: number;
-    readonly stream?: Stream | undefined;
-    /** Called with the size of the message before it is sent. May throw. */
-    readonly admit?: (size: MessageSize) => void;
-  },
-) => Promise<void> | undefined;
+/** The connection of {@link Requests}. */
+export interface RequestsHost {
+  /** Handles that answers were delivered later than they came. */
+  onDelivered(): void;
+  /** Handles that an answer, or a request of the peer, is awaited. */
+  onAwaited(): void;
+  /** Handles that an answer cannot be sent, so that the peer would wait for ever. */
+  onFailure(error: unknown): void;
+}
 
 /**
  * Sends requests and delivers their answers, and hands the peer's requests to a handler. Each request
  * has exactly one answer, also if it was given up.
  */
 export class Requests {
-  readonly #peerName: string;
   readonly #session: Session;
-  readonly #send: SendMessage;
-  readonly #onAwaited: () => void;
-  readonly #onBroken: (error: unknown) => void;
+  readonly #outgoing: Outgoing;
+  readonly #host: RequestsHost;
   /** The requests of this end. */
   readonly #asked = new AskedRequests();
   /** Their answers, each with its caller. */
@@ -98,27 +93,12 @@ export class Requests {
   #server: Server | undefined;
   #end: Error | undefined;
 
-  /**
-   * @param peerName the peer in words
-   * @param onDelivered called when an answer was delivered later than it came
-   * @param onAwaited called when a handler waits for a request that has not arrived
-   * @param onBroken called when an answer cannot be sent, so that the peer would wait for ever
-   */
-  constructor(
-    peerName: string,
-    session: Session,
-    send: SendMessage,
-    onDelivered: () => void,
-    onAwaited: () => void,
-    onBroken: (error: unknown) => void,
-  ) {
-    this.#peerName = peerName;
+  constructor(session: Session, outgoing: Outgoing, host: RequestsHost) {
     this.#session = session;
-    this.#send = send;
-    this.#onAwaited = onAwaited;
-    this.#onBroken = onBroken;
-    this.#answers = new ReceiveQueue(session, onDelivered);
-    this.#values = new ReceiveQueue(session, onDelivered);
+    this.#outgoing = outgoing;
+    this.#host = host;
+    this.#answers = new ReceiveQueue(session, host);
+    this.#values = new ReceiveQueue(session, host);
   }
 
   /** Whether a caller waits for an answer, or a handler for a request. */
@@ -176,12 +156,14 @@ export class Requests {
   #ask(kind: FrameKind, value: unknown, asked: AskedRequest): () => void {
     const number = this.#asked.add(asked);
     try {
-      this.#send(value, {
-        kind,
-        request: number,
-        stream: asked.recipient.stream,
-        admit: (size) => this.#asked.admit(asked, size),
-      })?.catch(() => {});
+      this.#outgoing
+        .send(value, {
+          kind,
+          request: number,
+          stream: asked.recipient.stream,
+          admit: (size) => this.#asked.admit(asked, size),
+        })
+        ?.catch(() => {});
     } catch (error) {
       this.#asked.remove(number, asked);
       throw error;
@@ -194,7 +176,7 @@ export class Requests {
 
   #tellGivenUp(number: number): void {
     try {
-      this.#send(null, { kind: FrameKind.cancellation, request: number })?.catch(() => {});
+      this.#outgoing.send(null, { kind: FrameKind.cancellation, request: number })?.catch(() => {});
     } catch {
       // The connection has ended, or too much waits to be sent. The answer is dropped in any case.
     }
@@ -203,31 +185,17 @@ export class Requests {
   /**
    * Delivers the answer of a request. Returns whether a caller waited for it.
    *
-   * @param hasFailed whether it is what the handler threw, or why the peer does not return the object
-   * @param refusal as of {@link openArrival}
    * @throws IpcError for anything but the answer to a pending request; its caller waits for the end
    */
-  receiveAnswer(
-    number: number,
-    hasFailed: boolean,
-    message: ValueMessage,
-    fds: readonly number[],
-    size: MessageSize,
-    refusal?: IpcError,
-  ): boolean {
-    let asked: AskedRequest;
-    let mismatch: IpcError | undefined;
-    try {
-      asked = this.#asked.get(number);
-      mismatch =
-        asked.descriptor &&
-        refusalOf(asked.descriptor, message, hasFailed, this.#session, this.#peerName);
-    } catch (error) {
-      discardFds(fds);
-      throw error;
-    }
+  receiveAnswer(message: UnopenedMessage): boolean {
+    const number = message.request;
+    // What the handler threw, or why the peer does not return the object.
+    const hasFailed = message.kind === FrameKind.failure;
+    const asked = this.#asked.get(number);
+    const mismatch =
+      asked.descriptor && refusalOf(asked.descriptor, message.contents, hasFailed, this.#session);
     this.#asked.remove(number, asked);
-    const arrival = openArrival(message, fds, this.#session, refusal ?? mismatch);
+    const arrival = message.open(mismatch);
     const objects = 'error' in arrival ? [] : arrival.objects;
     const { descriptor, recipient } = asked;
     const { stream, resolve, reject } = recipient;
@@ -241,30 +209,31 @@ export class Requests {
       },
       reject,
     });
-    this.#answers.add(arrival, size);
+    this.#answers.add(arrival, message.size);
     return true;
   }
 
   /**
-   * Rejects a request because nobody serves the peer's requests.
+   * Rejects a request because nobody serves the peer's requests. Returns true: its caller waited for that.
    *
    * @throws IpcError for anything but the refusal of a pending request for a handler
    */
-  receiveRefusal(number: number, message: ValueMessage, fds: readonly number[]): void {
-    discardFds(fds);
+  receiveRefusal(message: UnopenedMessage): true {
     assertNull(message, 'a refusal');
+    const number = message.request;
     const asked = this.#asked.get(number);
     if (asked.descriptor)
       throw new IpcError('a question about a descriptor was refused as if it needed a handler');
     this.#asked.remove(number, asked);
     asked.recipient.reject(
       new IpcError(
-        `${this.#peerName} serves no requests: it waits for values and has never called serve(). ` +
+        `${this.#session.peerName} serves no requests: it waits for values and has never called serve(). ` +
           'Serve there, or send values',
         undefined,
         'not-served',
       ),
     );
+    return true;
   }
 
   // ---- Requests of the peer ----
@@ -274,15 +243,10 @@ export class Requests {
    *
    * @throws IpcError for a number that is in use, and for more than the peer may have pending
    */
-  receiveRequest(
-    number: number,
-    message: ValueMessage,
-    fds: readonly number[],
-    size: MessageSize,
-    refusal?: IpcError,
-  ): boolean {
-    this.#admit(number, fds, size);
-    const arrival = openArrival(message, fds, this.#session, refusal);
+  receiveRequest(message: UnopenedMessage): boolean {
+    const { request: number, size } = message;
+    this.#admit(number, size);
+    const arrival = message.open();
     const request = new ReceivedRequest(number, size, 'error' in arrival ? [] : arrival.objects);
     this.#received.set(number, request);
     this.#waiting.push(request);
@@ -291,42 +255,38 @@ export class Requests {
 
   /**
    * Sends the object of a descriptor to the peer that requested it, at once: no handler is needed, and
-   * requests for a handler do not delay it.
+   * requests for a handler do not delay it. Returns false: nobody here waited for it.
    *
    * @throws IpcError as {@link receiveRequest}, and for anything but such a request
    */
-  receiveVerification(
-    number: number,
-    message: ValueMessage,
-    fds: readonly number[],
-    size: MessageSize,
-  ): void {
-    this.#admit(number, fds, size);
-    discardFds(fds);
-    const answer = verifyExport(message);
+  receiveVerification({ request: number, contents, size }: UnopenedMessage): false {
+    this.#admit(number, size);
+    const answer = verifyExport(contents);
     const kind = answer instanceof IpcError ? FrameKind.failure : FrameKind.response;
     void this.#answer({ number, size }, kind, answer, undefined);
+    return false;
   }
 
-  /** Counts a request of the peer as pending. @throws IpcError if it may not be; then closes `fds` */
-  #admit(number: number, fds: readonly number[], size: MessageSize): void {
-    const isRepeated = this.#received.has(number);
-    if (!isRepeated && this.#receivedSize.add(size)) return;
-    discardFds(fds);
-    throw isRepeated
-      ? new IpcError(`request ${number} came twice`)
-      : new IpcError(
-          `more came than the ${this.#receivedSize} that may wait for their answers`,
-          undefined,
-          'limit-exceeded',
-        );
+  /** Counts a request of the peer as pending. @throws IpcError if it may not be */
+  #admit(number: number, size: MessageSize): void {
+    if (this.#received.has(number)) throw new IpcError(`request ${number} came twice`);
+    if (!this.#receivedSize.add(size))
+      throw new IpcError(
+        `more came than the ${this.#receivedSize} that may wait for their answers`,
+        undefined,
+        'limit-exceeded',
+      );
   }
 
-  /** Aborts the signal of a request's handler. Does nothing if the request was answered meanwhile. */
-  receiveCancellation(number: number, message: ValueMessage, fds: readonly number[]): void {
-    discardFds(fds);
+  /**
+   * Aborts the signal of a request's handler. Does nothing if the request was answered meanwhile. Returns
+   * false: nobody waited for it.
+   */
+  receiveCancellation(message: UnopenedMessage): false {
     assertNull(message, 'a cancellation');
-    this.#received.get(number)?.giveUp(`${this.#peerName} has given this request up`);
+    const reason = `${this.#session.peerName} has given this request up`;
+    this.#received.get(message.request)?.giveUp(reason);
+    return false;
   }
 
   /** Refuses the requests that no handler has taken. */
@@ -336,9 +296,9 @@ export class Requests {
       this.#received.delete(number);
       this.#receivedSize.remove(size);
       try {
-        this.#send(null, { kind: FrameKind.unserved, request: number })?.catch(() => {});
+        this.#outgoing.send(null, { kind: FrameKind.unserved, request: number })?.catch(() => {});
       } catch (error) {
-        if (!this.#end) this.#onBroken(error);
+        if (!this.#end) this.#host.onFailure(error);
       }
     }
   }
@@ -378,7 +338,7 @@ export class Requests {
       },
       isTurnDue(),
     );
-    if (server.isTaking) this.#onAwaited();
+    if (server.isTaking) this.#host.onAwaited();
   }
 
   /** Handles the first request that waits. */
@@ -398,7 +358,7 @@ export class Requests {
         server.running -= 1;
         server.finishIfIdle();
         this.#takeNext(server);
-        if (this.isIdle) this.#onAwaited();
+        if (this.isIdle) this.#host.onAwaited();
       });
     });
   }
@@ -433,7 +393,7 @@ export class Requests {
     this.#receivedSize.remove(size);
     let failure: unknown;
     try {
-      await this.#send(answer, { kind, request: number, stream });
+      await this.#outgoing.send(answer, { kind, request: number, stream });
       return;
     } catch (error) {
       failure = error;
@@ -441,12 +401,12 @@ export class Requests {
     try {
       // What was thrown cannot be sent, or what was returned: then that is what has failed.
       if (!this.#end)
-        await this.#send(sendableError(kind === FrameKind.failure ? answer : failure), {
+        await this.#outgoing.send(sendableError(kind === FrameKind.failure ? answer : failure), {
           kind: FrameKind.failure,
           request: number,
         });
     } catch (error) {
-      if (!this.#end) this.#onBroken(error);
+      if (!this.#end) this.#host.onFailure(error);
     }
   }
 
@@ -664,7 +624,7 @@ const pendingError = (pending: string): IpcError =>
   );
 
 /** @throws IpcError for a message that has more than a number */
-function assertNull({ objects, value }: ValueMessage, what: string): void {
+function assertNull({ contents: { objects, value } }: UnopenedMessage, what: string): void {
   if (objects.entries.length > 0 || value.byteLength > 1)
     throw new IpcError(`${what} came with a value`);
 }

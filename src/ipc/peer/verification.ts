@@ -61,7 +61,6 @@ function refusal(reason: string): IpcError {
  * The peer's claims are not trusted. Opens nothing.
  *
  * @param hasFailed whether the answer is an error
- * @param peerName the peer in words
  * @throws IpcError for what is not an answer
  */
 export function refusalOf(
@@ -69,8 +68,8 @@ export function refusalOf(
   answer: ValueMessage,
   hasFailed: boolean,
   session: Session,
-  peerName: string,
 ): IpcError | undefined {
+  const { peerName } = session;
   const { value, objects } = answer;
   const [entry] = objects.entries;
   checkLength(value, 'an answer');

@@ -39,7 +39,7 @@ import {
 import { socketPair } from '../../../../ffi/linux/socket.ts';
 import { addressOf } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
-import { openDescriptors } from '../../../support/process-state.ts';
+import { openDescriptors, replaceLibc } from '../../../support/process-state.ts';
 import { startProcess } from '../../../support/program.ts';
 
 const EFAULT = 14;
@@ -266,11 +266,8 @@ describe('libc', () => {
       createMemfd('same', 16),
     ];
     const { fcntl, syscall } = libc;
-    const replace = (name: 'fcntl' | 'syscall', value: (...args: number[]) => number): void => {
-      Object.defineProperty(libc, name, { configurable: true, enumerable: true, value });
-    };
     const refuse = (): void =>
-      replace('fcntl', (...args) => (args[1] === 1027 ? -1 : fcntl(...args)));
+      replaceLibc('fcntl', (...args) => (args[1] === 1027 ? -1 : fcntl(...args)));
     try {
       const compare = (): unknown[] => fds.map((other) => isSameFile(fd, other));
       for (const withhold of [() => {}, refuse]) {
@@ -278,11 +275,11 @@ describe('libc', () => {
         assert.deepEqual(compare(), [true, true, false, false]);
         assert.equal(isSameFile(fd, 1 << 20), false);
       }
-      replace('syscall', () => -1);
+      replaceLibc('syscall', () => -1);
       assert.deepEqual(compare(), new Array(4).fill(undefined));
     } finally {
-      replace('fcntl', fcntl);
-      replace('syscall', syscall);
+      replaceLibc('fcntl', fcntl);
+      replaceLibc('syscall', syscall);
       for (const each of fds) closeFd(each);
     }
   });

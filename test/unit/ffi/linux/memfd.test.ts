@@ -9,7 +9,7 @@ import {
 } from '../../../../ffi/linux/memfd.ts';
 import { socketPair } from '../../../../ffi/linux/socket.ts';
 import { withAddress } from '../../../../ffi/native.ts';
-import { openDescriptors } from '../../../support/process-state.ts';
+import { openDescriptors, replaceLibc } from '../../../support/process-state.ts';
 
 const MFD_ALLOW_SEALING = 2;
 const F_ADD_SEALS = 1033;
@@ -53,13 +53,10 @@ describe('createSealedMemfd', () => {
   test('memory that cannot be sealed is an error, and does not stay open', () => {
     const before = openDescriptors();
     const { fcntl } = libc;
-    const replace = (value: typeof fcntl): void => {
-      Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value });
-    };
     // The kernel knows no such seal.
-    replace((fd, command) => fcntl(fd, command, 1 << 20));
+    replaceLibc('fcntl', (fd, command) => fcntl(fd, command, 1 << 20));
     assert.throws(() => createSealedMemfd('sealed', 4096), { name: 'SystemError', code: 'EINVAL' });
-    replace(fcntl);
+    replaceLibc('fcntl', fcntl);
     assert.equal(openDescriptors(), before);
   });
 
@@ -92,15 +89,12 @@ describe('createSealedMemfd', () => {
     closeFd(fd);
     // A kernel before 5.1 fails in the same way for a seal that it lacks.
     const { fcntl } = libc;
-    Object.defineProperty(libc, 'fcntl', {
-      configurable: true,
-      enumerable: true,
-      value: (of: number, command: number, seals: number) =>
-        fcntl(of, command, seals === F_SEAL_FUTURE_WRITE ? 1 << 20 : seals),
-    });
+    replaceLibc('fcntl', (of, command, seals) =>
+      fcntl(of, command, seals === F_SEAL_FUTURE_WRITE ? 1 << 20 : seals),
+    );
     const other = createSealedMemfd('sealed', 4096);
     assert.equal(sealAgainstHolePunching(other), false);
-    Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value: fcntl });
+    replaceLibc('fcntl', fcntl);
     closeFd(other);
   });
 });

@@ -36,7 +36,7 @@ import {
 import { addressOf } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { turns } from '../../../support/iterations.ts';
-import { openDescriptors } from '../../../support/process-state.ts';
+import { openDescriptors, replaceLibc } from '../../../support/process-state.ts';
 import { programFile } from '../../../support/program.ts';
 import { rawSend, withRoomFor } from '../fixtures/descriptors.ts';
 
@@ -307,12 +307,9 @@ describe('message sockets', () => {
   test('the other end is of the user and the group that the kernel says', () =>
     withPair((a) => {
       const { getsockopt } = libc;
-      const replace = (value: typeof getsockopt): void => {
-        Object.defineProperty(libc, 'getsockopt', { configurable: true, enumerable: true, value });
-      };
       // What a sandbox maps others to, too: ids have no sign.
       const ids = Uint32Array.of(7, 0xffff_fffe, 0x8000_0000);
-      replace((_socket, _level, _name, at) => {
+      replaceLibc('getsockopt', (_socket, _level, _name, at) => {
         libc.memmove(at as Address, addressOf(ids), ids.byteLength);
         return 0;
       });
@@ -320,7 +317,7 @@ describe('message sockets', () => {
         const [pid, uid, gid] = ids;
         assert.deepEqual(peerCredentials(a), { pid, uid, gid });
       } finally {
-        replace(getsockopt);
+        replaceLibc('getsockopt', getsockopt);
       }
     }));
 

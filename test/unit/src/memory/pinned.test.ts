@@ -23,6 +23,7 @@ import {
   collectGarbage,
   collectUntil,
   isMapped,
+  replaceLibc,
   watchMappings,
 } from '../../../support/process-state.ts';
 import { emulate } from '../emulate.ts';
@@ -251,10 +252,7 @@ describe('PinnedBuffer', () => {
     emulate();
     const { munmap } = libc;
     const unmapped: number[] = [];
-    const replace = (value: typeof munmap): void => {
-      Object.defineProperty(libc, 'munmap', { configurable: true, enumerable: true, value });
-    };
-    replace((address, byteLength) => {
+    replaceLibc('munmap', (address, byteLength) => {
       unmapped.push(Number(address));
       return munmap(address, byteLength);
     });
@@ -279,7 +277,7 @@ describe('PinnedBuffer', () => {
       assert.ok(isMapped(taken));
       assert.equal(moved.byteLength, 4096);
     } finally {
-      replace(munmap);
+      replaceLibc('munmap', munmap);
     }
   });
 

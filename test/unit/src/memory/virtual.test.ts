@@ -25,7 +25,7 @@ import { recordArguments } from '../../../support/arguments.ts';
 import { failing, keepingBooks, withFaults } from '../../../support/faults.ts';
 import { Latch } from '../../../support/latch.ts';
 import { leaves } from '../../../support/left-open.ts';
-import { discardsDone, openDescriptors } from '../../../support/process-state.ts';
+import { discardsDone, openDescriptors, replaceLibc } from '../../../support/process-state.ts';
 import { emulate } from '../emulate.ts';
 
 const LOST = 700;
@@ -228,18 +228,15 @@ describe('VirtualMemory', () => {
       memory.share(0, 1, 1, access).chunks[0]?.fd as number;
     const fds = [share('read-write')];
     const { fcntl } = libc;
-    const replace = (value: typeof fcntl): void => {
-      Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value });
-    };
     // The descriptor is set close-on-exec, then marked: its flags are read and set.
     const [F_SETFD, F_GETFL, F_SETFL] = [2, 3, 4];
     for (const failing of [F_SETFD, F_GETFL, F_SETFL]) {
       const before = openDescriptors();
-      replace((...args) => (args[1] === failing ? -1 : fcntl(...args)));
+      replaceLibc('fcntl', (...args) => (args[1] === failing ? -1 : fcntl(...args)));
       try {
         assert.throws(() => share('read'), { name: 'SystemError' }, `${failing}`);
       } finally {
-        replace(fcntl);
+        replaceLibc('fcntl', fcntl);
       }
       assert.equal(openDescriptors(), before, `${failing}`);
     }

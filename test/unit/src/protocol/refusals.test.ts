@@ -10,6 +10,7 @@ import { crc32 } from 'node:zlib';
 import type { SystemError } from '../../../../ffi/linux/libc.ts';
 import { sendMessage } from '../../../../ffi/linux/message.ts';
 import { processStartTime } from '../../../../ffi/linux/process.ts';
+import { Context } from '../../../../src/context.ts';
 import { Device } from '../../../../src/device.ts';
 import type { IpcError } from '../../../../src/errors.ts';
 import { ByteReader, ByteWriter } from '../../../../src/ipc/bytes.ts';
@@ -45,7 +46,7 @@ import { EncodedValue } from '../../../../src/ipc/wire/value-decoder.ts';
 import { encodeValue } from '../../../../src/ipc/wire/value-encoder.ts';
 import { nextLoopIteration } from '../../../../src/poller.ts';
 import { companionPath } from '../../../../src/python/companion.ts';
-import { openDescriptors, processState } from '../../../support/process-state.ts';
+import { comesBackTo, type ProcessState, processState } from '../../../support/process-state.ts';
 import { noPython } from '../../../support/python.ts';
 import { bytesOf, readVectors, vectorFolder } from '../../../support/vectors.ts';
 import { rawSend } from '../../ffi/fixtures/descriptors.ts';
@@ -64,15 +65,12 @@ type Then = RefusalVector['connection'];
 
 // ---- What comes in ----
 
-/** A message or frames, with named descriptors. */
-interface Sent {
-  /** Whole messages, or one frame each. */
-  readonly messages: readonly {
-    readonly bytes: Buffer;
-    readonly kind?: FrameKind;
-    readonly isFrame?: boolean;
-    readonly fds?: readonly number[];
-  }[];
+/** A whole message, or one frame. */
+interface Message {
+  readonly bytes: Buffer;
+  readonly kind?: FrameKind;
+  readonly isFrame?: boolean;
+  readonly fds?: readonly number[];
 }
 
 const PLACE = Buffer.of(Tag.gpuObject);
@@ -167,36 +165,32 @@ const withObject = (bytes: Uint8Array, fdCount: number): Buffer =>
   Buffer.concat([PLACE, Buffer.from(tableOf(0, { bytes, fdCount }))]);
 
 /** What is sent for a row, by its kind. */
-const sent: Readonly<Record<string, (row: RefusalVector, fds: VectorFds) => Sent>> = {
-  value: ({ hex }) => ({ messages: [{ bytes: bytesOf(hex) }] }),
-  control: ({ hex, alone, fds: count }, fds) => ({
-    messages: alone
+const sent: Readonly<Record<string, (row: RefusalVector, fds: VectorFds) => readonly Message[]>> = {
+  value: ({ hex }) => [{ bytes: bytesOf(hex) }],
+  control: ({ hex, alone, fds: count }, fds) =>
+    alone
       ? [{ bytes: bytesOf(hex), kind: FrameKind.control, fds: devices(fds, count as number) }]
       : [{ bytes: Buffer.concat([NULL, bytesOf(hex)]) }],
-  }),
-  message: ({ hex, fds: count }, fds) => ({
-    messages: [{ bytes: bytesOf(hex), fds: devices(fds, count as number) }],
-  }),
-  fields: ({ hex }) => ({ messages: [{ bytes: withObject(bytesOf(hex), 0) }] }),
-  hello: ({ hex }) => ({ messages: [{ bytes: bytesOf(hex), isFrame: true }] }),
-  frames: ({ frames }, fds) => ({
-    messages: frames.map(({ hex, fds: count }) => ({
+  message: ({ hex, fds: count }, fds) => [
+    { bytes: bytesOf(hex), fds: devices(fds, count as number) },
+  ],
+  fields: ({ hex }) => [{ bytes: withObject(bytesOf(hex), 0) }],
+  hello: ({ hex }) => [{ bytes: bytesOf(hex), isFrame: true }],
+  frames: ({ frames }, fds) =>
+    frames.map(({ hex, fds: count }) => ({
       bytes: bytesOf(hex),
       isFrame: true,
       fds: devices(fds, count as number),
     })),
-  }),
-  messages: ({ frames }, fds) => ({
-    messages: frames.map(({ hex, fds: names }) => ({
+  messages: ({ frames }, fds) =>
+    frames.map(({ hex, fds: names }) => ({
       bytes: bytesOf(hex),
       isFrame: true,
       fds: (names as unknown as readonly string[]).map((name) => fds.named(name)),
     })),
-  }),
   memory: ({ use, memory }, fds) => {
     const fd = fds.memory(memory);
-    if (use === 'counters')
-      return { messages: [{ bytes: Buffer.of(1), kind: FrameKind.control, fds: [fd] }] };
+    if (use === 'counters') return [{ bytes: Buffer.of(1), kind: FrameKind.control, fds: [fd] }];
     if (use === 'timeline') return object('timeline', [fd, fds.named('lifeline')]);
     const slots = 3;
     const parts = channelFds(fds, sizesOf(slots)).with(use === 'ring' ? 0 : 1, fd);
@@ -214,13 +208,19 @@ const sent: Readonly<Record<string, (row: RefusalVector, fds: VectorFds) => Sent
     const bytes = isChannel
       ? objectOf('channel', { exporter: fields })
       : encodeFields(liveFields(fields));
-    return { messages: [{ bytes: withObject(bytes, numbers.length), fds: numbers }] };
+    return [{ bytes: withObject(bytes, numbers.length), fds: numbers }];
   },
 };
 
-const object = (kind: string, fds: readonly number[], options = {}): Sent => ({
-  messages: [{ bytes: withObject(objectOf(kind, options), fds.length), fds }],
-});
+const messagesOf = (row: RefusalVector, fds: VectorFds): readonly Message[] => {
+  const make = sent[row.of];
+  assert.ok(make, `what is sent for ${row.of} is not stated`);
+  return make(row, fds);
+};
+
+const object = (kind: string, fds: readonly number[], options = {}): readonly Message[] => [
+  { bytes: withObject(objectOf(kind, options), fds.length), fds },
+];
 const devices = (fds: VectorFds, count: number): number[] =>
   Array.from({ length: count }, () => fds.named('device'));
 const channelFds = (fds: VectorFds, sizes: Sizes): number[] =>
@@ -234,7 +234,11 @@ class HostileEnd extends RawPeer {
     super(undefined, { ...own, pid: process.ppid }, first);
   }
 
-  async sendAll({ messages }: Sent, as: FrameKind = FrameKind.value, request = 0): Promise<void> {
+  async sendAll(
+    messages: readonly Message[],
+    as: FrameKind = FrameKind.value,
+    request = 0,
+  ): Promise<void> {
     for (const { bytes, kind = as, isFrame, fds = [] } of messages) {
       if (isFrame && bytes.byteLength > PACKET_BYTE_LENGTH) rawSend(this.socket, bytes.byteLength);
       else if (isFrame) await this.#post(() => sendMessage(this.socket, bytes, fds));
@@ -269,7 +273,7 @@ class HostileEnd extends RawPeer {
 
   /** Sends an honest value, and returns what the peer does with the connection. */
   async next(): Promise<Then> {
-    await this.sendAll({ messages: [{ bytes: Buffer.of(Tag.true) }] });
+    await this.sendAll([{ bytes: Buffer.of(Tag.true) }]);
     for (;;)
       try {
         if ((await this.peer.receive(wait)) === true) return 'goes on';
@@ -325,7 +329,7 @@ const enter: Readonly<
   },
   connection: async (row, fds) => {
     using other = new HostileEnd(row.of === 'hello' ? 'no hello' : 'hello');
-    const first = (sent[row.of] as (typeof sent)[string])(row, fds);
+    const first = messagesOf(row, fds);
     // Messages before the last one are taken, or refused for themselves.
     const isLast = row.of === 'frames' || row.of === 'messages';
     const refusing = isLast ? other.peer.ended : rejection(other.peer.receive(wait));
@@ -335,7 +339,7 @@ const enter: Readonly<
   request: async (row, fds) => {
     using other = new HostileEnd();
     const serving = other.peer.serve(() => assert.fail('the handler was called')).catch(() => {});
-    await other.sendAll((sent[row.of] as (typeof sent)[string])(row, fds), FrameKind.request, 1);
+    await other.sendAll(messagesOf(row, fds), FrameKind.request, 1);
     const error = await Promise.race([other.peer.ended, failureSentTo(other)]);
     const then = other.peer.closed ? 'ends' : await other.next();
     other.peer.close();
@@ -345,7 +349,7 @@ const enter: Readonly<
   answer: async (row, fds) => {
     using other = new HostileEnd();
     const refusing = rejection(other.peer.request(null, wait));
-    await other.sendAll((sent[row.of] as (typeof sent)[string])(row, fds), FrameKind.response, 1);
+    await other.sendAll(messagesOf(row, fds), FrameKind.response, 1);
     return [await refusing, await other.next()];
   },
   bytes: async (row, fds) => [
@@ -375,7 +379,7 @@ const enter: Readonly<
       });
       return Buffer.from(writer.written);
     });
-    await other.sendAll({ messages: [{ bytes }] }, FrameKind.verification, 1);
+    await other.sendAll([{ bytes }], FrameKind.verification, 1);
     return [await failureSentTo(other), await other.next()];
   },
   'shared memory': async (row, fds) => {
@@ -440,34 +444,23 @@ function bytesFormOf(row: RefusalVector): Uint8Array {
 }
 
 /** What is open, but for the process whose memory was opened last: a descriptor of that is kept. */
-function openState(): unknown {
-  const { mappings, free } = processState();
-  return { descriptors: openDescriptors() - openDescriptors(/pidfd/), mappings, free };
-}
-
-/** Waits until nothing is open that was not before. */
-async function comesBackTo(before: unknown): Promise<void> {
-  const until = performance.now() + 5000;
-  while (!isDeepStrictEqual(openState(), before) && performance.now() < until)
-    await new Promise((resolve) => setTimeout(resolve, 1));
-  assert.deepEqual(openState(), before, 'it leaves something open');
-}
+const openState = (): ProcessState => processState(Context.primary(), /^(?!.*pidfd)/);
 
 /** Brings the data of a row in through a door. Returns what is wrong. */
 async function failureOf(row: RefusalVector, door: Door): Promise<string | undefined> {
   const before = openState();
   try {
-    using fds = new VectorFds();
-    const [error, then] = await enter[door](row, fds);
-    const { code, message } = error as IpcError;
-    assert.equal(code, codeAt(row, door), `${code} in place of ${codeAt(row, door)}: ${message}`);
-    for (const version of row.versions ?? []) assert.match(message, new RegExp(`\\b${version}\\b`));
-    assert.equal(then, then && outcomeAt(row, door), `the connection ${then}`);
-  } catch (error) {
-    return `${row.name}: ${(error as Error).message.replaceAll('\n', ' ')}`;
-  }
-  try {
-    await comesBackTo(before);
+    {
+      using fds = new VectorFds();
+      const [error, then] = await enter[door](row, fds);
+      const { code, message } = error as IpcError;
+      const expected = codeAt(row, door);
+      assert.equal(code, expected, `${code} in place of ${expected}: ${message}`);
+      for (const version of row.versions ?? [])
+        assert.match(message, new RegExp(`\\b${version}\\b`));
+      assert.equal(then, then && outcomeAt(row, door), `the connection ${then}`);
+    }
+    await comesBackTo(before, 'it leaves something open', openState);
   } catch (error) {
     return `${row.name}: ${(error as Error).message.replaceAll('\n', ' ')}`;
   }

@@ -28,6 +28,7 @@ import {
   descriptorNumbers,
   openDescriptors,
   processState,
+  replaceLibc,
 } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { peerPair } from '../peer/support.ts';
@@ -642,13 +643,10 @@ describe('the memory of a Channel with ahead', () => {
   test('is waited for by the host if the kernel cannot keep it from being replaced', async () => {
     emulate();
     const { fcntl } = libc;
-    const replace = (value: typeof fcntl): void => {
-      Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value });
-    };
     const F_ADD_SEALS = 1033;
     const F_SEAL_FUTURE_WRITE = 0x10;
     // Before Linux 5.1 there is no such seal.
-    replace((fd, command, value) =>
+    replaceLibc('fcntl', (fd, command, value) =>
       fcntl(
         fd,
         command,
@@ -659,7 +657,7 @@ describe('the memory of a Channel with ahead', () => {
     using stream = Stream.create({ nonBlocking: true });
     using other = Stream.create({ nonBlocking: true });
     using consumer = await sent(channel);
-    replace(fcntl);
+    replaceLibc('fcntl', fcntl);
     const slots = consumer.ahead(other, { timeoutMs: 5000 });
     const next = slots.next();
     await nextLoopIteration();

@@ -7,7 +7,11 @@ import { processStartTime } from '../../../../../ffi/linux/process.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
-import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
+import {
+  descriptorsReturnTo,
+  openDescriptors,
+  replaceLibc,
+} from '../../../../support/process-state.ts';
 import { startProcess } from '../../../../support/program.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 import { runProgram } from '../../emulate.ts';
@@ -92,11 +96,8 @@ describe('PeerProcess', () => {
       }),
     );
     const { getsockopt } = libc;
-    const replace = (value: typeof getsockopt): void => {
-      Object.defineProperty(libc, 'getsockopt', { configurable: true, enumerable: true, value });
-    };
     // The kernel refuses the request for something that is not a socket.
-    replace((_, ...rest) => getsockopt(-1, ...rest));
+    replaceLibc('getsockopt', (_, ...rest) => getsockopt(-1, ...rest));
     try {
       const unseen = PeerProcess.ofSocket(socket, process.pid);
       assert.deepEqual(
@@ -104,7 +105,7 @@ describe('PeerProcess', () => {
         [false, false, process.pid],
       );
     } finally {
-      replace(getsockopt);
+      replaceLibc('getsockopt', getsockopt);
     }
     const seen = PeerProcess.ofSocket(socket, process.pid);
     assert.deepEqual([seen.isExitObservable, seen.isGone], [true, false]);

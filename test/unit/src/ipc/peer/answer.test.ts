@@ -14,7 +14,7 @@ import {
 import { ByteWriter } from '../../../../../src/ipc/bytes.ts';
 import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
 import { exportIpc, getIpcHandle } from '../../../../../src/ipc/index.ts';
-import { Session } from '../../../../../src/ipc/peer/session.ts';
+import { ExportTable } from '../../../../../src/ipc/lease/export-table.ts';
 import {
   ErrorField,
   FrameKind,
@@ -558,7 +558,7 @@ describe('a question about a descriptor', () => {
     using pair = peerPair();
     const shortage = new SystemError('dup', 24);
     assert.ok(isShortage(shortage));
-    const lease = t.mock.method(Session.prototype, 'leaseObjects', () => {
+    const lease = t.mock.method(ExportTable.prototype, 'add', () => {
       throw shortage;
     });
     await assert.rejects(pair.a.open(asked), {

@@ -20,6 +20,7 @@ import {
 } from '../../../../../src/index.ts';
 import { getIpcHandle, leases } from '../../../../../src/ipc/index.ts';
 import { PeerProcess } from '../../../../../src/ipc/lease/peer-process.ts';
+import { Control, type ControlHost } from '../../../../../src/ipc/peer/control.ts';
 import { Peer } from '../../../../../src/ipc/peer/peer.ts';
 import { Session } from '../../../../../src/ipc/peer/session.ts';
 import {
@@ -30,7 +31,11 @@ import {
 } from '../../../../../src/ipc/protocol.ts';
 import { encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { SharedWords } from '../../../../../src/ipc/timeline/words.ts';
-import { emptyControlBlock } from '../../../../../src/ipc/wire/control-block.ts';
+import {
+  emptyControlBlock,
+  readControlMessage,
+} from '../../../../../src/ipc/wire/control-block.ts';
+import type { FramedSocket, MessageType } from '../../../../../src/ipc/wire/framed-socket.ts';
 import { readHeader } from '../../../../../src/ipc/wire/frames.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { until } from '../../../../support/iterations.ts';
@@ -335,20 +340,31 @@ describe('a close that cannot be sent', () => {
     let isOut = true;
     const posted: (readonly number[])[] = [];
     const process = { pid: 1, isExitObservable: true, onGone: () => ignore };
-    const session = new Session(process as unknown as PeerProcess, 'the peer', 0, (block, fds) => {
-      // As where no descriptor is left to keep those that wait.
-      if (isOut) throw new IpcError('no descriptor is left');
-      assert.deepEqual(
-        block.forwardRequests.map(({ lease, pid, startTime }) => [lease, pid, startTime]),
-        [[7, 1, 2]],
-      );
-      posted.push([...fds]);
-    });
+    const session = new Session(process as unknown as PeerProcess, 'the peer', 0);
+    const socket = {
+      isOpen: true,
+      sendQueue: { isEmpty: true },
+      post(_type: MessageType, bytes: Buffer, fds: readonly number[]) {
+        // As where no descriptor is left to keep those that wait.
+        if (isOut) throw new IpcError('no descriptor is left');
+        const { forwardRequests } = readControlMessage(
+          bytes.subarray(HEADER_BYTE_LENGTH),
+          fds.length,
+        );
+        assert.deepEqual(
+          forwardRequests.map(({ lease, pid, startTime }) => [lease, pid, startTime]),
+          [[7, 1, 2]],
+        );
+        posted.push([...fds]);
+      },
+    };
+    const host = { onFailure: assert.fail, onLessInUse: ignore };
+    const control = new Control(session, socket as unknown as FramedSocket, host);
     session.forwardRequester.request(7, 1, 2, link, ours).acknowledged.catch(ignore);
-    assert.equal(session.sendPending(), false);
+    control.sendAll();
     assert.equal(session.forwardRequester.hasUnsent(7), true);
     isOut = false;
-    assert.equal(session.sendPending(), true);
+    control.sendAll();
     assert.deepEqual(posted, [[link]]);
     assert.equal(isOpenFd(link), false);
     closeFd(ours);
@@ -364,11 +380,16 @@ describe('a close that cannot be sent', () => {
       received.push((await pair.b.receive()) as DeviceBuffer);
     }
     let isOut = true;
-    const post = Session.prototype.sendPending;
+    const { post } = Control.prototype;
     // As where no descriptor is left.
-    t.mock.method(Session.prototype, 'sendPending', function (this: Session) {
-      return isOut ? false : post.call(this);
-    });
+    t.mock.method(
+      Control.prototype,
+      'post',
+      function (this: Control, ...message: Parameters<typeof post>) {
+        if (isOut) throw new IpcError('no descriptor is left');
+        post.apply(this, message);
+      },
+    );
     const timers = t.mock.method(globalThis, 'setTimeout');
     for (const buffer of received) {
       buffer.close();
@@ -508,11 +529,12 @@ describe('the peer', () => {
         return ignore;
       },
     } as unknown as PeerProcess;
-    const session = new Session(process, 'the other end', 0, ignore);
+    const session = new Session(process, 'the other end', 0);
+    const control = new Control(session, {} as FramedSocket, {} as ControlHost);
     end();
     const link = createMemfd('link', 0);
     const forwardRequests = [{ lease: 0, pid: 1, startTime: 1 }];
-    assert.deepEqual(session.applyControl({ ...emptyControlBlock, forwardRequests }, [link]), []);
+    assert.deepEqual(control.apply({ ...emptyControlBlock, forwardRequests }, [link]), []);
     session.end();
   });
 

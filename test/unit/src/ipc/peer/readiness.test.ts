@@ -372,16 +372,18 @@ describe('Readiness', () => {
     t.mock.timers.enable({ apis: ['setTimeout'] });
     for (const isEnded of [false, true]) {
       let refusals = 0;
-      const readiness = new Readiness('the peer', {
-        hasValues: false,
-        hasRequests: true,
-        waitsForValue: true,
-        waitsForRequest: false,
-        tell: () => {},
-        refuseRequests: () => {
-          refusals += 1;
+      const readiness = new Readiness({
+        peerName: 'the peer',
+        values: { hasArrivals: false, isAwaited: true },
+        requests: {
+          hasWaiting: true,
+          isIdle: false,
+          refuseWaiting: () => {
+            refusals += 1;
+          },
         },
-        rejectUnsentValues: () => {},
+        control: { tellBegun: () => {} },
+        sendQueue: { rejectUnstarted: () => {} },
       });
       readiness.check();
       if (isEnded) readiness.end(new Error('over'));

@@ -27,7 +27,7 @@ describe('ReceiveQueue', () => {
   };
   for (const [what, { count, size }] of Object.entries(limits))
     test(`is full of ${what} that nobody took, and has room again when half is taken`, () => {
-      const inbox = new ReceiveQueue({} as Session, () => {});
+      const inbox = new ReceiveQueue({} as Session, { onDelivered() {} });
       for (let n = 0; n < count; n++) {
         assert.equal(inbox.isFull, false);
         inbox.add(arrival, size);
@@ -66,7 +66,7 @@ test('a value with objects of several contexts is delivered at once only if all 
       },
       whenReached: () => new Promise(() => {}),
     };
-    const queue = new ReceiveQueue(session as unknown as Session, () => {});
+    const queue = new ReceiveQueue(session as unknown as Session, { onDelivered() {} });
     let isDelivered = false;
     queue.receive({
       stream: undefined,

@@ -12,7 +12,7 @@ describe('Session', () => {
   test('decodes a descriptor once, and caches as many as the limit says', () => {
     emulate();
     const process = { pid: 1, isExitObservable: true, onGone: () => () => {} };
-    const session = new Session(process as unknown as PeerProcess, 'the peer', 0, () => {});
+    const session = new Session(process as unknown as PeerProcess, 'the peer', 0);
     using buffer = DeviceBuffer.allocate(64);
     const { checksum: _, version: __, ...fields } = getIpcHandle(buffer);
     const bytesOf = (bufferId: number): Buffer =>

@@ -26,6 +26,7 @@ import {
   collectGarbage,
   openDescriptors,
   processState,
+  replaceLibc,
 } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { pageFd, receivePage, resetLost } from './support.ts';
@@ -524,12 +525,11 @@ describe('ConnectionTimeline', () => {
   test("the host waits, and no stream, if the kernel cannot fix a page's memory", () => {
     emulate();
     const { fcntl } = libc;
-    const restore = (value: typeof fcntl): void => {
-      Object.defineProperty(libc, 'fcntl', { configurable: true, enumerable: true, value });
-    };
-    restore((fd, command, seals) => fcntl(fd, command, seals === 16 ? 1 << 20 : seals));
+    replaceLibc('fcntl', (fd, command, seals) =>
+      fcntl(fd, command, seals === 16 ? 1 << 20 : seals),
+    );
     const { page, waits } = ends();
-    restore(fcntl);
+    replaceLibc('fcntl', fcntl);
     using stream = Stream.create({ nonBlocking: true });
     assert.equal(waits.wait([{ index: 0, count: 1 }], stream.context, stream), false);
     assert.equal(stream.done, true);

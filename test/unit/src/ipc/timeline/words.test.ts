@@ -20,7 +20,7 @@ import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { recordCallsOf } from '../../../../support/arguments.ts';
 import { broken, keepingBooks } from '../../../../support/faults.ts';
 import { Latch } from '../../../../support/latch.ts';
-import { openDescriptors } from '../../../../support/process-state.ts';
+import { openDescriptors, replaceLibc } from '../../../../support/process-state.ts';
 import { emulate } from '../../emulate.ts';
 import { pageFd, resetLost } from './support.ts';
 
@@ -29,11 +29,8 @@ describe('SharedWords', () => {
     emulate();
     const before = openDescriptors();
     const { mmap } = libc;
-    const replace = (value: typeof mmap): void => {
-      Object.defineProperty(libc, 'mmap', { configurable: true, enumerable: true, value });
-    };
     const received = pageFd();
-    replace((() => -1n) as never);
+    replaceLibc('mmap', () => -1n);
     try {
       assert.throws(() => SharedWords.create('points'), { name: 'SystemError' });
       assert.throws(() => SharedWords.accept(received, 'page'), {
@@ -41,7 +38,7 @@ describe('SharedWords', () => {
         message: /cannot be mapped/,
       });
     } finally {
-      replace(mmap);
+      replaceLibc('mmap', mmap);
     }
     assert.equal(openDescriptors(), before);
   });

@@ -1,6 +1,6 @@
-import { ByteWriter } from '../../../../src/ipc/bytes.ts';
-import type { IpcDescriptor } from '../../../../src/ipc/descriptor.ts';
-import { encodeFields } from '../../../../src/ipc/sharing/descriptor-codec.ts';
+import { ByteWriter } from '../../../../../src/ipc/bytes.ts';
+import type { IpcDescriptor } from '../../../../../src/ipc/descriptor.ts';
+import { encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 
 /** The bytes of a descriptor whose fields may be invalid, with the checksum that it states. */
 export const rawBytes = (descriptor: IpcDescriptor): Buffer =>
