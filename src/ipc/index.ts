@@ -52,6 +52,14 @@ export { ChildPeer } from './peer/spawn.ts';
 export { spawnPeer, type SpawnPeerOptions } from './peer/spawn.ts';
 export { spawnPython, type SpawnPythonOptions } from './peer/spawn-python.ts';
 export { parentPeer } from './peer/spawn.ts';
+export {
+  PeerPool,
+  type PeerPoolOptions,
+  type PeerPoolStats,
+  type PoolScript,
+  type PoolRunOptions,
+} from './pool/peer-pool.ts';
+export type { PoolMember } from './pool/member.ts';
 export { listen, Listener, type ListenOptions } from './peer/listener.ts';
 export { connect, type ConnectOptions } from './peer/connect.ts';
 export type { BusyPollOptions } from './peer/peer-options.ts';

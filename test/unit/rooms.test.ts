@@ -32,6 +32,7 @@ const ROOMS = [
   'src/ipc/sharing',
   'src/ipc/lease',
   'src/ipc/peer',
+  'src/ipc/pool',
   'src/ipc/inspect',
   'src/cli',
   'src/protocol',
@@ -48,7 +49,7 @@ const ENTRIES: Readonly<Record<string, string>> = {
   'ffi/index.ts': 'ffi',
   'ffi/emulator/index.ts': 'ffi/emulator',
   'src/index.ts': 'src/array',
-  'src/ipc/index.ts': 'src/ipc/peer',
+  'src/ipc/index.ts': 'src/ipc/pool',
 };
 
 /** Files that import each other, and why they must. */

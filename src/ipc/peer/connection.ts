@@ -19,7 +19,12 @@ import { Control, type ControlHost } from './control.ts';
 import { Incoming, type IncomingHost } from './incoming.ts';
 import { Outgoing, type OutgoingHost } from './outgoing.ts';
 import { Readiness } from './readiness.ts';
-import { ReceiveQueue, type ReceiveQueueHost, type Recipient } from './receive-queue.ts';
+import {
+  ReceiveQueue,
+  type ReceiveQueueHost,
+  type Recipient,
+  type RequestRecipient,
+} from './receive-queue.ts';
 import { Requests, type RequestsHost, type ServeSettings, type Serving } from './requests.ts';
 import { Session } from './session.ts';
 
@@ -230,11 +235,16 @@ export class Connection implements FramedSocketHandler, Hosts {
   }
 
   /** As {@link Requests.request}. */
-  request(value: unknown, recipient: Recipient): () => void {
+  request(value: unknown, recipient: RequestRecipient): () => void {
     assertNotCapturing('receiving');
     const giveUp = this.#requests.request(value, recipient);
     this.#beginPolling();
     return giveUp;
+  }
+
+  /** Resolves when the other process serves requests; never, if it does not before the end. */
+  whenServed(): Promise<void> {
+    return this.#readiness.whenPeerServes();
   }
 
   /** As {@link Requests.serve}. */

@@ -51,6 +51,14 @@ export interface ServeOptions {
   readonly signal?: AbortSignal;
 }
 
+/** What becomes of a request whose caller does not wait for it any longer. */
+interface RequestFate {
+  /** Called when the signal or the time limit gives the request up: its handler may still run. */
+  onGivenUp(): void;
+  /** Called when its answer has come after that, and was dropped. */
+  onDropped(): void;
+}
+
 /** The parts of a peer. */
 interface PeerInit extends PeerOptions {
   readonly process?: PeerProcess;
@@ -206,6 +214,11 @@ export class Peer<Receives = unknown, Sends = Anything>
    * const labels = await peer.request({ image: buffer }, { timeoutMs: 1000 });
    */
   async request<V>(value: Outgoing<Sends, V>, options?: TransferOptions): Promise<Receives> {
+    return this.ask(value, options);
+  }
+
+  /** @internal As {@link request}, and says what becomes of a request that was given up. */
+  async ask(value: unknown, options?: TransferOptions, fate?: RequestFate): Promise<Receives> {
     const { deadline, stream } = checkTransfer(options, 'peer.request');
     this.assertOpen();
     const connection = this.#connection;
@@ -214,7 +227,14 @@ export class Peer<Receives = unknown, Sends = Anything>
       return (await withDeadline<unknown>(
         deadline,
         operation,
-        (resolve, reject) => connection.request(value, { resolve, reject, stream }),
+        (resolve, reject) => {
+          const onDropped = fate?.onDropped;
+          const giveUp = connection.request(value, { resolve, reject, stream, onDropped });
+          return () => {
+            fate?.onGivenUp();
+            giveUp();
+          };
+        },
         () => connection.requestHint,
       )) as Receives;
     } catch (error) {

@@ -28,6 +28,8 @@ export class Readiness {
   #peer = 0;
   #telling: NodeJS.Immediate | undefined;
   #grace: NodeJS.Timeout | undefined;
+  /** Who waits until the peer serves. */
+  readonly #awaitServing: (() => void)[] = [];
   /** Calls of `send` whose values may never be received. */
   readonly #unconfirmed = new Set<(error?: Error) => void>();
 
@@ -90,12 +92,21 @@ export class Readiness {
   /** Applies what the peer has begun. */
   onPeerBegun(begun: number): void {
     this.#peer = begun;
+    if ((begun & Begun.serving) !== 0) for (const serves of this.#awaitServing.splice(0)) serves();
     if ((begun & Begun.receiving) !== 0) this.#settle();
     else if ((begun & Begun.ignoringValues) !== 0) {
       const error = this.#notReceived();
       this.#settle(error);
       this.#parts.sendQueue.rejectUnstarted(error, FrameKind.value);
     }
+  }
+
+  /** Resolves when the peer serves requests; never, if it does not before the end. */
+  whenPeerServes(): Promise<void> {
+    return new Promise((resolve) => {
+      if ((this.#peer & Begun.serving) !== 0) resolve();
+      else this.#awaitServing.push(resolve);
+    });
   }
 
   /** @throws IpcError if the peer does not take values, or too many wait to be received */

@@ -14,6 +14,12 @@ export interface Recipient {
   reject(error: unknown): void;
 }
 
+/** The caller of a request. */
+export interface RequestRecipient extends Recipient {
+  /** Called in place of the others when the answer of a request has come that was given up. */
+  readonly onDropped?: (() => void) | undefined;
+}
+
 interface QueuedArrival extends MessageSize {
   readonly arrival: Arrival;
 }

@@ -15,7 +15,7 @@ import {
 import { asArray } from '../sharing/memory.ts';
 import { closeObjects, type MessageSize, type UnopenedMessage } from './arrival.ts';
 import type { Outgoing } from './outgoing.ts';
-import { ReceiveQueue, type Recipient } from './receive-queue.ts';
+import { ReceiveQueue, type RequestRecipient } from './receive-queue.ts';
 import type { Session } from './session.ts';
 import { refusalOf, verifyExport } from './verification.ts';
 
@@ -139,7 +139,7 @@ export class Requests {
    * @param recipient gets a {@link HandlerFailure} for what the handler threw
    * @throws IpcError if too many requests are pending; as `peer.send`
    */
-  request(value: unknown, recipient: Recipient): () => void {
+  request(value: unknown, recipient: RequestRecipient): () => void {
     return this.#ask(FrameKind.request, value, new AskedRequest(recipient));
   }
 
@@ -148,7 +148,7 @@ export class Requests {
    *
    * @throws IpcError if too many requests are pending; as `peer.send`
    */
-  verify(descriptor: IpcDescriptor, recipient: Recipient): () => void {
+  verify(descriptor: IpcDescriptor, recipient: RequestRecipient): () => void {
     const asked = new AskedRequest(recipient, descriptor);
     return this.#ask(FrameKind.verification, { ...descriptor }, asked);
   }
@@ -203,11 +203,13 @@ export class Requests {
     this.#answers.receive({
       stream,
       resolve: (value) => {
-        if (asked.isGivenUp) closeObjects(objects);
-        else if (hasFailed) reject(new HandlerFailure(value));
+        if (asked.isGivenUp) {
+          closeObjects(objects);
+          recipient.onDropped?.();
+        } else if (hasFailed) reject(new HandlerFailure(value));
         else resolve(descriptor ? asArray(objects[0], descriptor) : value);
       },
-      reject,
+      reject: (error) => (asked.isGivenUp ? recipient.onDropped?.() : reject(error)),
     });
     this.#answers.add(arrival, message.size);
     return true;
@@ -225,6 +227,7 @@ export class Requests {
     if (asked.descriptor)
       throw new IpcError('a question about a descriptor was refused as if it needed a handler');
     this.#asked.remove(number, asked);
+    if (asked.isGivenUp) asked.recipient.onDropped?.();
     asked.recipient.reject(
       new IpcError(
         `${this.#session.peerName} serves no requests: it waits for values and has never called serve(). ` +
@@ -433,14 +436,14 @@ export class Requests {
 
 /** A request of this end. */
 class AskedRequest {
-  readonly recipient: Recipient;
+  readonly recipient: RequestRecipient;
   /** The descriptor whose object it asks for; undefined if it is for a handler. */
   readonly descriptor: IpcDescriptor | undefined;
   isGivenUp = false;
   /** Undefined until it is encoded. */
   size: MessageSize | undefined;
 
-  constructor(recipient: Recipient, descriptor?: IpcDescriptor) {
+  constructor(recipient: RequestRecipient, descriptor?: IpcDescriptor) {
     this.recipient = recipient;
     this.descriptor = descriptor;
   }
