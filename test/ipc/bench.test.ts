@@ -48,7 +48,8 @@ async function startLong() {
   const pid = child.pid as number;
   while (childrenOf(pid).length === 0) await delay(10);
   const second = Number(childrenOf(pid)[0]);
-  while (!catches(second, 'SIGTERM')) await delay(10);
+  // Node itself catches SIGINT and SIGTERM from its start, long before a program does.
+  while (!catches(second, 'SIGHUP')) await delay(10);
   await delay(400);
   return { child, ended, second };
 }
