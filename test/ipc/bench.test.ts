@@ -48,11 +48,13 @@ async function startLong() {
   const pid = child.pid as number;
   while (childrenOf(pid).length === 0) await delay(10);
   const second = Number(childrenOf(pid)[0]);
-  // Node itself catches SIGINT and SIGTERM from its start, long before a program does.
-  while (!catches(second, 'SIGHUP')) await delay(10);
+  // Before its exec, it has the handlers of the first process; Node itself catches SIGINT and SIGTERM.
+  while (!programOf(second).includes('bench-child') || !catches(second, 'SIGHUP')) await delay(10);
   await delay(400);
   return { child, ended, second };
 }
+
+const programOf = (pid: number): string => readFileSync(`/proc/${pid}/cmdline`, 'latin1');
 
 /** Whether a process has a handler for a signal. */
 function catches(pid: number, signal: NodeJS.Signals): boolean {
