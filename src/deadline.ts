@@ -1,6 +1,7 @@
 /** Waits that end early: by a signal, or after a time. */
 
 import { setMaxListeners } from 'node:events';
+import { areWaitsNoted, noteWait } from './diagnostics.ts';
 import { CuffiError, withDeepStack } from './errors.ts';
 import { checkInteger, checkOptions, formatValue } from './validate.ts';
 
@@ -16,6 +17,8 @@ export interface WaitOptions {
 export interface Wait {
   readonly signal?: AbortSignal | undefined;
   readonly limit?: TimeLimit | undefined;
+  /** What is awaited, in words. */
+  readonly operation?: string | undefined;
 }
 
 interface TimeLimit {
@@ -83,8 +86,12 @@ export function beginWait(
   hintOf?: HintOf,
 ): Wait {
   const { signal, timeoutMs } = checkDeadline(options, operation);
-  if (timeoutMs === undefined) return { signal };
-  return { signal, limit: { operation, timeoutMs, until: performance.now() + timeoutMs, hintOf } };
+  if (timeoutMs === undefined) return { signal, operation };
+  return {
+    signal,
+    operation,
+    limit: { operation, timeoutMs, until: performance.now() + timeoutMs, hintOf },
+  };
 }
 
 /** @throws the signal's reason if it is aborted; a `TimeoutError` if the time is over */
@@ -155,16 +162,18 @@ export function withDeadline<T>(
 ): Promise<T> {
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();
-    if (!signal && timeoutMs === undefined) {
+    if (!signal && timeoutMs === undefined && !areWaitsNoted()) {
       start(resolve, reject);
       return;
     }
     let timer: NodeJS.Timeout | undefined;
     let isSettled = false;
+    let note: (() => void) | undefined;
     const settle =
       <V>(then: (value: V) => void) =>
       (value: V): void => {
         isSettled = true;
+        note?.();
         clearTimeout(timer);
         signal?.removeEventListener('abort', abort);
         then(value);
@@ -183,6 +192,7 @@ export function withDeadline<T>(
     const cancel = start(settle(resolve), settle(reject));
     // Only now: a start that threw, or settled at once, must leave no timer and no listener.
     if (isSettled) return;
+    note = noteWait(operation);
     if (signal?.aborted) {
       abort();
       return;

@@ -6,6 +6,7 @@
  */
 
 import { rejectWithCallers, throwIfOver, type Wait } from './deadline.ts';
+import { noteWait } from './diagnostics.ts';
 
 /** When a wait is expected to end, in milliseconds from its beginning. */
 export interface ExpectedEnd {
@@ -45,16 +46,19 @@ export function pollUntil(
     }
     // The poll itself may have aborted the signal, which does not notify listeners added later.
     signal?.throwIfAborted();
+    const note = limits.operation === undefined ? undefined : noteWait(limits.operation);
     const now = expected ? performance.now() : 0;
     let isAborted = false;
     const abort = (): void => {
       isAborted = true;
+      note?.();
       remove(wait);
       reject(signal?.reason);
     };
     const settle =
       <T>(then: (value: T) => void) =>
       (value: T): void => {
+        if (!isAborted) note?.();
         signal?.removeEventListener('abort', abort);
         then(value);
       };

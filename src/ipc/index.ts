@@ -37,14 +37,17 @@ export { Timeline, TimelineSignaler } from './timeline/timeline.ts';
 export {
   type AcquireOptions,
   Channel,
+  type ChannelStats,
   ProducerSlot,
   type PublishOptions,
 } from './channel/channel.ts';
 export type { ChannelOptions, Delivery } from './channel/producer.ts';
-export { ChannelConsumer, ConsumerSlot } from './channel/channel-consumer.ts';
+export { ChannelConsumer, ConsumerSlot, type ConsumerStats } from './channel/channel-consumer.ts';
 export { leases } from './lease/leases.ts';
 export type { LeaseStats, LeasesStats } from './lease/export-table.ts';
 export { Peer, type ServeOptions, type TransferOptions } from './peer/peer.ts';
+export type { PeerStats } from './peer/connection.ts';
+export type { DiagnosticMessages, RequestTrace, Traffic } from '../diagnostics.ts';
 export type { ConnectionEnd } from './peer/connection.ts';
 export type { RequestContext } from './peer/requests.ts';
 export type { Answer, Anything, Outgoing, Sendable } from './peer/sendable.ts';

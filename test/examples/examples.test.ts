@@ -159,6 +159,10 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^API version: (\d+|status 801)$/m,
     /^cuFuture: (not-supported|CUDA_ERROR_NOT_SUPPORTED)$/m,
   ],
+  '44-pool-server.ts': [
+    /^answers: 0 10 20 30 40 50 60 70$/m,
+    /^a task that crashes its worker: 503\nthe next one: 10\n9 done, 1 failed, 4 workers$/m,
+  ],
 };
 
 /** Programs that do their part together, with the path of a file for both. */

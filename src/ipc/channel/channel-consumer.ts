@@ -4,6 +4,7 @@ import type { Shape } from '../../array/shape.ts';
 import { UNCLONEABLE } from '../../conversions.ts';
 import { beginWait, type Wait, type WaitOptions } from '../../deadline.ts';
 import type { Device } from '../../device.ts';
+import { diagnostics } from '../../diagnostics.ts';
 import type { Dtype } from '../../dtype.ts';
 import { CuffiError } from '../../errors.ts';
 import { type Details, describeObject } from '../../inspect.ts';
@@ -145,6 +146,12 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
     this.#state.allowAccess(device);
   }
 
+  /** What it has done. */
+  stats(): ConsumerStats {
+    const { received, released } = this.#state;
+    return { received, released, slots: this.slots };
+  }
+
   /** @internal */
   protected override describe(): Details {
     return describeChannel(this.#state);
@@ -154,6 +161,14 @@ export class ChannelConsumer<out D extends Dtype = Dtype> extends Resource {
     const taken = await this.#state.take(wait);
     return taken && new ConsumerSlot<D>(this, this.#state, taken);
   }
+}
+
+/** The result of `channel.stats()` of a consumer. */
+export interface ConsumerStats {
+  /** How many messages it has received, and released. */
+  readonly received: number;
+  readonly released: number;
+  readonly slots: number;
 }
 
 /** A message. Release it when the work that uses it is queued. */
@@ -182,6 +197,12 @@ export class ConsumerSlot<out D extends Dtype = Dtype> {
     this.message = message;
     this.meta = record.meta;
     this.redelivered = redelivered;
+    consumer.received += 1;
+    if (diagnostics.channelReceive.isOn) diagnostics.channelReceive.publish(this.#diagnostic);
+  }
+
+  get #diagnostic(): { channel: object; message: number; byteLength: number } {
+    return { channel: this.#channel, message: this.message, byteLength: this.#consumer.byteLength };
   }
 
   /** The memory as an array, in the layout of the message. @throws CuffiError after {@link release} */
@@ -222,6 +243,8 @@ export class ConsumerSlot<out D extends Dtype = Dtype> {
     if (this.#isReleased) return;
     this.#consumer.release(this.message, stream);
     this.#isReleased = true;
+    this.#consumer.released += 1;
+    if (diagnostics.channelRelease.isOn) diagnostics.channelRelease.publish(this.#diagnostic);
   }
 
   [inspect.custom](): string {

@@ -4,6 +4,7 @@ import type { Shape } from '../../array/shape.ts';
 import { UNCLONEABLE } from '../../conversions.ts';
 import { beginWait, type WaitOptions } from '../../deadline.ts';
 import type { Device } from '../../device.ts';
+import { diagnostics } from '../../diagnostics.ts';
 import type { AnyDtypeName, Dtype, DtypeOrName, NamedDtype } from '../../dtype.ts';
 import { CuffiError } from '../../errors.ts';
 import { type Details, describeObject } from '../../inspect.ts';
@@ -132,6 +133,13 @@ export class Channel<out D extends Dtype = Dtype> extends Resource {
     return this.#producer.published;
   }
 
+  /** What it has done, and how many slots are in use. */
+  stats(): ChannelStats {
+    this.assertOpen();
+    const { published, consumers } = this.#producer;
+    return { published, consumers, slots: this.slots, inUse: this.#producer.inUse };
+  }
+
   /** For how many microseconds a wait at this end polls before it sleeps. */
   get busyPollUs(): number {
     return this.#producer.sleepers.busyPollUs;
@@ -205,6 +213,16 @@ export class Channel<out D extends Dtype = Dtype> extends Resource {
   }
 }
 
+/** The result of `channel.stats()`. */
+export interface ChannelStats {
+  /** How many messages were published. */
+  readonly published: number;
+  readonly consumers: number;
+  readonly slots: number;
+  /** How many slots are acquired, published and not released, or being filled by the GPU. */
+  readonly inUse: number;
+}
+
 /** A slot that this process fills: publish it, or cancel it. */
 export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
   /** @internal */
@@ -253,6 +271,12 @@ export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
     this.#assertUsable();
     this.#producer.publish(this.message, streamOf(stream), meta, shape, dtype);
     this.#isOver = true;
+    if (diagnostics.channelPublish.isOn)
+      diagnostics.channelPublish.publish({
+        channel: this.#channel,
+        message: this.message,
+        byteLength: this.#producer.byteLength,
+      });
   }
 
   /**

@@ -45,6 +45,9 @@ type Found = Taken | 'end' | undefined;
 
 /** A consumer of a channel. It outlives its {@link ChannelConsumer} until its work is done. */
 export class Consumer {
+  /** How many messages were received, and released. */
+  received = 0;
+  released = 0;
   readonly context: Context;
   readonly ring: Ring;
   readonly layout: MessageLayout;

@@ -240,6 +240,15 @@ export class Producer {
     return true;
   }
 
+  /** How many slots somebody uses. */
+  get inUse(): number {
+    let count = 0;
+    const first = Math.max(0, this.#acquired - this.ring.slots);
+    for (let message = first; message < this.#acquired; message += 1)
+      if (!this.#isFree(message)) count += 1;
+    return count;
+  }
+
   /** Why no slot is free, for a time-out. */
   readonly slotHint = (): string => {
     const previous = this.#acquired - this.ring.slots;

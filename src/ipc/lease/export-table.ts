@@ -1,4 +1,5 @@
 import type { Context } from '../../context.ts';
+import { diagnostics } from '../../diagnostics.ts';
 import { IpcError } from '../../errors.ts';
 import { ReferenceCount, type Resource, releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
@@ -167,6 +168,7 @@ export class Lease {
     this.#object = object;
     object.leases.add();
     leaseRegistry.add(this);
+    if (diagnostics.leaseBegin.isOn) diagnostics.leaseBegin.publish(this.#message);
   }
 
   /** @throws ClosedError */
@@ -190,6 +192,10 @@ export class Lease {
       leases: new ReferenceCount(),
     };
     return new Lease(id, holder, leased);
+  }
+
+  get #message(): { pid: number; kind: string; byteLength: number } {
+    return { pid: this.holder.pid, kind: labelOf(this.kind), byteLength: this.byteLength };
   }
 
   /** Returns a lease of the same object for a process that its holder forwards it to. */
@@ -271,6 +277,8 @@ export class Lease {
     if (this.#isEnded) return;
     this.#isEnded = true;
     leaseRegistry.delete(this);
+    if (diagnostics.leaseEnd.isOn)
+      diagnostics.leaseEnd.publish({ ...this.#message, durationMs: Date.now() - this.since });
     if (this.#object.leases.remove()) releaseOrWarn(this.#object.release);
     this.onEnd?.();
   }

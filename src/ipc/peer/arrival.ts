@@ -2,10 +2,11 @@
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { isShortage, SystemError } from '../../../ffi/linux/libc.ts';
+import type { DiagnosticMessages } from '../../diagnostics.ts';
 import { ClosedError, CuffiError, IpcError, prefixMessage } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import type { ImportTable } from '../lease/import-table.ts';
-import type { FrameKind } from '../protocol.ts';
+import { FrameKind } from '../protocol.ts';
 import { discardImported } from '../sharing/kinds.ts';
 import { importFromPeer } from '../sharing/marshal.ts';
 import type { TimelinePoint } from '../timeline/point.ts';
@@ -86,6 +87,14 @@ export interface MessageSize {
   /** How many file descriptors came with it. */
   readonly fdCount: number;
 }
+
+/** What a message is, in the words of the protocol. */
+export const typeOfMessage = (kind: FrameKind): DiagnosticMessages['cuffi:peer:send']['type'] =>
+  TYPES.get(kind) as DiagnosticMessages['cuffi:peer:send']['type'];
+
+const TYPES = new Map<FrameKind, string>(
+  Object.entries(FrameKind).map(([name, kind]) => [kind, name]),
+);
 
 /** How much a message counts for in a {@link ReceiveQueue}, and among the requests that are pending. */
 export const queuedSize = (byteLength: number, objects: number, fdCount: number): MessageSize => ({

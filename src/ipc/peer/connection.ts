@@ -3,6 +3,7 @@
 import { SystemError } from '../../../ffi/linux/libc.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { isMainThread } from '../../../ffi/thread.ts';
+import type { Traffic } from '../../diagnostics.ts';
 import { ClosedError, IpcError, type PeerGoneError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { closedMessage, type ResourceState } from '../../lifetime.ts';
@@ -27,6 +28,21 @@ import {
 } from './receive-queue.ts';
 import { Requests, type RequestsHost, type ServeSettings, type Serving } from './requests.ts';
 import { Session } from './session.ts';
+
+/** The result of `peer.stats()`. */
+export interface PeerStats {
+  /** All that was sent, answers and requests included, and all that has arrived. */
+  readonly sent: Readonly<Traffic>;
+  readonly received: Readonly<Traffic>;
+  /** What waits to be sent, because the other process does not read. */
+  readonly unsent: { readonly messages: number; readonly byteLength: number };
+  /** How many values have arrived that nobody has received. */
+  readonly waiting: number;
+  /** How many requests of this process have no answer, and how many of the other one. */
+  readonly requests: { readonly asked: number; readonly serving: number };
+  /** How many objects the other process has of this one, and this one of the other. */
+  readonly leases: { readonly given: number; readonly held: number };
+}
 
 /** Why a connection has ended. */
 export type ConnectionEnd = ClosedError | PeerGoneError | IpcError;
@@ -159,6 +175,20 @@ export class Connection implements FramedSocketHandler, Hosts {
   /** The peer in words, such as `process 123`. */
   get peerName(): string {
     return this.#session.peerName;
+  }
+
+  /** What it has done, and what it waits for. */
+  stats(): PeerStats {
+    const { sendQueue } = this.#socket;
+    const { exports, imports } = this.#session;
+    return {
+      sent: { ...this.#outgoing.traffic },
+      received: { ...this.#incoming.traffic },
+      unsent: { messages: sendQueue.length, byteLength: sendQueue.byteLength },
+      waiting: this.#values.length,
+      requests: this.#requests.counts,
+      leases: { given: exports.size, held: imports.size },
+    };
   }
 
   /** Why the connection ended; a ClosedError if it was closed in an orderly way. */

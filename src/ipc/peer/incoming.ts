@@ -1,12 +1,13 @@
 /** What a connection receives: a message becomes a value with opened objects, and is given to a caller. */
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
+import { diagnostics, type Traffic } from '../../diagnostics.ts';
 import { FrameKind } from '../protocol.ts';
 import { type ControlBlock, readControlMessage } from '../wire/control-block.ts';
 import type { FramedSocket } from '../wire/framed-socket.ts';
 import type { Message } from '../wire/frames.ts';
 import { type ValueMessage, ValueMessageReader } from '../wire/value-message.ts';
-import { UnopenedMessage } from './arrival.ts';
+import { typeOfMessage, UnopenedMessage } from './arrival.ts';
 import type { Control } from './control.ts';
 import type { Readiness } from './readiness.ts';
 import type { ReceiveQueue } from './receive-queue.ts';
@@ -39,6 +40,8 @@ export interface Receivers {
 export class Incoming {
   readonly #to: Receivers;
   readonly #host: IncomingHost;
+  /** All that has arrived. */
+  readonly traffic: Traffic = { messages: 0, byteLength: 0, objects: 0 };
   /** Why nothing is read at the moment. */
   readonly #held = { byFullQueue: false, byHostWait: false, byLongValue: false };
 
@@ -138,11 +141,21 @@ export class Incoming {
     }
     this.#held.byLongValue = message === undefined;
     if (message) {
+      this.#note(arrived, message.objects.entries.length);
       const unopened = new UnopenedMessage(arrived, message, this.#to.session);
       return this.#deliver(unopened, arrived.isSingleFrame);
     }
     setImmediate(() => this.#readOn(arrived, reader));
     return false;
+  }
+
+  #note({ kind, bytes: { byteLength } }: Message, objects: number): void {
+    this.traffic.messages += 1;
+    this.traffic.byteLength += byteLength;
+    this.traffic.objects += objects;
+    if (!diagnostics.peerReceive.isOn) return;
+    const { pid } = this.#to.session.process;
+    diagnostics.peerReceive.publish({ pid, type: typeOfMessage(kind), byteLength, objects });
   }
 
   #readOn(arrived: Message, reader: ValueMessageReader): void {

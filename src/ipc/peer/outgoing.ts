@@ -3,6 +3,7 @@
 import { types } from 'node:util';
 import { closeFd, isShortage, SystemError } from '../../../ffi/linux/libc.ts';
 import type { Context } from '../../context.ts';
+import { diagnostics, type Traffic } from '../../diagnostics.ts';
 import { CuffiError, IpcError, prefixMessage } from '../../errors.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { orderedMemoryCount } from '../../memory/use-order.ts';
@@ -13,7 +14,7 @@ import { type ForwardedObjects, forwardObjects } from '../lease/forward.ts';
 import { HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH, PACKET_FDS } from '../protocol.ts';
 import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
 import type { EncodedExport } from '../sharing/kind.ts';
-import { bufferOf, isImported, isShareable, type Shareable } from '../sharing/kinds.ts';
+import { bufferOf, isImported, isShareable, labelOf, type Shareable } from '../sharing/kinds.ts';
 import { exportForAnyPeer, prepareForPeer } from '../sharing/marshal.ts';
 import { ReadyExport } from '../sharing/ready.ts';
 import { latest, type TimelinePoint } from '../timeline/point.ts';
@@ -26,7 +27,7 @@ import {
   type TransferableObjects,
 } from '../wire/value-encoder.ts';
 import { type ObjectEntry, writeObjectTable } from '../wire/value-message.ts';
-import { type MessageSize, queuedSize } from './arrival.ts';
+import { type MessageSize, queuedSize, typeOfMessage } from './arrival.ts';
 import type { Control } from './control.ts';
 import type { Session } from './session.ts';
 
@@ -69,6 +70,8 @@ export class Outgoing {
   readonly #socket: FramedSocket;
   readonly #control: Control;
   readonly #host: OutgoingHost;
+  /** All that was sent. */
+  readonly traffic: Traffic = { messages: 0, byteLength: 0, objects: 0 };
 
   constructor(session: Session, socket: FramedSocket, control: Control, host: OutgoingHost) {
     this.#session = session;
@@ -122,15 +125,33 @@ export class Outgoing {
       }
       const fds = leased?.fds ?? NONE;
       const byteLength = writer.offset - HEADER_BYTE_LENGTH;
-      message.admit?.(queuedSize(byteLength, leased?.leases.length ?? 0, fds.length));
+      const leases = leased?.leases ?? NONE;
+      message.admit?.(queuedSize(byteLength, leases.length, fds.length));
       const acknowledged = leased?.forwarded?.acknowledged;
-      return this.#socket.post(message, writer.written, fds, cancel, acknowledged);
+      const sending = this.#socket.post(message, writer.written, fds, cancel, acknowledged);
+      this.#note(message, byteLength, leases);
+      return sending;
     } catch (error) {
       cancel();
       throw error;
     } finally {
       leased?.ownFds.forEach(closeFd);
     }
+  }
+
+  #note({ kind }: OutgoingMessage, byteLength: number, leases: readonly Lease[]): void {
+    this.traffic.messages += 1;
+    this.traffic.byteLength += byteLength;
+    this.traffic.objects += leases.length;
+    if (!diagnostics.peerSend.isOn) return;
+    diagnostics.peerSend.publish({
+      pid: this.#session.process.pid,
+      type: typeOfMessage(kind),
+      byteLength,
+      objects: leases.length,
+      kinds: leases.map((lease) => labelOf(lease.kind)),
+      sharedByteLength: leases.reduce((sum, lease) => sum + lease.byteLength, 0),
+    });
   }
 
   /** Ends the connection after a failed send, and returns the error. */

@@ -1,6 +1,7 @@
 import { closeSocket } from '../../../ffi/linux/socket.ts';
 import { UNCLONEABLE } from '../../conversions.ts';
 import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
+import { traceRequest } from '../../diagnostics.ts';
 import { ClosedError, copyIpcError, IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import { Resource, stateKey } from '../../lifetime.ts';
@@ -18,7 +19,7 @@ import { processName } from '../identity.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { parseDescriptor } from '../sharing/descriptor-codec.ts';
 import type { Opened } from '../sharing/kinds.ts';
-import { Connection, type ConnectionEnd } from './connection.ts';
+import { Connection, type ConnectionEnd, type PeerStats } from './connection.ts';
 import type { PeerCredentials } from './credentials.ts';
 import type { PeerOptions } from './peer-options.ts';
 import { HandlerFailure, type RequestContext, type RequestHandler } from './requests.ts';
@@ -218,7 +219,11 @@ export class Peer<Receives = unknown, Sends = Anything>
   }
 
   /** @internal As {@link request}, and says what becomes of a request that was given up. */
-  async ask(value: unknown, options?: TransferOptions, fate?: RequestFate): Promise<Receives> {
+  ask(value: unknown, options?: TransferOptions, fate?: RequestFate): Promise<Receives> {
+    return traceRequest(this.pid, () => this.#ask(value, options, fate));
+  }
+
+  async #ask(value: unknown, options?: TransferOptions, fate?: RequestFate): Promise<Receives> {
     const { deadline, stream } = checkTransfer(options, 'peer.request');
     this.assertOpen();
     const connection = this.#connection;
@@ -327,6 +332,11 @@ export class Peer<Receives = unknown, Sends = Anything>
       [Symbol.asyncIterator]: () => iterator,
     };
     return iterator;
+  }
+
+  /** What it has sent and received so far, and what waits. Also after the end. */
+  stats(): PeerStats {
+    return this.#connection.stats();
   }
 
   /** Makes the open peer keep the process alive, as it does from the start. */

@@ -74,6 +74,11 @@ export class ReceiveQueue {
     return this.#arrivals.length === 0 && this.#recipients.length === 0 && this.#end === undefined;
   }
 
+  /** How many values are queued. */
+  get length(): number {
+    return this.#arrivals.length;
+  }
+
   /** Whether values are queued. */
   get hasArrivals(): boolean {
     return this.#arrivals.length > 0;

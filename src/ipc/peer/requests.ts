@@ -106,6 +106,11 @@ export class Requests {
     return !this.#asked.isEmpty || this.#values.isAwaited;
   }
 
+  /** How many requests have no answer: of this end, and of the peer. */
+  get counts(): { readonly asked: number; readonly serving: number } {
+    return { asked: this.#asked.count, serving: this.#received.size };
+  }
+
   /** Whether requests of the peer wait for a handler. */
   get hasWaiting(): boolean {
     return this.#waiting.length > 0;
@@ -576,6 +581,10 @@ class AskedRequests {
 
   get isEmpty(): boolean {
     return this.#requests.size === 0;
+  }
+
+  get count(): number {
+    return this.#requests.size;
   }
 
   has(number: number): boolean {

@@ -3,6 +3,7 @@
 import { once } from 'node:events';
 import { CUresult } from '../../../ffi/results.ts';
 import type { Device } from '../../device.ts';
+import { type DiagnosticMessages, diagnostics } from '../../diagnostics.ts';
 import { isSticky } from '../../errors.ts';
 import type { ChildPeer } from '../peer/spawn.ts';
 
@@ -103,6 +104,11 @@ export class Member {
     return this.#isServing ? 'serving' : 'starting';
   }
 
+  get #diagnostic(): DiagnosticMessages['cuffi:pool:worker:start'] {
+    const { index, device } = this.place;
+    return { index, pid: this.pid, device: device.uuid };
+  }
+
   // ---- Tasks ----
 
   /**
@@ -158,6 +164,7 @@ export class Member {
 
   #begin(peer: ChildPeer): void {
     this.#peer = peer;
+    if (diagnostics.workerStart.isOn) diagnostics.workerStart.publish(this.#diagnostic);
     const exit = hasExited(peer).then(() => this.#exits.delete(peer));
     this.#exits.set(peer, exit);
     void peer.ended.then((reason) => {
@@ -179,12 +186,14 @@ export class Member {
     if (this.#peer !== peer) return;
     this.#isServing = true;
     this.#failures = 0;
+    if (diagnostics.workerServe.isOn) diagnostics.workerServe.publish(this.#diagnostic);
     this.#host.onFree();
   }
 
   /** Handles that there is no process any more, and starts the next one. */
   #onEnd(reason: unknown): void {
     const peer = this.#peer;
+    if (diagnostics.workerEnd.isOn) diagnostics.workerEnd.publish({ ...this.#diagnostic, reason });
     this.#peer = undefined;
     this.#isServing = false;
     this.#running = 0;

@@ -3,6 +3,7 @@
 import { inspect } from 'node:util';
 import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
 import { devices as allDevices, Device } from '../../device.ts';
+import { diagnostics } from '../../diagnostics.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import { counted, describeObject } from '../../inspect.ts';
 import { checkInteger, checkOptions, formatValue, messageOf } from '../../validate.ts';
@@ -84,6 +85,8 @@ interface Task {
   readonly resolve: (answer: unknown) => void;
   readonly reject: (error: unknown) => void;
   readonly giveUp: AbortController;
+  /** When it was queued, by `performance.now()`. */
+  readonly since: number;
 }
 
 /** All that checked options say. */
@@ -183,7 +186,8 @@ export class PeerPool<Receives = unknown, Sends = Anything> implements AsyncDisp
       deadline,
       'a task of a pool',
       (resolve, reject) => {
-        const task = { value, device: uuid, resolve, reject, giveUp: new AbortController() };
+        const giveUp = new AbortController();
+        const task = { value, device: uuid, resolve, reject, giveUp, since: performance.now() };
         this.#add(task);
         return () => this.#giveUp(task);
       },
@@ -252,6 +256,8 @@ export class PeerPool<Receives = unknown, Sends = Anything> implements AsyncDisp
         'limit-exceeded',
       );
     this.#queue.push(task);
+    if (diagnostics.taskQueue.isOn)
+      diagnostics.taskQueue.publish({ queueSize: this.#queue.length });
     this.#dispatch();
   }
 
@@ -291,16 +297,30 @@ export class PeerPool<Receives = unknown, Sends = Anything> implements AsyncDisp
     this.#last = member.place.index;
     this.#running.add(task);
     const { signal } = task.giveUp;
+    const note = this.#noteTask(task, member);
     try {
       const answer = await member.run({ value: task.value, signal });
       this.#counts.completed += 1;
+      note?.(undefined);
       task.resolve(answer);
     } catch (error) {
+      note?.(error);
       if (!signal.aborted) this.#counts.failed += 1;
       task.reject(error);
     }
     this.#running.delete(task);
     this.#noteDrained();
+  }
+
+  /** Says that a process takes a task, if somebody subscribes. Returns a function to call at its end. */
+  #noteTask(task: Task, { place, pid }: Member): ((error: unknown) => void) | undefined {
+    if (!diagnostics.taskBegin.isOn && !diagnostics.taskEnd.isOn) return undefined;
+    const begin = performance.now();
+    const queueSize = this.#queue.length;
+    const message = { index: place.index, pid, queueSize, waitedMs: begin - task.since };
+    diagnostics.taskBegin.publish(message);
+    return (error) =>
+      diagnostics.taskEnd.publish({ ...message, durationMs: performance.now() - begin, error });
   }
 
   // ---- Processes ----

@@ -304,6 +304,14 @@ export class SendQueue {
     return this.#queued.length === 0;
   }
 
+  get length(): number {
+    return this.#queued.length;
+  }
+
+  get byteLength(): number {
+    return this.#byteLength;
+  }
+
   /** Whether the first message waits for an acknowledgement. The socket itself may have room. */
   get isAwaitingAck(): boolean {
     return this.#queued[0]?.isAwaitingAck === true;

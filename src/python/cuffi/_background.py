@@ -12,6 +12,7 @@ import traceback
 import weakref
 from typing import Any, Callable, Optional, Union
 
+from ._files import closing_on_error
 from ._process import has_failed, locks, process_exit
 
 
@@ -29,13 +30,14 @@ class _Background:
         self.pid = os.getpid()
         self._epoll = select.epoll()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._epoll.register(self._wake_read, select.EPOLLIN)
         self._watched: dict[int, Callable[[], None]] = {}
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._polls: list[_Poll] = []
         # How many polls this process must not end before.
         self._keeping = 0
-        threading.Thread(target=self._run, name='cuffi background', daemon=True).start()
+        with closing_on_error(self._wake_read, self._wake_write):
+            self._epoll.register(self._wake_read, select.EPOLLIN)
+            threading.Thread(target=self._run, name='cuffi background', daemon=True).start()
 
     def call(self, what: Callable[[], None]) -> None:
         """Calls it soon in the background. Takes no lock: objects may be collected in the middle of any work."""

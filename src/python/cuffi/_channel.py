@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Literal, Optional
 
 from . import _descriptors
@@ -13,7 +12,7 @@ from ._descriptors import Fields
 from ._devices import chosen_device
 from ._dtypes import contiguous
 from ._export import Exported
-from ._files import sealed_memory
+from ._files import closing_on_error, sealed_memory
 from ._memory import OwnMemory
 from ._producer import Producer, ProducerSlot
 from ._protocol import CHANNEL_FLAG_AHEAD, CHANNEL_FLAG_TO_ONE, KIND_CHANNEL, MAX_SLOTS, SLOT_ALIGNMENT
@@ -65,15 +64,12 @@ class Channel(ChannelEnd):
         where = chosen_device(device)
         memory = OwnMemory(where, stride * slots, bool(read_only))
         ring_fd = sealed_memory(Ring.length(slots, not ahead), 'cuffi-channel')
-        try:
+        with closing_on_error(ring_fd):
             ring = Ring(ring_fd, slots, not ahead)
-        except BaseException:
-            os.close(ring_fd)
-            raise
-        views = Slots(memory, slots, stride, size, layout, False)
-        state = Producer(ring, ring_fd, memory, views, stride * slots, deliver, bool(ahead))
-        state.sleepers.busy_poll_us = duration
-        super().__init__(state)
+            views = Slots(memory, slots, stride, size, layout, False)
+            state = Producer(ring, ring_fd, memory, views, stride * slots, deliver, bool(ahead))
+            state.sleepers.busy_poll_us = duration
+            super().__init__(state)
 
     @property
     def consumers(self) -> int:

@@ -32,13 +32,17 @@ _parent: Optional[Peer] = None
 
 
 def parent() -> Peer:
-    """Returns the process that started this one with `spawnPython` or `spawnPeer`. Raises IpcError if none did."""
+    """Returns the process that started this one with `spawnPython` or `spawnPeer`.
+
+    Raises IpcError if none did, or if no descriptor or thread is left; it can then be called again.
+    """
     global _parent
     with locks.state:
         if _parent is not None:
             return _parent
         # Children of this process would inherit the variable, but not the descriptor.
-        fd, _, inode = os.environ.pop(PARENT_VARIABLE, '').partition(':')
+        said = os.environ.pop(PARENT_VARIABLE, '')
+        fd, _, inode = said.partition(':')
         number = -1
         try:
             found = os.fstat(int(fd))
@@ -50,8 +54,15 @@ def parent() -> Peer:
             raise IpcError('this process was not started by spawnPython(): it has no parent()', 'no-parent')
         sock = socket.socket(fileno=number)
         sock.set_inheritable(False)
-        _parent = Peer(Connection(sock, False))
-        _parent._connection.is_of_parent = True
+        try:
+            connection = Connection(sock, False)
+        except BaseException:
+            # The next call tries again.
+            sock.detach()
+            os.environ[PARENT_VARIABLE] = said
+            raise
+        connection.is_of_parent = True
+        _parent = Peer(connection)
         _end_quietly_with(_parent)
     return _parent
 
@@ -101,9 +112,18 @@ def _address_of(name: object) -> tuple[str, bool]:
 def _trust(sock: socket.socket, allow_other_users: bool) -> None:
     pid, uid, _ = credentials(sock)
     if uid != os.geteuid() and not allow_other_users:
-        sock.close()
         raise IpcError(f"process {pid} is of user {uid}, not of this process's: allow it with allow_other_users=True",
                        'other-user')  # fmt: skip
+
+
+def _peer_over(sock: socket.socket, allow_other_users: bool) -> Peer:
+    """Owns the socket. Raises IpcError if the other end cannot be trusted, or no descriptor or thread is left."""
+    try:
+        _trust(sock, allow_other_users)
+        return Peer(Connection(sock, allow_other_users))
+    except BaseException:
+        sock.close()
+        raise
 
 
 def connect(name: str, *, timeout: Optional[float] = None, allow_other_users: bool = False) -> Peer:
@@ -115,7 +135,10 @@ def connect(name: str, *, timeout: Optional[float] = None, allow_other_users: bo
     address, _ = _address_of(name)
     until = time.monotonic() + (0 if timeout is None else seconds_of(timeout))
     while True:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise IpcError(f'cannot connect to {name}: {error.strerror}') from None
         try:
             # One whose queue is full would block for ever.
             sock.setblocking(False)
@@ -136,12 +159,7 @@ def connect(name: str, *, timeout: Optional[float] = None, allow_other_users: bo
                 raise TimeoutError(f'connecting to {name} took more than {timeout} s: nobody listens there: start the '
                                    'process that calls listen()') from None  # fmt: skip
             time.sleep(0.01)
-    try:
-        _trust(sock, allow_other_users)
-        return Peer(Connection(sock, allow_other_users))
-    except OSError as error:
-        sock.close()
-        raise IpcError(f'cannot connect to {name}: {error.strerror}') from None
+    return _peer_over(sock, allow_other_users)
 
 
 class Listener(Context):
@@ -203,14 +221,14 @@ class Listener(Context):
     def _accept_now(self) -> Optional[Peer]:
         try:
             sock, _ = self._socket.accept()
-            _trust(sock, self._allow_other_users)
-            return Peer(Connection(sock, self._allow_other_users))
         except (BlockingIOError, ConnectionAbortedError):
             return None
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.EBADF):
                 raise self._closed_error() from None
             raise IpcError(f'a connection cannot be accepted: {error.strerror}') from None
+        try:
+            return _peer_over(sock, self._allow_other_users)
         except IpcError as error:
             if error.code == 'other-user':
                 return None

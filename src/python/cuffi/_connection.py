@@ -53,7 +53,7 @@ class Connection:
     """
 
     def __init__(self, sock: socket.socket, allow_other_users: bool) -> None:
-        start_closing()
+        """Owns the socket, unless it raises IpcError: then the other end has received nothing."""
         self.allow_other_users = allow_other_users
         self._socket, self._fd = sock, sock.fileno()
         sock.setblocking(False)
@@ -63,14 +63,8 @@ class Connection:
         self._wake_lock = threading.RLock()
         self.poll = select.poll()
         self._poll_events = 0
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.poll.register(self._wake_read, _POLLIN)
-        try:
-            self._process = process = PeerProcess(sock, self.poll)
-        except OSError:
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-            raise
+        self._wake_read = self._wake_write = -1
+        self._process = process = PeerProcess(sock, self.poll)
         self.pid, self.uid, self.gid, self.name, self.started = process.pid, process.uid, process.gid, process.name, process.started
         # Who reads.
         self.is_read = self._is_read_by_own_thread = self._is_kicked = False
@@ -85,25 +79,28 @@ class Connection:
         # Until when the end of the process may follow that of its socket.
         self._gone_until: Optional[float] = None
         self._frames = FrameReader()
-        try:
-            self.inbox, self.outbox = Inbox(self), Outbox(self, sock)
-        except OSError:
-            self._process.close()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-            raise
-        self.imports, self.exports = Imports(self), Exports(self)
         self.order, self.readiness = Order(), Readiness(self)
-        self._thread = threading.Thread(target=self._run, name=f'cuffi {self.name}', daemon=True)
         try:
-            sock.send(hello(), socket.MSG_NOSIGNAL)
-        except OSError:
-            pass  # It is gone. What it has left is still read.
-        try:
-            self._thread.start()
-        except RuntimeError as error:
+            self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self.poll.register(self._wake_read, _POLLIN)
+            self.inbox, self.outbox = Inbox(self), Outbox(self, sock)
+        except OSError as error:
             self._close_own_fds()
-            raise IpcError(f'a connection needs a thread: {error}') from None
+            raise IpcError(f'a connection cannot be made: {error.strerror}') from None
+        self.imports, self.exports = Imports(self), Exports(self)
+        self._thread = threading.Thread(target=self._run, name=f'cuffi {self.name}', daemon=True)
+        # The thread sends nothing without the mutex, so the first frame comes first.
+        with self.mutex:
+            try:
+                start_closing()
+                self._thread.start()
+            except RuntimeError as error:
+                self._close_own_fds()
+                raise IpcError(f'a connection needs a thread: {error}') from None
+            try:
+                sock.send(hello(), socket.MSG_NOSIGNAL)
+            except OSError:
+                pass  # It is gone. What it has left is still read.
         connections.add(self)
 
     def end_of_process(self) -> int:

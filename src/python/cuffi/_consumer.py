@@ -11,10 +11,10 @@ from ._array import DeviceArray, DeviceBuffer
 from ._background import background, nothing
 from ._bytes import SAFE
 from ._channel_end import END, ChannelEnd, ChannelState, Slots, Stores
-from ._devices import device_by_uuid, stream_handle
+from ._devices import stream_handle
 from ._errors import CuffiError, IpcError, NotSupportedError, PeerGoneError
 from ._files import is_sealed, seal_against_holes
-from ._mappings import check_place
+from ._mappings import device_of
 from ._owner import Owner
 from ._process import this_process
 from ._protocol import (
@@ -423,8 +423,7 @@ class ChannelFields:
         memory, is_ahead = self.memory, bool(self.bits & CHANNEL_FLAG_AHEAD)
         if this_process().has_made(memory) and connection.pid != this_process().pid:
             raise IpcError(f'{connection.name} sent a channel in memory of this very process', 'same-process')
-        check_place(memory)
-        device = device_by_uuid(memory.exporter.device)
+        device = device_of(memory)
         for fd, length in ((fds[0], Ring.length(self.slots, not is_ahead)), (fds[1], seat_length(self.slots))):
             if not is_sealed(fd, length):
                 raise IpcError('received a channel whose memory is not sealed memory of its size')

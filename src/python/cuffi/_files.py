@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -11,7 +12,7 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any, Optional
 
 from ._errors import IpcError
@@ -101,11 +102,14 @@ _closing_thread: Optional[threading.Thread] = None
 
 
 def start_closing() -> None:
+    """Starts the thread that `close_fds` needs, once. Raises RuntimeError if no thread is left."""
     global _closing_thread
     with locks.state:
         if _closing_thread is None:
-            _closing_thread = threading.Thread(target=_close_others, name='cuffi closes', daemon=True)
-            _closing_thread.start()
+            thread = threading.Thread(target=_close_others, name='cuffi closes', daemon=True)
+            thread.start()
+            # Only now: the next call tries again if this one has raised.
+            _closing_thread = thread
 
 
 def abandon_closing() -> None:
@@ -136,14 +140,22 @@ def duplicates(fds: Iterable[int]) -> list[int]:
     return made
 
 
+@contextlib.contextmanager
+def closing_on_error(*fds: int) -> Generator[None, None, None]:
+    """Closes descriptors that this process has made if the block raises. After the block, they have another owner."""
+    try:
+        yield
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
 def sealed_memory(byte_length: int, name: str = 'cuffi-points') -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
+    with closing_on_error(fd):
         os.ftruncate(fd, byte_length)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    except OSError:
-        os.close(fd)
-        raise
     return fd
 
 
@@ -213,5 +225,9 @@ def take_fds(fds: list[int], count: int, what: str) -> list[int]:
 
 
 def credentials(sock: socket.socket) -> tuple[int, int, int]:
-    pid, uid, gid = struct.unpack('=iII', sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    """Returns the pid, user and group of the process at the other end. Raises IpcError if the system cannot tell."""
+    try:
+        pid, uid, gid = struct.unpack('=iII', sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    except OSError as error:
+        raise IpcError(f'the process at the other end is unknown: {error.strerror}') from None
     return pid, uid, gid

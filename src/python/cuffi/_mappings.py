@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 from . import _descriptors
+from ._devices import device_by_uuid
 from ._driver import (
     ACCESS_READ,
     ACCESS_READ_WRITE,
@@ -67,8 +68,8 @@ def opening(exporter: _descriptors.Exporter) -> Generator[None, None, None]:
         raise IpcError(f'memory of process {exporter.pid} could not be opened: {error}') from None
 
 
-def check_place(fields: Fields) -> None:
-    """Raises IpcError for what no device here can open, whatever becomes of the exporter."""
+def device_of(fields: Fields) -> Device:
+    """Returns the device of memory or of an event. Raises IpcError for what no device here can open, even while its exporter runs."""
     here = this_process()
     _, machine, pid, _, namespace = fields.exporter
     if machine != here.machine:
@@ -80,11 +81,11 @@ def check_place(fields: Fields) -> None:
                        'mistakes it for this process', 'same-pid')  # fmt: skip
     if fields.kind in (KIND_LEGACY, KIND_POOL) and fields.read_only:
         raise IpcError('memory that the driver always maps for writing was sent as read-only', 'not-supported')
+    return device_by_uuid(fields.exporter.device)
 
 
 def check_exporter(fields: Fields, allow_other_users: bool) -> None:
-    """Raises IpcError for what cannot be opened here, before the driver is asked."""
-    check_place(fields)
+    """Raises IpcError if the exporter has ended or is of another user, before the driver is asked."""
     here = this_process()
     _, _, pid, start_time, namespace = fields.exporter
     if namespace != here.namespace or namespace == 0:

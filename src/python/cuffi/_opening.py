@@ -12,13 +12,13 @@ from ._array import ImportedPool, array_of
 from ._consumer import ChannelFields
 from ._deadlines import Deadline, pauses
 from ._descriptors import Fields
-from ._devices import device_by_uuid, stream_handle
+from ._devices import stream_handle
 from ._driver import Handle64, read_number
 from ._errors import ClosedError, IpcError, PeerGoneError
 from ._event import CudaEvent
 from ._files import close_fds
 from ._inbox import NO_ROOM_FOR_FDS
-from ._mappings import check_exporter, check_place, opening
+from ._mappings import check_exporter, device_of, opening
 from ._memory import BorrowedMemory, ReceivedMemory
 from ._pinned import PinnedFields
 from ._process import this_process
@@ -29,7 +29,6 @@ from ._waits import EventHandle
 
 if TYPE_CHECKING:
     from ._connection import Connection
-    from ._devices import Device
     from ._inbox import Arrived
 
 # How what no device owns is opened.
@@ -118,14 +117,11 @@ def _open_object(arrived: Arrived, data: bytes, fds: list[int], lease: int, stre
         return HOST_KINDS[fields.kind](fields).open(connection, fds, lease)
     if this_process().has_made(fields):
         return _open_own(connection, fields, lease)
-    check_place(fields)
-    device = device_by_uuid(fields.exporter.device)
     if fields.kind == KIND_EVENT:
-        check_exporter(fields, connection.allow_other_users)
-        return _open_event(fields, device, (connection, lease, data))
+        return _open_event(fields, connection, (connection, lease, data))
+    device = device_of(fields)
     if fields.ready_event:
-        check_exporter(fields.ready_event, connection.allow_other_users)
-        event = _open_event(fields.ready_event, device)
+        event = _open_event(fields.ready_event, connection)
         if stream is None:
             arrived.events.append(event)
         else:
@@ -169,8 +165,10 @@ def _open_own(connection: Connection, fields: Fields, lease: int) -> Any:
     raise IpcError(f'{connection.name} sent a descriptor of memory of this very process that it does not hold', 'same-process')
 
 
-def _open_event(fields: Fields, device: Device, received: Optional[tuple[Connection, int, bytes]] = None) -> CudaEvent:
+def _open_event(fields: Fields, connection: Connection, received: Optional[tuple[Connection, int, bytes]] = None) -> CudaEvent:
     assert fields.handle is not None, 'an event has one'
+    device = device_of(fields)
+    check_exporter(fields, connection.allow_other_users)
     handle = Handle64((ctypes.c_ubyte * 64)(*fields.handle))
     with device, opening(fields.exporter):
         return CudaEvent._of(EventHandle(device, read_number('cuIpcOpenEventHandle', handle), received))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Optional
 from ._devices import all_devices
 from ._driver import LEGACY_STREAM, cuda_driver
 from ._errors import CuffiError, IpcError
-from ._files import is_sealed, seal_against_holes, sealed_memory
+from ._files import closing_on_error, is_sealed, seal_against_holes, sealed_memory
 from ._protocol import COUNTER_COUNT, END_OF_WAITS, PAGE_BYTE_LENGTH
 from ._waits import enqueue_store, enqueue_wait, have_room_for_waits, stream_of
 from ._words import Points, SharedWords
@@ -63,11 +63,8 @@ class Order:
                 return None
             if self.own is None:
                 fd = sealed_memory(PAGE_BYTE_LENGTH)
-                try:
+                with closing_on_error(fd):
                     self.own = SharedWords(fd)
-                except OSError:
-                    os.close(fd)
-                    raise
                 self._own_fd = fd
             counter = self._counters.setdefault(key, [len(self._counters), 0])
             counter[1] += 1

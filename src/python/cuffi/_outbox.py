@@ -218,7 +218,12 @@ class Outbox:
                     later.prepared, later.waits = prepared, waits
                     self._later.append(later)
                     if len(self._later) == 1:
-                        threading.Thread(target=self._send_later, name='cuffi sends', daemon=True).start()
+                        try:
+                            threading.Thread(target=self._send_later, name='cuffi sends', daemon=True).start()
+                        except RuntimeError:
+                            # The next one starts it.
+                            self._later.clear()
+                            raise
                 else:
                     later.posted = post(prepared)
         except Exception as error:

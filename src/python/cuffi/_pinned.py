@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _descriptors
 from ._array import DeviceArray
-from ._background import nothing
+from ._background import background, nothing
 from ._deadlines import check_count
 from ._described import Described, is_on_gpu
 from ._descriptors import Fields
@@ -17,7 +17,7 @@ from ._driver import call
 from ._dtypes import contiguous
 from ._errors import CuffiError, IpcError
 from ._export import Exported
-from ._files import close_fds, is_sealed, sealed_memory, take_fds, whole_pages
+from ._files import close_fds, closing_on_error, is_sealed, sealed_memory, take_fds, whole_pages
 from ._owner import Closable
 from ._protocol import KIND_PINNED
 from ._releases import release_soon
@@ -37,14 +37,13 @@ class _PinnedState:
         """Owns the descriptor, also if it raises."""
         self.fd, self.byte_length, self.device, self.on_released = fd, byte_length, device, on_released
         self.is_closed = False
-        try:
+        with closing_on_error(fd):
+            # It releases the memory.
+            background()
             self._page = SharedWords(fd, whole_pages(byte_length))
             self.view, self.address = self._page.bytes[:byte_length], self._page.host
             with device:
                 self.device_address = self._page.address(device, 0)
-        except BaseException:
-            os.close(fd)
-            raise
 
     def close(self) -> None:
         self.is_closed = True
@@ -158,10 +157,10 @@ def pinned(byte_length: int, *, device: Optional[int] = None) -> PinnedBuffer:
         raise MemoryError(f'the system has no {byte_length} bytes of host memory left')
     fd = sealed_memory(size, 'cuffi-pinned')
     try:
-        # Now: locking the pages would allocate them at whichever process locks first.
-        os.posix_fallocate(fd, 0, size)
+        with closing_on_error(fd):
+            # Now: locking the pages would allocate them in the process that locks them first.
+            os.posix_fallocate(fd, 0, size)
     except OSError:
-        os.close(fd)
         raise MemoryError(f'the system has no {byte_length} bytes of host memory left') from None
     return PinnedBuffer(_PinnedState(fd, byte_length, where, nothing))
 

@@ -11,7 +11,7 @@ from ._background import background
 from ._channel_end import ChannelState, Stores
 from ._devices import stream_handle
 from ._errors import ClosedError, CuffiError
-from ._files import close_fds, sealed_memory
+from ._files import closing_on_error, sealed_memory
 from ._owner import Owner
 from ._protocol import (
     RING_CLOSED_AT,
@@ -280,14 +280,11 @@ class Producer(ChannelState):
             seat = Seat(self.ring.slots, self.published, self._on_wake)
             self.seats.append(seat)
             fds, seat.fds = seat.fds, []
-            try:
+            # The consumer ends with its descriptors.
+            with closing_on_error(*fds):
                 if self.is_ahead:
                     seat.fd = os.dup(fds[0])
                 return [self._ring_for(seat), *fds]
-            except OSError:
-                # The consumer ends with its descriptors.
-                close_fds(fds)
-                raise
 
     def _ring_for(self, seat: Seat) -> int:
         """A descriptor of the ring for a consumer."""
@@ -295,11 +292,8 @@ class Producer(ChannelState):
             self._is_ring_taken = True
             return os.dup(self.ring_fd)
         fd = sealed_memory(Ring.length(self.ring.slots, False), 'cuffi-channel')
-        try:
+        with closing_on_error(fd):
             copy = Ring(fd, self.ring.slots, False)
-        except OSError:
-            os.close(fd)
-            raise
         copy.sign(RING_PRODUCER_PID)
         copy.write(RING_PUBLISHED, self.published)
         copy.write(RING_PRODUCER_SLEEPS, self._is_asleep)

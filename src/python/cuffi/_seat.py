@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Callable, Optional
 
 from ._bytes import SAFE
 from ._channel_end import Stores
-from ._files import F_SEAL_FUTURE_WRITE, close_fds, sealed_memory
+from ._files import F_SEAL_FUTURE_WRITE, closing_on_error, sealed_memory
 from ._protocol import SEAT_ASLEEP, SEAT_GRANTED, SEAT_RELEASED, SEAT_START, SEAT_WANTED
 from ._releases import release_page
 from ._ring import seat_length
@@ -24,19 +24,14 @@ class Seat:
 
     def __init__(self, slots: int, start: int, on_wake: Callable[[], None]) -> None:
         self.start, self.granted, self._slots = start, 0, slots
-        self.fds: list[int] = []
-        ends: list[int] = []
-        try:
-            self.fds.append(sealed_memory(seat_length(slots), 'cuffi-seat'))
-            self.words = SharedWords(self.fds[0], seat_length(slots))
-            for _ in range(2):
-                ends += one_way_sockets()
-        except BaseException:
-            close_fds(self.fds + ends)
-            raise
+        memory = sealed_memory(seat_length(slots), 'cuffi-seat')
+        with closing_on_error(memory):
+            self.words = SharedWords(memory, seat_length(slots))
+            their_receive_end, own_send_end = one_way_sockets()
+            with closing_on_error(their_receive_end, own_send_end):
+                own_receive_end, their_send_end = one_way_sockets()
         self.words.write(SEAT_START, start)
-        their_receive_end, own_send_end, own_receive_end, their_send_end = ends
-        self.fds += [their_receive_end, their_send_end]
+        self.fds = [memory, their_receive_end, their_send_end]
         self.sockets = WakeSockets(own_receive_end, own_send_end, on_wake)
         self.sockets.watch()
         # With ahead: the seat's memory, until it is known to be fixed, and the consumer's own copy of the ring.

@@ -11,7 +11,7 @@ from ._deadlines import await_until, check_count, wait_until
 from ._descriptors import Fields
 from ._errors import IpcError
 from ._export import Exported
-from ._files import duplicates, sealed_memory, take_fds
+from ._files import closing_on_error, duplicates, sealed_memory, take_fds
 from ._owner import Closable
 from ._protocol import KIND_SIGNALER, KIND_TIMELINE, PAGE_BYTE_LENGTH, TIMELINE_VALUE
 from ._timeline_state import TimelineState
@@ -39,11 +39,8 @@ class Timeline(Closable):
 
     def __init__(self) -> None:
         memory = sealed_memory(PAGE_BYTE_LENGTH, 'cuffi-timeline')
-        try:
+        with closing_on_error(memory):
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        except OSError:
-            os.close(memory)
-            raise
         super().__init__(TimelineState(memory, read_end, write_end, 0, nothing))
 
     @classmethod

@@ -55,14 +55,18 @@ class TimelineState:
         self.uses = 1
         self.lock = threading.RLock()
         try:
+            # Before there is anything to watch: it may have to be started, which needs descriptors and a thread.
+            background()
             self.words = SharedWords.accept(memory, PAGE_BYTE_LENGTH, 'timeline')
             if not is_pipe_end(lifeline, os.O_RDONLY) or (write_end >= 0 and not is_pipe_end(write_end, os.O_WRONLY)):
                 raise IpcError('received a timeline without its pipe')
             if write_end >= 0 and not self.read() >= last:
                 self._watch_predecessor(sender)
-        except (OSError, IpcError) as error:
+        except BaseException as error:
             close_fds([fd for fd in (memory, lifeline, write_end) if fd >= 0])
-            raise error if isinstance(error, IpcError) else IpcError(f'a timeline cannot be mapped: {error}') from None
+            if isinstance(error, OSError):
+                raise IpcError(f'a timeline cannot be mapped: {error}') from None
+            raise
         lifelines.add(self)
         if write_end >= 0:
             self.words.sign(TIMELINE_PID)

@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional
 from ._background import background, lifelines
 from ._deadlines import Deadline, turn_if_due
 from ._errors import IpcError
-from ._files import FD_SPACE, RECEIVE_FLAGS, SEND_FLAGS, close_fds, file_type, received_fds
+from ._files import FD_SPACE, RECEIVE_FLAGS, SEND_FLAGS, close_fds, duplicates, file_type, received_fds
 
 _EAGER_S, _SWEEP_S, BUSY_S = 0.0002, 0.1, 0.005
 
@@ -50,14 +50,8 @@ class WakeSockets:
         """Takes copies of the ends that another process has sent; the caller keeps them."""
         if not _is_receive_end(receive_end) or not _is_send_end(send_end):
             raise IpcError('received a channel without its sockets')
-        fds: list[int] = []
-        try:
-            for fd in (receive_end, send_end):
-                fds.append(os.dup(fd))
-            return cls(fds[0], fds[1], on_wake)
-        except OSError:
-            close_fds(fds)
-            raise
+        receive_end, send_end = duplicates((receive_end, send_end))
+        return cls(receive_end, send_end, on_wake)
 
     def watch(self) -> None:
         background().watch(self._fd, self._on_ready)
