@@ -95,6 +95,10 @@ function currentSource(): DriverSource {
   return openedSource;
 }
 
+/** Whether a text can be the value of `CUFFI_DRIVER`: `cuda`, `emulated`, or a path. */
+export const isDriverChoice = (text: string): boolean =>
+  text === 'cuda' || text === 'emulated' || /[/.]/.test(text);
+
 function openSource(chosen: string | Driver): DriverSource {
   checkSettings();
   openArena();
@@ -102,7 +106,7 @@ function openSource(chosen: string | Driver): DriverSource {
     return { name: 'test', resolve: (name) => functionOf(chosen, name) ?? tooOld };
   if (chosen === 'emulated') return openEmulated();
   const isNamed = chosen !== '' && chosen !== 'cuda';
-  if (isNamed && !/[/.]/.test(chosen))
+  if (isNamed && !isDriverChoice(chosen))
     throw new TypeError(
       `CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda, not ${JSON.stringify(chosen)}`,
     );
