@@ -207,6 +207,18 @@ describe('PeerPool', () => {
   );
 
   test(
+    'a process that may be killed for a handler that goes on gets no other task',
+    deadline,
+    async () => {
+      const pool = start({ args: ['', '2'], concurrency: 2, closeTimeoutMs: 200 });
+      const { pid } = await where(pool);
+      await assert.rejects(pool.run({ do: 'hang' }, { timeoutMs: 10 }), { name: 'TimeoutError' });
+      assert.notEqual((await where(pool)).pid, pid);
+      assert.equal(pool.stats().failed, 0);
+    },
+  );
+
+  test(
     'a script that fails at start is started as often as the limit says, and then its tasks reject',
     deadline,
     async () => {
