@@ -156,6 +156,15 @@ describe('PeerPool', () => {
       },
     );
 
+  test('starts a process again as often as one ends that had served', deadline, async () => {
+    const pool = start({ restart: { limit: 1, backoffMs: 1 } });
+    for (let n = 1; n <= 3; n += 1) {
+      await assert.rejects(pool.run({ do: 'kill' }), { signal: 'SIGKILL' });
+      await where(pool);
+      assert.equal(pool.stats().restarts, n);
+    }
+  });
+
   test('restarts a process that has lost its context, and the task says so', deadline, async () => {
     const pool = start();
     const { pid } = await where(pool);
