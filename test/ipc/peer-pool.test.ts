@@ -1,6 +1,7 @@
 /** Pools of processes: what a task gets, what becomes of it when its process ends, and what is left. */
 import assert from 'node:assert/strict';
 import { afterEach, describe, test } from 'node:test';
+import { setTimeout as delay } from 'node:timers/promises';
 import { type CudaError, Device, DeviceBuffer, devices, PeerGoneError } from '../../src/index.ts';
 import { leases, PeerPool, type PeerPoolOptions } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
@@ -84,6 +85,18 @@ describe('PeerPool', () => {
     using answer = (await pool.run({ do: 'fill', input, value: 3 })) as DeviceBuffer;
     assert.deepEqual([(await input.copyToHost())[0], (await answer.copyToHost())[63]], [3, 4]);
     await leases.returned(input, { timeoutMs: 10_000 });
+  });
+
+  test('a process gets its first task when its setup is over', deadline, async () => {
+    let isSetUp = false;
+    const pool = start({
+      async setup() {
+        await delay(300);
+        isSetUp = true;
+      },
+    });
+    await where(pool);
+    assert.equal(isSetUp, true);
   });
 
   test(
@@ -188,6 +201,7 @@ describe('PeerPool', () => {
         pool.run({ do: 'exit', value: 1 }, { signal: stop.signal }),
       ];
       stop.abort(new Error('enough'));
+      assert.equal(pool.queueSize, 0);
       await assert.rejects(running, /enough/);
       await assert.rejects(waiting, /enough/);
       assert.deepEqual([await pool.run({ do: 'aborted' }), (await where(pool)).pid], [1, pid]);
@@ -258,11 +272,12 @@ describe('PeerPool', () => {
   });
 
   test('a setup that throws ends the process, and its error is the reason', deadline, async () => {
-    let calls = 0;
+    const pids: number[] = [];
     const pool = start({
       restart: { limit: 1, backoffMs: 1 },
-      setup() {
-        calls += 1;
+      closeTimeoutMs: 120_000,
+      setup(peer) {
+        pids.push(peer.pid);
         throw new Error('no weights');
       },
     });
@@ -270,7 +285,8 @@ describe('PeerPool', () => {
       code: 'spawn-failed',
       message: /no weights/,
     });
-    assert.equal(calls, 2);
+    assert.equal(pids.length, 2);
+    await until(() => !pids.some(isAlive));
   });
 
   test('close runs what it has to the end, and leaves no process', deadline, async () => {
@@ -295,7 +311,7 @@ describe('PeerPool', () => {
   });
 
   test('destroy rejects all tasks, and kills the processes', deadline, async () => {
-    const pool = start();
+    const pool = start({ closeTimeoutMs: 120_000 });
     const { pid } = await where(pool);
     const tasks = Promise.allSettled([pool.run({ do: 'hang' }), pool.run({ do: 'where' })]);
     await pool.destroy();
