@@ -274,6 +274,7 @@ describe('PeerPool', () => {
   test('a setup that throws ends the process, and its error is the reason', deadline, async () => {
     const pids: number[] = [];
     const pool = start({
+      args: ['silent'],
       restart: { limit: 1, backoffMs: 1 },
       closeTimeoutMs: 120_000,
       setup(peer) {
