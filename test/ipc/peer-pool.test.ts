@@ -263,6 +263,21 @@ describe('PeerPool', () => {
     },
   );
 
+  test('a process that ends during its setup counts once', deadline, async () => {
+    const pids: number[] = [];
+    const pool = start({
+      args: ['broken'],
+      stdio: ['ignore', 'ignore', 'pipe'],
+      restart: { limit: 2, backoffMs: 1 },
+      async setup(peer) {
+        pids.push(peer.pid);
+        await peer.request({ do: 'where' });
+      },
+    });
+    await assert.rejects(pool.run({ do: 'where' }), { code: 'spawn-failed' });
+    assert.deepEqual([pids.length, pool.stats().restarts], [3, 2]);
+  });
+
   test('a script that never serves is named when a task takes too long', deadline, async () => {
     const pool = start({ args: ['silent'] });
     await assert.rejects(pool.run({ do: 'where' }, { timeoutMs: 50 }), {
