@@ -271,7 +271,10 @@ describe('PeerPool', () => {
       restart: { limit: 2, backoffMs: 1 },
       async setup(peer) {
         pids.push(peer.pid);
-        await peer.request({ do: 'where' });
+        await peer.ended;
+        // The next process has been started by then.
+        await delay(20);
+        throw new Error('too late');
       },
     });
     await assert.rejects(pool.run({ do: 'where' }), { code: 'spawn-failed' });
