@@ -288,6 +288,23 @@ describe('PeerPool', () => {
     },
   );
 
+  test('the others go on when one process is not started again', deadline, async () => {
+    const pool = PeerPool.create<unknown, PoolTask>({
+      script: ({ index }) => (index === 0 ? '/does/not/exist.js' : script),
+      devices: [0, 0],
+      stdio: ['ignore', 'ignore', 'ignore'],
+      restart: { limit: 0 },
+    });
+    pools.push(pool as PeerPool);
+    await until(() => pool.size === 1);
+    const found = (await Promise.all([where(pool), where(pool)])).map(({ pid }) => pid);
+    assert.equal(new Set(found).size, 1);
+    assert.deepEqual(
+      pool.stats().members.map(({ state }) => state),
+      ['given up', 'serving'],
+    );
+  });
+
   test('a script that never serves is named when a task takes too long', deadline, async () => {
     const pool = start({ args: ['silent'] });
     await assert.rejects(pool.run({ do: 'where' }, { timeoutMs: 50 }), {
