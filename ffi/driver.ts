@@ -95,6 +95,10 @@ function currentSource(): DriverSource {
   return openedSource;
 }
 
+/** Whether a text can be the value of `CUFFI_DRIVER`: `cuda`, `emulated`, or a path. */
+export const isDriverChoice = (text: string): boolean =>
+  text === 'cuda' || text === 'emulated' || /[/.]/.test(text);
+
 function openSource(chosen: string | Driver): DriverSource {
   checkSettings();
   openArena();
@@ -102,7 +106,7 @@ function openSource(chosen: string | Driver): DriverSource {
     return { name: 'test', resolve: (name) => functionOf(chosen, name) ?? tooOld };
   if (chosen === 'emulated') return openEmulated();
   const isNamed = chosen !== '' && chosen !== 'cuda';
-  if (isNamed && !/[/.]/.test(chosen))
+  if (isNamed && !isDriverChoice(chosen))
     throw new TypeError(
       `CUFFI_DRIVER must be cuda, emulated, or the path of a libcuda, not ${JSON.stringify(chosen)}`,
     );
@@ -286,15 +290,20 @@ export interface CallRecorder extends Disposable {
  * Records every driver call of this process until `stop()`. Without a recorder, calls have no
  * overhead.
  *
+ * @param onCall gets each record when its call has returned, in place of `calls`, e.g. for a log. It must not
+ * call the driver
  * @example
  * const recorder = recordCalls();
  * // ... work
  * recorder.stop();
  * console.log(bytesCopied(recorder.calls));
  */
-export function recordCalls(): CallRecorder {
+export function recordCalls(onCall?: CallSink): CallRecorder {
+  if (onCall !== undefined && typeof onCall !== 'function')
+    throw new TypeError(`onCall must be a function, not ${typeof onCall}`);
   const calls: CallRecord[] = [];
-  const sink: CallSink = (record) => calls.push(record);
+  // Its own for each recorder, also where two have the same function.
+  const sink: CallSink = onCall ? (record) => onCall(record) : (record) => calls.push(record);
   const stop = (): void => {
     if (sinks.delete(sink)) defineCalls();
   };

@@ -1,18 +1,18 @@
 /**
- * The second process of `cuffi bench`: `bench-child.ts DEVICE BYTES`. Of all that it is handed it reads
- * the last word on the device, behind everything that a copy had to move, and replies with that word. A
- * string is why something failed.
+ * The second process of `cuffi bench`: `bench-child.ts DEVICE BYTES`. It reads the last word of each
+ * buffer on the device, which a copy writes last, and replies with that word. A reply that is a string
+ * says what failed.
  */
 import { Socket } from 'node:net';
 import { mapShared } from '../../ffi/linux/libc.ts';
 import { Context } from '../context.ts';
-import { ClosedError, PeerGoneError } from '../errors.ts';
 import type { ChannelConsumer } from '../ipc/channel/channel-consumer.ts';
 import { parentPeer } from '../ipc/peer/spawn.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import type { PinnedBuffer } from '../memory/pinned.ts';
 import { Stream } from '../stream.ts';
 import { MEMORY_FD, type Order, SOCKET_FD } from './bench-messages.ts';
+import { serveParent } from './serve-parent.ts';
 
 const [deviceArgument, bytesArgument] = process.argv.slice(2);
 const context = Context.primary(Number(deviceArgument));
@@ -38,11 +38,16 @@ function lastWordOf(buffer: DeviceBuffer): number {
   return word[0] as number;
 }
 
-/** Copies to the device what is at the beginning of host memory. */
+/** Copies the beginning of host memory to the device. Returns the last word that arrived there. */
 function copied(host: Uint8Array): number {
   if (!own) throw new Error('nothing is open');
   own.copyFromSync(host.subarray(0, own.byteLength));
   return lastWordOf(own);
+}
+
+function pageLocked(): Uint8Array {
+  if (!pinned) throw new Error('no page-locked memory is open');
+  return new Uint8Array(pinned.buffer);
 }
 
 async function consume(messages: ChannelConsumer): Promise<void> {
@@ -52,7 +57,7 @@ async function consume(messages: ChannelConsumer): Promise<void> {
   }
 }
 
-/** Closes what is of one size. The parent has closed the channel before. */
+/** Closes what was opened for one size. The parent has already closed the channel. */
 async function closeAll(): Promise<null> {
   await consumed;
   channel?.close();
@@ -75,7 +80,7 @@ async function obey(order: Order<ChannelConsumer>): Promise<number | null> {
       consumed = channel && consume(channel);
       return null;
     case 'copied':
-      return copied(order.isPinned && pinned ? new Uint8Array(pinned.buffer) : shared);
+      return copied(order.isPinned ? pageLocked() : shared);
     case 'seen':
       return seenInChannel;
     case 'close':
@@ -90,13 +95,13 @@ socket.on('data', (chunk: Uint8Array) => {
   length += chunk.byteLength;
   if (length !== own?.byteLength) return;
   length = 0;
-  // The parent has ended, if it does not arrive.
+  // The reply cannot be sent only if the parent has exited.
   void parent.send(copied(received)).catch(() => {});
 });
 socket.on('error', () => {});
-// Ctrl-C reaches all processes of a terminal: the parent ends this one, and says why.
-process.on('SIGINT', () => {});
-// Of a signal by itself, what is to be removed at exit would stay.
+// Ctrl-C and a hang-up reach all processes of a terminal: the parent ends this one, and says why.
+for (const name of ['SIGINT', 'SIGHUP']) process.on(name, () => {});
+// The default action of the signal would skip the cleanup at exit.
 process.on('SIGTERM', () => process.exit());
 
 async function serve(value: DeviceBuffer | Order<ChannelConsumer>): Promise<number | null> {
@@ -106,12 +111,5 @@ async function serve(value: DeviceBuffer | Order<ChannelConsumer>): Promise<numb
   return seen;
 }
 
-try {
-  await parent.send(null);
-  for await (const value of parent)
-    await parent.send(await serve(value).catch((error: Error) => error.message));
-} catch (error) {
-  // The parent has exited, so nobody reads the reply.
-  if (!(error instanceof ClosedError || error instanceof PeerGoneError)) throw error;
-}
+await serveParent(parent, null, serve, (message) => message);
 process.exit();

@@ -3,19 +3,20 @@ import { accessSync, constants, statSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { Device } from '../device.ts';
 import { type BenchResult, bench, type Figures } from './bench.ts';
-import { drawFigures, shortTime } from './bench-plot.ts';
+import { drawFigures } from './bench-plot.ts';
 import {
   CannotRunError,
   type Command,
+  deviceOption,
+  driverOption,
   InterruptedError,
-  integerOption,
   parseCommand,
   refuseArguments,
   UsageError,
 } from './command.ts';
 import { chooseDriver, describeDriver } from './driver-choice.ts';
 import { print, printJson, showProgress } from './output.ts';
-import { columns, shortBytes } from './table.ts';
+import { columns, shortBytes, shortTime } from './table.ts';
 
 export const benchCommand: Command = {
   summary: 'measures hand-overs of GPU memory to another process, by sharing and by copying',
@@ -73,9 +74,9 @@ export function readOptions(argv: readonly string[]): BenchCommandOptions {
   const sizes = values.size?.flatMap((list) => list.split(',')).map(sizeOf);
   return {
     sizes: sizes && [...new Set(sizes)].sort((a, b) => a - b),
-    svg: values.svg,
-    device: integerOption(values.device, '--device', 0, 1023),
-    driver: values.driver,
+    svg: fileOf(values.svg),
+    device: deviceOption(values.device),
+    driver: driverOption(values.driver),
     json: values.json,
   };
 }
@@ -89,6 +90,11 @@ function sizeOf(text: string): number {
         `${shortBytes(MAX_SIZE)}, not ${JSON.stringify(text)}`,
     );
   return byteLength;
+}
+
+function fileOf(path: string | undefined): string | undefined {
+  if (path === '') throw new UsageError('--svg must be the path of a file, not ""');
+  return path;
 }
 
 /** Finds out before the measurement what would prevent the picture. @throws CannotRunError */
@@ -121,14 +127,7 @@ function describeFigures(figures: readonly Figures[], isEmulated: boolean): stri
     isEmulated ? NO_GPU : String(rounds),
   ]);
   const head = ['SIZE', 'WAY', 'MEDIAN', 'P95', 'GB/S', isEmulated ? 'NO GPU:' : 'ROUNDS'];
-  const rows = [head, ...cells];
-  const isText = (at: number): boolean => at === 1 || (at === 5 && isEmulated);
-  const widths = head.map((_, at) => Math.max(...rows.map((row) => (row[at] as string).length)));
-  return columns(
-    rows.map((row) =>
-      row.map((cell, at) => (isText(at) ? cell : cell.padStart(widths[at] as number))),
-    ),
-  );
+  return columns([head, ...cells], (at) => at !== 1 && !(at === 5 && isEmulated));
 }
 
 const describeOmitted = ({ omitted }: BenchResult): string[] =>
@@ -136,23 +135,24 @@ const describeOmitted = ({ omitted }: BenchResult): string[] =>
 
 // ---- The command ----
 
-/** About so long each way of each size is measured, and runs before. The emulated driver only shows that it works. */
+/** Approximate measuring and warm-up time for each way and size. The emulated driver only shows that it works. */
 const GPU_TIME = { budgetMs: 500, warmUpMs: 100 };
 const EMULATED_TIME = { budgetMs: 40, warmUpMs: 0 };
 
 const SIGNALS = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 
-/** Aborts `signal` when a signal ends the command. The second one ends it at once, as without this. */
+/** Aborts `signal` when a signal ends the command. The second one, of any name, ends it at once, as without this. */
 function interruption(): Disposable & { readonly signal: AbortSignal } {
   const controller = new AbortController();
-  const listen = (name: NodeJS.Signals): void => controller.abort(new InterruptedError(name));
-  for (const name of SIGNALS) process.once(name, listen);
-  return {
-    signal: controller.signal,
-    [Symbol.dispose]() {
-      for (const name of SIGNALS) process.off(name, listen);
-    },
+  const stop = (): void => {
+    for (const name of SIGNALS) process.off(name, listen);
   };
+  const listen = (name: NodeJS.Signals): void => {
+    stop();
+    controller.abort(new InterruptedError(name));
+  };
+  for (const name of SIGNALS) process.on(name, listen);
+  return { signal: controller.signal, [Symbol.dispose]: stop };
 }
 
 async function run(argv: readonly string[]): Promise<boolean> {

@@ -1,18 +1,6 @@
 /** Draws the figures of `cuffi bench` as SVG: a line for each way, with logarithmic axes. */
 import { type Figures, type WayName, wayNames } from './bench.ts';
-import { shortBytes } from './table.ts';
-
-/** A time with three digits and its unit. */
-export function shortTime(ms: number): string {
-  const units = ['ns', 'µs', 'ms', 's'];
-  let [value, at] = [ms * 1e6, 0];
-  // As it is written: 1000 µs are 1 ms.
-  while (Number(value.toPrecision(3)) >= 1000 && at < units.length - 1) {
-    value /= 1000;
-    at += 1;
-  }
-  return `${value >= 100 ? value.toFixed(0) : value.toPrecision(3)} ${units[at]}`;
-}
+import { shortBytes, shortTime } from './table.ts';
 
 /** Colours that colour-blind readers can distinguish (Okabe and Ito). */
 const COLOURS: Readonly<Record<WayName, string>> = {

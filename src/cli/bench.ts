@@ -4,15 +4,15 @@ import { closeFd, createMemfd, type Mapping, mapShared } from '../../ffi/linux/l
 import { Context } from '../context.ts';
 import { CudaError, CuffiError, NotSupportedError } from '../errors.ts';
 import { Channel } from '../ipc/channel/channel.ts';
-import { type ChildPeer, spawnPeer } from '../ipc/peer/spawn.ts';
+import { type ChildPeer, type SpawnPeerOptions, spawnPeer } from '../ipc/peer/spawn.ts';
 import { ipcSupport } from '../ipc/sharing/support.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import { PinnedBuffer } from '../memory/pinned.ts';
 import { Stream } from '../stream.ts';
 import { MEMORY_FD, type Order, SOCKET_FD } from './bench-messages.ts';
-import { childProgram } from './child-program.ts';
+import { childProgram, failedInChild, noReplyWithin } from './child.ts';
 import type { DriverChoice } from './driver-choice.ts';
-import { defaultKind, kinds } from './kinds.ts';
+import { defaultKind, type KindName, kinds } from './kinds.ts';
 import { shortBytes } from './table.ts';
 
 /** The ways of a hand-over, in the order of the table. */
@@ -58,7 +58,7 @@ export interface BenchOptions {
   readonly sizes: readonly number[];
   readonly device: number;
   readonly driver: DriverChoice;
-  /** How long each way of each size is measured, about, and how long it runs before. */
+  /** Approximate measuring and warm-up time for each way and size. */
   readonly budgetMs: number;
   readonly warmUpMs: number;
   /** Ends the measurement and the child; {@link bench} throws its reason. */
@@ -67,7 +67,7 @@ export interface BenchOptions {
   onSize?(byteLength: number): void;
   /** The child's program; tests pass one that fails. */
   readonly program?: string;
-  /** A child that does not reply for so long is ended. */
+  /** How long the child may take to reply before it is ended. */
   readonly deadlineMs?: number;
 }
 
@@ -91,31 +91,29 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
   let pinned: PinnedBuffer | undefined;
   try {
     memory = mapShared(fd, mostBytes);
-    const stdio: ('ignore' | 'inherit' | 'pipe' | number)[] = ['ignore', 'ignore', 'inherit'];
-    stdio[SOCKET_FD] = 'pipe';
-    stdio[MEMORY_FD] = fd;
-    child = spawnPeer(program, {
+    child = startChild(program, {
       args: [String(device), String(mostBytes)],
       env: { ...process.env, CUFFI_DRIVER: driver.name },
-      stdio,
+      fd,
       signal: watch.signal,
     });
-    const spawned = child;
-    watch.signal.addEventListener('abort', () => killLater(spawned));
-    // A child that dies breaks its socket; its exit is reported instead.
-    socketOf(child).on('error', () => {});
     await receiveFrom(child);
     pinned = openOrOmit(omitted, 'copying, page-locked', () =>
       PinnedBuffer.allocate(mostBytes, { context, shareable: true }),
     );
     if (pinned) await tell(child, { type: 'page-locked', pinned });
+    const support = ipcSupport(context.device);
+    const kind = defaultKind(context.device, support);
+    const { supported: isShared, reason } = support[kinds[kind].capability];
+    if (!isShared) omitted.push({ what: 'connection' satisfies WayName, reason });
     const figures: Figures[] = [];
-    // Never twice the same, also in memory that is used again.
+    // Each hand-over has a word of its own, so that the old contents of reused memory never pass for it.
     let words = 0;
     const shared = new Uint8Array(memory.view());
+    const place = { context, stream, child, shared, pinned, kind, isShared, omitted };
     for (const byteLength of sizes) {
       options.onSize?.(byteLength);
-      const open = await openWays(byteLength, { context, stream, child, shared, pinned, omitted });
+      const open = await openWays(byteLength, place);
       try {
         const isFirst = byteLength === sizes[0];
         const round = { watch, isFirst, nextWord: () => ++words };
@@ -129,7 +127,7 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
     }
     return { figures, omitted };
   } catch (error) {
-    // An abort ends the child, which is what the error tells of.
+    // An abort ends the child, and the error only reports its exit.
     watch.signal.throwIfAborted();
     throw error;
   } finally {
@@ -141,7 +139,22 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
   }
 }
 
-/** A child that is asked to end exits, and removes what has a name. One that does not is killed after so long. */
+/** Starts the child, which is ended if `signal` aborts. @param fd memory of both processes */
+function startChild(
+  program: string,
+  { fd, ...options }: Omit<SpawnPeerOptions, 'stdio'> & { fd: number; signal: AbortSignal },
+): ChildPeer {
+  const stdio: ('ignore' | 'inherit' | 'pipe' | number)[] = ['ignore', 'ignore', 'inherit'];
+  stdio[SOCKET_FD] = 'pipe';
+  stdio[MEMORY_FD] = fd;
+  const child = spawnPeer(program, { ...options, stdio });
+  options.signal.addEventListener('abort', () => killLater(child));
+  // A child that dies breaks its socket; its exit is reported instead.
+  socketOf(child).on('error', () => {});
+  return child;
+}
+
+/** How long a child that was asked to exit may clean up before it is killed. */
 const GRACE_MS = 3000;
 
 function killLater({ process: child }: ChildPeer): void {
@@ -156,7 +169,7 @@ async function end(child: ChildPeer): Promise<void> {
   await child[Symbol.asyncDispose]();
 }
 
-/** So much memory, times the size, at the same time: of the GPU, and of the host. */
+/** How many times the size is in use at once, of GPU memory and of host memory. */
 const COPIES = 3;
 const SPARE_BYTES = 256 << 20;
 
@@ -177,15 +190,26 @@ function lacksRoom(byteLength: number, context: Context): string | undefined {
 
 type Omitted = { what: string; reason: string }[];
 
-/** Opens what a way needs. If this device or system cannot, or has no room, says why, once. */
-function openOrOmit<T>(omitted: Omitted, way: WayName, open: () => T): T | undefined {
+/**
+ * Opens what a way needs. If this device or system cannot, or lacks memory, adds the reason to `omitted`,
+ * once, and returns undefined.
+ *
+ * @param byteLength the size that may lack memory; undefined if all sizes use what is opened
+ */
+function openOrOmit<T>(
+  omitted: Omitted,
+  way: WayName,
+  open: () => T,
+  byteLength?: number,
+): T | undefined {
   try {
     return open();
   } catch (error) {
     const isFull = error instanceof CudaError && error.code === 'CUDA_ERROR_OUT_OF_MEMORY';
     if (!isFull && !(error instanceof NotSupportedError)) throw error;
-    if (!omitted.some(({ what }) => what === way))
-      omitted.push({ what: way, reason: error.message });
+    const name = isFull && byteLength !== undefined ? `${way}, ${shortBytes(byteLength)}` : way;
+    if (!omitted.some(({ what }) => what === name))
+      omitted.push({ what: name, reason: error.message });
     return undefined;
   }
 }
@@ -199,7 +223,7 @@ class Watch implements Disposable {
     const late = new AbortController();
     this.signal = AbortSignal.any([signal, late.signal]);
     this.#timer = setTimeout(
-      () => late.abort(new CuffiError(`the child did not reply within ${deadlineMs / 1000} s`)),
+      () => late.abort(new CuffiError(noReplyWithin(deadlineMs))),
       deadlineMs,
     );
   }
@@ -227,6 +251,10 @@ interface Place {
   readonly child: ChildPeer;
   readonly shared: Uint8Array<ArrayBuffer>;
   readonly pinned: PinnedBuffer | undefined;
+  /** The kind of the buffer. */
+  readonly kind: KindName;
+  /** Whether the buffer can be shared. */
+  readonly isShared: boolean;
   readonly omitted: Omitted;
 }
 
@@ -240,7 +268,7 @@ async function tell(child: ChildPeer, order: Order): Promise<unknown> {
 /** Returns the child's next reply. @throws CuffiError for one that says what failed there */
 async function receiveFrom(child: ChildPeer): Promise<unknown> {
   const reply = await child.receive();
-  if (typeof reply === 'string') throw new CuffiError(`in the child: ${reply}`);
+  if (typeof reply === 'string') throw new CuffiError(failedInChild(reply));
   return reply;
 }
 
@@ -256,12 +284,26 @@ function checkSeen(way: WayName, seen: unknown, expected: number): void {
     throw new CuffiError(`${way}: the child read ${String(seen)} instead of ${expected}`);
 }
 
+/**
+ * Returns how long a hand-over takes, and checks the word that the child has read: what `give` resolves
+ * with, or what is asked for after that.
+ */
+async function timed(
+  name: WayName,
+  value: number,
+  give: () => Promise<unknown>,
+  askSeen?: () => Promise<unknown>,
+): Promise<number> {
+  const start = performance.now();
+  const reply = await give();
+  const ms = performance.now() - start;
+  checkSeen(name, askSeen ? await askSeen() : reply, value);
+  return ms;
+}
+
 /** Opens all ways that work here, in both processes. */
 async function openWays(byteLength: number, place: Place) {
-  const { context, stream, child, shared, pinned, omitted } = place;
-  const support = ipcSupport(context.device);
-  const kind = defaultKind(context.device, support);
-  const { supported, reason } = support[kinds[kind].capability];
+  const { context, stream, child, shared, pinned, kind, isShared, omitted } = place;
   const memory = kinds[kind].allocate(byteLength, context);
   const { buffer } = memory;
   let channel: Channel | undefined;
@@ -275,32 +317,32 @@ async function openWays(byteLength: number, place: Place) {
     }
   };
   try {
-    channel = openOrOmit(omitted, 'channel', () =>
-      Channel.create({ slots: 1, byteLength, deliver: 'all', context }),
+    channel = openOrOmit(
+      omitted,
+      'channel',
+      () => Channel.create({ slots: 1, byteLength, deliver: 'all', context }),
+      byteLength,
     );
-    const isShared = openOrOmit(omitted, 'connection', () => {
-      if (!supported) throw new NotSupportedError(reason);
-      return true;
-    });
     await tell(child, { type: 'open', byteLength, buffer: isShared ? buffer : undefined, channel });
 
     /** A way to hand over the buffer, whose last word is set before. */
     const way = (name: WayName, give: () => Promise<unknown>): OpenWay => ({
       name,
-      async handOver(value) {
+      handOver(value) {
         setLastWord(buffer, value);
-        const start = performance.now();
-        const seen = await give();
-        const ms = performance.now() - start;
-        checkSeen(name, seen, value);
-        return ms;
+        return timed(name, value, give);
       },
     });
-    const copying = (name: WayName, host: Uint8Array<ArrayBuffer>, isPinned: boolean): OpenWay => {
+    /** A way by copying to the beginning of host memory, which `send` hands over. */
+    const copying = (
+      name: WayName,
+      host: Uint8Array<ArrayBuffer>,
+      send: (bytes: Uint8Array) => Promise<unknown>,
+    ): OpenWay => {
       const bytes = host.subarray(0, byteLength);
       return way(name, () => {
         buffer.copyToHostSync(bytes);
-        return tell(child, { type: 'copied', isPinned });
+        return send(bytes);
       });
     };
     const through = channel;
@@ -315,22 +357,24 @@ async function openWays(byteLength: number, place: Place) {
         async handOver(value) {
           const slot = await through.acquire();
           setLastWord(slot.buffer, value);
-          const start = performance.now();
-          slot.publish({ stream });
-          await through.drained();
-          const ms = performance.now() - start;
-          checkSeen('channel', await tell(child, { type: 'seen' }), value);
-          return ms;
+          const give = (): Promise<void> => {
+            slot.publish({ stream });
+            return through.drained();
+          };
+          return timed('channel', value, give, () => tell(child, { type: 'seen' }));
         },
       },
-      way('copying, socket', () => {
-        const bytes = shared.subarray(0, byteLength);
-        buffer.copyToHostSync(bytes);
+      copying('copying, socket', shared, (bytes) => {
         socketOf(child).write(bytes);
         return receiveFrom(child);
       }),
-      copying('copying, shared memory', shared, false),
-      pinned && copying('copying, page-locked', new Uint8Array(pinned.buffer), true),
+      copying('copying, shared memory', shared, () =>
+        tell(child, { type: 'copied', isPinned: false }),
+      ),
+      pinned &&
+        copying('copying, page-locked', new Uint8Array(pinned.buffer), () =>
+          tell(child, { type: 'copied', isPinned: true }),
+        ),
     ];
     return { ways: open.filter((each) => typeof each === 'object'), close };
   } catch (error) {
@@ -341,13 +385,13 @@ async function openWays(byteLength: number, place: Place) {
 
 // ---- The timer ----
 
-/** A turn of a way, which hands over again and again for so long. */
+/** How long a way hands over before it is the turn of the next one. */
 const TURN_MS = 20;
 /** Processes that slept in the turns of others are slow to wake: the first calls of a turn do not count. */
 const UNTIMED_MS = 3;
 const MIN_ROUNDS = 3;
 const MAX_ROUNDS = 2000;
-/** V8 compiles what runs often: the first size warms up so many times as long. */
+/** V8 compiles what runs often: the warm-up of the first size is so many times longer. */
 const FIRST_WARM_UP = 5;
 
 /** Lets the ways take turns, so that whatever changes meanwhile affects all of them. */
@@ -389,7 +433,7 @@ async function measure(
 /** The figures of samples, by the nearest rank. */
 export function figuresOf(way: WayName, byteLength: number, samples: readonly number[]): Figures {
   const sorted = [...samples].sort((a, b) => a - b);
-  // In whole nanoseconds: the clock has no more.
+  // Rounded to nanoseconds, the resolution of `performance.now()`.
   const quantile = (part: number): number =>
     Number((sorted[Math.ceil(part * sorted.length) - 1] as number).toFixed(6));
   const medianMs = quantile(0.5);

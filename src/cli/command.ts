@@ -1,6 +1,7 @@
 /** What each command of `cuffi` has, and how it refuses its arguments. */
 import { constants } from 'node:os';
 import { type ParseArgsConfig, parseArgs } from 'node:util';
+import { isDriverChoice } from '../../ffi/driver.ts';
 import { didYouMean } from '../validate.ts';
 
 /** A row of the table of commands. */
@@ -63,12 +64,38 @@ export function refuseArguments(name: string, positionals: readonly string[]): v
   if (positionals.length > 0) throw new UsageError(`${name} takes no '${positionals.join(' ')}'`);
 }
 
-/** An integer of the command line. @throws UsageError for anything else, and out of range */
-export function integerOption(text: string, name: string, min: number, max: number): number {
-  const value = text.trim() === '' ? Number.NaN : Number(text);
+/**
+ * An integer of the command line.
+ *
+ * @param pattern what its text must match
+ * @throws UsageError for anything else, and out of range
+ */
+export function integerOption(
+  text: string,
+  name: string,
+  min: number,
+  max: number,
+  pattern = /\S/,
+): number {
+  const value = pattern.test(text) ? Number(text) : Number.NaN;
   if (!Number.isSafeInteger(value) || value < min || value > max)
     throw new UsageError(
       `${name} must be an integer from ${min} to ${max}, not ${JSON.stringify(text)}`,
     );
   return value;
+}
+
+const MAX_DEVICE = 1023;
+
+/** The ordinal of `--device`, in digits only. @throws UsageError */
+export const deviceOption = (text: string): number =>
+  integerOption(text, '--device', 0, MAX_DEVICE, /^\d+$/);
+
+/** The driver of `--driver`, if given. @throws UsageError */
+export function driverOption(text: string | undefined): string | undefined {
+  if (text !== undefined && !isDriverChoice(text))
+    throw new UsageError(
+      `--driver must be cuda, emulated, or the path of a libcuda, not ${JSON.stringify(text)}`,
+    );
+  return text;
 }

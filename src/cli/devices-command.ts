@@ -2,7 +2,7 @@
 import { type Device, devices } from '../device.ts';
 import { deviceFacts } from '../ipc/inspect/process-facts.ts';
 import { type IpcSupport, ipcSupport } from '../ipc/sharing/support.ts';
-import { type Command, parseCommand, refuseArguments } from './command.ts';
+import { type Command, driverOption, parseCommand, refuseArguments } from './command.ts';
 import { chooseDriver } from './driver-choice.ts';
 import { print, printJson } from './output.ts';
 import { columns, shortBytes } from './table.ts';
@@ -34,7 +34,7 @@ function run(argv: readonly string[]): boolean {
     json: { type: 'boolean', default: false },
   });
   refuseArguments('devices', positionals);
-  const driver = chooseDriver(values.driver);
+  const driver = chooseDriver(driverOption(values.driver));
   const all = devices();
   const facts = all.map((device) => ({
     ...deviceFacts(device, all),

@@ -6,6 +6,8 @@ import { type Explanation, explain } from '../ipc/sharing/explain.ts';
 import {
   CannotRunError,
   type Command,
+  deviceOption,
+  driverOption,
   parseCommand,
   refuseArguments,
   UsageError,
@@ -42,8 +44,6 @@ could not run. What is unknown does not count.`,
   run: (argv) => runDoctor(argv),
 };
 
-const MAX_DEVICE = 1023;
-
 /** As {@link doctorCommand}, on any machine. */
 export async function runDoctor(
   argv: readonly string[],
@@ -56,13 +56,10 @@ export async function runDoctor(
     json: { type: 'boolean', default: false },
   });
   refuseArguments('doctor', positionals);
-  const device = /^\d+$/.test(values.device) ? Number(values.device) : Number.NaN;
-  if (!(device <= MAX_DEVICE))
-    throw new UsageError(
-      `--device must be an integer from 0 to ${MAX_DEVICE}, not ${JSON.stringify(values.device)}`,
-    );
-  if (values.with !== undefined) return runWith(values.with, values.driver, values.json, machine);
-  const facts = await gatherFacts({ driver: values.driver, device }, machine);
+  const device = deviceOption(values.device);
+  const driver = driverOption(values.driver);
+  if (values.with !== undefined) return runWith(values.with, driver, values.json, machine);
+  const facts = await gatherFacts({ driver, device }, machine);
   const findings = judge(facts);
   const ok = isSound(findings);
   if (values.json) printJson({ ok, findings, facts });

@@ -4,7 +4,7 @@ import { parseDescriptor } from '../ipc/sharing/descriptor-codec.ts';
 import { type Explanation, explain } from '../ipc/sharing/explain.ts';
 import { kindOfFields } from '../ipc/sharing/kinds.ts';
 import { formatBytes } from '../validate.ts';
-import { type Command, parseCommand, singleArgument, UsageError } from './command.ts';
+import { type Command, driverOption, parseCommand, singleArgument, UsageError } from './command.ts';
 import { readDescriptor } from './descriptor-input.ts';
 import { chooseDriver } from './driver-choice.ts';
 import { print, printJson } from './output.ts';
@@ -35,10 +35,11 @@ function run(argv: readonly string[]): boolean {
     driver: { type: 'string' },
     json: { type: 'boolean', default: false },
   });
+  const requested = driverOption(values.driver);
   const argument = singleArgument('explain', positionals);
   if (argument === undefined) throw new UsageError('explain needs a descriptor');
   const message = readDescriptor(argument);
-  const driver = chooseDriver(values.driver);
+  const driver = chooseDriver(requested);
   const explanation = explain(message);
   const descriptor = attempt(() => parseDescriptor(message));
   // Nobody can give file descriptors on a command line.

@@ -1,4 +1,4 @@
-/** The kinds of memory for a round trip. */
+/** The kinds of memory that commands share. */
 import type { Device } from '../device.ts';
 import type { MemoryFields } from '../ipc/descriptor.ts';
 import { legacy } from '../ipc/sharing/legacy.ts';

@@ -3,19 +3,18 @@ import { Socket } from 'node:net';
 import { recordCalls } from '../../ffi/driver.ts';
 import { bytesCopied } from '../../ffi/trace.ts';
 import { Context } from '../context.ts';
-import { ClosedError, PeerGoneError } from '../errors.ts';
 import { parentPeer } from '../ipc/peer/spawn.ts';
 import { explain } from '../ipc/sharing/explain.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
-import { COPY_FD } from './child.ts';
-import { type Reply, Request } from './messages.ts';
 import { countMismatches, pattern } from './pattern.ts';
+import { COPY_FD, type Reply, Request } from './roundtrip-messages.ts';
+import { serveParent } from './serve-parent.ts';
 
 const SAMPLE_LENGTH = 4;
 
 const device = Number(process.argv[2] ?? 0);
 const context = Context.primary(device);
-const parent = parentPeer();
+const parent = parentPeer<unknown, Reply>();
 let shared: DeviceBuffer | undefined;
 
 const sampleOf = (buffer: DeviceBuffer): number[] =>
@@ -73,17 +72,7 @@ const { free: freeBefore } = context.memoryInfo();
 explain(undefined);
 // Started now, because memory is opened as soon as it arrives.
 const recorder = recordCalls();
-let reply: Reply = { type: 'ready' };
-try {
-  while (!parent.closed) {
-    await parent.send(reply);
-    try {
-      reply = await serve(await parent.receive());
-    } catch (error) {
-      reply = { type: 'failed', message: String(error instanceof Error ? error.message : error) };
-    }
-  }
-} catch (error) {
-  // The parent has exited, so nobody reads the reply.
-  if (!(error instanceof ClosedError || error instanceof PeerGoneError)) throw error;
-}
+await serveParent<unknown, Reply>(parent, { type: 'ready' }, serve, (message) => ({
+  type: 'failed',
+  message,
+}));

@@ -2,6 +2,8 @@
 import type { Support } from '../ipc/sharing/support.ts';
 import {
   type Command,
+  deviceOption,
+  driverOption,
   integerOption,
   parseCommand,
   refuseArguments,
@@ -52,9 +54,9 @@ export function readOptions(argv: readonly string[]): RoundtripCommandOptions {
   refuseArguments('roundtrip', positionals);
   return {
     elements: integerOption(values.elements, '--elements', 1, 2 ** 32),
-    device: integerOption(values.device, '--device', 0, 1023),
+    device: deviceOption(values.device),
     kind: kindOf(values.kind),
-    driver: values.driver,
+    driver: driverOption(values.driver),
     json: values.json,
   };
 }

@@ -1,15 +1,19 @@
 /** Sends a GPU buffer to another process and back without a copy. */
+import { once } from 'node:events';
+import type { Writable } from 'node:stream';
 import { recordCalls } from '../../ffi/driver.ts';
 import { bytesCopied } from '../../ffi/trace.ts';
 import { Context } from '../context.ts';
 import { Device } from '../device.ts';
+import { ClosedError, CuffiError, PeerGoneError } from '../errors.ts';
+import { type ChildPeer, spawnPeer } from '../ipc/peer/spawn.ts';
 import { type IpcSupport, ipcSupport } from '../ipc/sharing/support.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
-import { RoundtripChild } from './child.ts';
-import { childProgram } from './child-program.ts';
+import { childProgram, failedInChild, noReplyWithin } from './child.ts';
 import type { DriverChoice } from './driver-choice.ts';
 import { type KindName, kinds } from './kinds.ts';
 import { countMismatches, pattern } from './pattern.ts';
+import { COPY_FD, Reply, type Request } from './roundtrip-messages.ts';
 
 /** Options of a round trip. */
 export interface RoundtripOptions {
@@ -132,4 +136,96 @@ async function timeCopying(child: RoundtripChild, buffer: DeviceBuffer): Promise
   child.pipe.write(await buffer.copyToHost());
   await received;
   return performance.now() - start;
+}
+
+// ---- The child ----
+
+/** Options of a child process. */
+interface ChildOptions {
+  readonly program: string;
+  readonly args: readonly string[];
+  readonly env: NodeJS.ProcessEnv;
+  readonly deadlineMs: number;
+}
+
+/** The child process, with one deadline for all requests. */
+class RoundtripChild {
+  readonly #peer: ChildPeer;
+  readonly #exited: Promise<CuffiError>;
+
+  constructor({ program, args, env, deadlineMs }: ChildOptions) {
+    const stdio = ['ignore', 'inherit', 'inherit', 'pipe'] as const;
+    this.#peer = spawnPeer(program, { args, env, stdio: [...stdio] });
+    this.#exited = this.#watch(deadlineMs);
+    // A child that dies breaks its pipe; its exit is reported instead.
+    this.pipe.on('error', () => {});
+  }
+
+  get pid(): number {
+    return this.#peer.pid;
+  }
+
+  /** The pipe for the bytes that the child copies to the device. */
+  get pipe(): Writable {
+    return this.#peer.process.stdio[COPY_FD] as Writable;
+  }
+
+  /** Sends a request, if given, and returns the child's next message, which must be of `type`. */
+  async ask<T extends Reply['type']>(
+    type: T,
+    request?: Request,
+  ): Promise<Extract<Reply, { type: T }>> {
+    const parsed = Reply.safeParse(await this.#exchange(request));
+    if (!parsed.success) throw new CuffiError('the child sent an invalid message');
+    const received = parsed.data;
+    if (received.type === 'failed') throw new CuffiError(failedInChild(received.message));
+    if (received.type !== type)
+      throw new CuffiError(`the child sent '${received.type}' instead of '${type}'`);
+    return received as Extract<Reply, { type: T }>;
+  }
+
+  /** Closes the connection and waits for the child to exit; the deadline kills it. */
+  async end(): Promise<void> {
+    this.#peer.close();
+    this.pipe.destroy();
+    await this.#exited;
+  }
+
+  /** Kills the child and waits for its exit. */
+  async kill(): Promise<void> {
+    this.#peer.process.kill('SIGKILL');
+    await this.end();
+  }
+
+  async #exchange(request: Request | undefined): Promise<unknown> {
+    try {
+      if (request) await this.#peer.send(request);
+      return await this.#peer.receive();
+    } catch (error) {
+      if (error instanceof ClosedError || error instanceof PeerGoneError) throw await this.#exited;
+      throw error;
+    }
+  }
+
+  /** Resolves at the child's exit with an error for requests that are still waiting. */
+  async #watch(deadlineMs: number): Promise<CuffiError> {
+    const { process: child, pid } = this.#peer;
+    let isTimedOut = false;
+    const deadline = setTimeout(() => {
+      isTimedOut = true;
+      child.kill('SIGKILL');
+    }, deadlineMs);
+    try {
+      const [code, signal] = await once(child, 'exit');
+      return new CuffiError(
+        isTimedOut
+          ? noReplyWithin(deadlineMs, pid)
+          : `the child (pid ${pid}) ${signal ? `was killed by ${signal}` : `exited with code ${code}`} before it replied`,
+      );
+    } catch (error) {
+      return new CuffiError(`the child failed: ${(error as Error).message}`);
+    } finally {
+      clearTimeout(deadline);
+    }
+  }
 }

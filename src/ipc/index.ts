@@ -65,6 +65,6 @@ export {
 export type { PoolMember } from './pool/member.ts';
 export { listen, Listener, type ListenOptions } from './peer/listener.ts';
 export { connect, type ConnectOptions } from './peer/connect.ts';
-export type { BusyPollOptions } from './peer/peer-options.ts';
+export type { BusyPollOptions, WaitingOptions } from './peer/peer-options.ts';
 export type { PeerCredentials, TrustOptions } from './peer/credentials.ts';
 export type { WaitOptions } from '../deadline.ts';

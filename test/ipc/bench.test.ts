@@ -1,13 +1,16 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { constants, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
+import { closeFd, createMemfd } from '../../ffi/linux/libc.ts';
 import { type Figures, wayNames } from '../../src/cli/bench.ts';
+import type { Order } from '../../src/cli/bench-messages.ts';
+import { spawnPeer } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
-import { startProgram } from '../support/program.ts';
+import { programFile, startProgram } from '../support/program.ts';
 
 const main = new URL('../../src/cli/main.ts', import.meta.url);
 const options = { timeout: 60_000 };
@@ -28,8 +31,36 @@ function start(...args: string[]) {
   child.stderr.on('data', (data) => {
     said.err += data;
   });
-  const ended = once(child, 'close').then(([code]) => ({ code: code as number, ...said }));
+  const ended = once(child, 'close').then(([code, signal]) => ({
+    code: code as number | null,
+    signal: signal as NodeJS.Signals | null,
+    ...said,
+  }));
   return { child, ended };
+}
+
+/** Each size takes at least 0.2 s: the emulated driver measures each of five ways for 40 ms. */
+const MANY_SIZES = Array.from({ length: 200 }, (_, at) => `${4 * (at + 1)}KiB`).join();
+
+/** Starts a measurement of about a minute, and waits until both processes are somewhere in it. */
+async function startLong() {
+  const { child, ended } = start('--size', MANY_SIZES);
+  const pid = child.pid as number;
+  while (childrenOf(pid).length === 0) await delay(10);
+  const second = Number(childrenOf(pid)[0]);
+  // Before its exec, it has the handlers of the first process; Node itself catches SIGINT and SIGTERM.
+  while (!programOf(second).includes('bench-child') || !catches(second, 'SIGHUP')) await delay(10);
+  await delay(400);
+  return { child, ended, second };
+}
+
+const programOf = (pid: number): string => readFileSync(`/proc/${pid}/cmdline`, 'latin1');
+
+/** Whether a process has a handler for a signal. */
+function catches(pid: number, signal: NodeJS.Signals): boolean {
+  const [, mask = ''] =
+    /^SigCgt:\t(\w+)$/m.exec(readFileSync(`/proc/${pid}/status`, 'latin1')) ?? [];
+  return ((BigInt(`0x${mask}`) >> BigInt(constants.signals[signal] - 1)) & 1n) === 1n;
 }
 
 const childrenOf = (pid: number): string[] =>
@@ -86,13 +117,9 @@ describe('cuffi bench', () => {
     for (const [signal, code] of [
       ['SIGINT', 130],
       ['SIGTERM', 143],
+      ['SIGHUP', 129],
     ] as const) {
-      const { child, ended } = start('--size=64MiB');
-      const pid = child.pid as number;
-      while (childrenOf(pid).length === 0) await delay(10);
-      const [second = ''] = childrenOf(pid);
-      // Somewhere in the measurement.
-      await delay(400);
+      const { child, ended, second } = await startLong();
       child.kill(signal);
       const { err, ...end } = await ended;
       assert.deepEqual([end.code, err], [code, 'cuffi: interrupted\n']);
@@ -101,13 +128,67 @@ describe('cuffi bench', () => {
     }
   });
 
+  test('the second process leaves the signals of a terminal to the first', options, async () => {
+    const { child, ended, second } = await startLong();
+    for (const signal of ['SIGINT', 'SIGHUP'] as const) {
+      process.kill(second, signal);
+      await delay(100);
+    }
+    assert.deepEqual(childrenOf(child.pid as number), [String(second)]);
+    child.kill('SIGHUP');
+    const { code, err } = await ended;
+    assert.deepEqual([code, err], [129, 'cuffi: interrupted\n']);
+  });
+
+  test('a second signal, also of another name, ends the command at once', options, async () => {
+    for (const next of ['SIGTERM', 'SIGINT'] as const) {
+      const { child, ended, second } = await startLong();
+      // A process that is stopped does not end when it is asked to: the command waits for it.
+      process.kill(second, 'SIGSTOP');
+      try {
+        child.kill('SIGINT');
+        while (catches(child.pid as number, 'SIGINT')) await delay(10);
+        child.kill(next);
+        assert.equal((await ended).signal, next);
+      } finally {
+        process.kill(second, 'SIGKILL');
+      }
+      // What was killed removes nothing.
+      rmSync(join(folder, 'cuffi'), { recursive: true, force: true });
+    }
+  });
+
   test('the death of the second process ends the command with an error', options, async () => {
-    const { child, ended } = start('--size=64MiB');
-    while (childrenOf(child.pid as number).length === 0) await delay(10);
-    await delay(400);
-    process.kill(Number(childrenOf(child.pid as number)[0]), 'SIGKILL');
+    const { ended, second } = await startLong();
+    process.kill(second, 'SIGKILL');
     const { code, err } = await ended;
     assert.equal(code, 1);
     assert.match(err, /^cuffi: process \d+ .*SIGKILL/);
+  });
+});
+
+describe('the second process of cuffi bench', () => {
+  test('page-locked memory that it lacks is an error, not other memory', options, async () => {
+    const fd = createMemfd('cuffi-bench-test', 4096);
+    const program = programFile(new URL('../../src/cli/bench-child.ts', import.meta.url)).path;
+    await using child = spawnPeer<number | null | string, Order>(program, {
+      args: ['0', '4096'],
+      stdio: ['ignore', 'ignore', 'inherit', 'pipe', fd],
+    });
+    closeFd(fd);
+    const ask = async (order: Order): Promise<unknown> => {
+      await child.send(order);
+      return child.receive();
+    };
+    assert.equal(await child.receive(), null);
+    const opened = {
+      type: 'open',
+      byteLength: 4096,
+      buffer: undefined,
+      channel: undefined,
+    } as const;
+    assert.equal(await ask(opened), null);
+    assert.equal(await ask({ type: 'copied', isPinned: false }), 0);
+    assert.equal(await ask({ type: 'copied', isPinned: true }), 'no page-locked memory is open');
   });
 });

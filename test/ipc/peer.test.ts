@@ -82,6 +82,31 @@ describe('ChildPeer', () => {
     assert.match((await child.ended).message, /could not be started/);
     await child[Symbol.asyncDispose]();
   });
+
+  test(
+    'a child that does not ask for its parent in time is killed, and requests may have a limit of their own',
+    deadline,
+    async () => {
+      const member = programFile(new URL('./fixtures/pool-member.ts', import.meta.url)).path;
+      using child = spawnPeer(member, { args: ['asleep'], startTimeoutMs: 100 });
+      const reason = await child.ended;
+      assert.deepEqual([reason.name, reason.code], ['IpcError', 'spawn-failed']);
+      assert.match(
+        reason.message,
+        /^process \d+ has not connected within 100 ms: it has sent nothing yet: does it call parentPeer\(\)\?$/,
+      );
+      assert.equal(await ended(child), 'SIGKILL');
+      // One that asks in time is left alone.
+      await using other = spawnPeer(member, { startTimeoutMs: 30_000, requestTimeoutMs: 50 });
+      assert.equal(await other.request({ do: 'aborted' }, { timeoutMs: 30_000 }), 0);
+      await assert.rejects(other.request({ do: 'untilAborted' }), {
+        name: 'TimeoutError',
+        message: /^a request to process \d+ took longer than 50 ms$/,
+      });
+      for (const options of [{ startTimeoutMs: -1 }, { requestTimeoutMs: -1 }])
+        assert.throws(() => spawnPeer(member, options), RangeError);
+    },
+  );
 });
 
 async function end(child: ChildPeer): Promise<void> {

@@ -25,7 +25,7 @@ import { DeviceBuffer, type MemoryResource } from '../../memory/buffer.ts';
 import { ManagedMemory } from '../../memory/managed.ts';
 import { MappedMemory } from '../../memory/mapped.ts';
 import { MemoryPool } from '../../memory/pool.ts';
-import { childProgram } from '../child-program.ts';
+import { childProgram } from '../child.ts';
 import { replaceMissingGpu } from '../driver-choice.ts';
 import { ptraceScope } from './pair.ts';
 import type { DoctorDevice, LibraryFacts, MachineFacts } from './rules.ts';

@@ -49,14 +49,14 @@ export async function connect<Receives = unknown, Sends = Anything>(
   options?: ConnectOptions,
 ): Promise<Peer<Receives, Sends>> {
   assertCanConnect('connect');
-  const { signal, timeoutMs, busyPollUs, orphanGraceMs, ...rest } = checkOptions(
+  const { signal, timeoutMs, busyPollUs, requestTimeoutMs, orphanGraceMs, ...rest } = checkOptions(
     options,
     ['signal', 'timeoutMs', ...peerOptionNames, ...trustOptionNames],
     'connect',
   );
   const trust = checkTrust(rest);
   checkDeadline({ signal, timeoutMs }, 'connect');
-  const init = checkPeerOptions({ busyPollUs, orphanGraceMs });
+  const init = checkPeerOptions({ busyPollUs, requestTimeoutMs, orphanGraceMs });
   if (typeof name !== 'string')
     throw new TypeError(
       `the name to connect to must be a string, such as 'render', not ${formatValue(name)}`,

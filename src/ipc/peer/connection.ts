@@ -196,6 +196,9 @@ export class Connection implements FramedSocketHandler, Hosts {
     return this.#end;
   }
 
+  /** The time limit of requests that have none. */
+  requestTimeoutMs: number | undefined;
+
   /** For how many microseconds a caller that waits is polled for before the thread sleeps. */
   set busyPollUs(durationUs: number) {
     this.#poller.durationUs = durationUs;
@@ -223,6 +226,11 @@ export class Connection implements FramedSocketHandler, Hosts {
     this.#isExitAwaited = true;
     this.#findFault = findFault;
     this.#parentCall = parentCall;
+  }
+
+  /** Whether the other process has connected: a child does when it asks for its parent. */
+  get hasMet(): boolean {
+    return this.#socket.hasMet;
   }
 
   /** What is probably wrong with a child that has not sent anything. */

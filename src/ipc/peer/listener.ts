@@ -68,13 +68,13 @@ export function listen<Receives = unknown, Sends = Anything>(
   options?: ListenOptions,
 ): Listener<Receives, Sends> {
   assertCanConnect('listen');
-  const { busyPollUs, orphanGraceMs, ...rest } = checkOptions(
+  const { busyPollUs, requestTimeoutMs, orphanGraceMs, ...rest } = checkOptions(
     options,
     [...trustOptionNames, ...peerOptionNames],
     'listen',
   );
   const trust = checkTrust(rest);
-  const init = checkPeerOptions({ busyPollUs, orphanGraceMs });
+  const init = checkPeerOptions({ busyPollUs, requestTimeoutMs, orphanGraceMs });
   if (typeof name !== 'string')
     throw new TypeError(`the name to listen at must be a string, not ${formatValue(name)}`);
   if (isPlainName(name) && trust.allowOtherUsers)

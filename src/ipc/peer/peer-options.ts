@@ -20,6 +20,12 @@ export interface BusyPollOptions {
   readonly busyPollUs?: number | undefined;
 }
 
+/** How a peer waits: for messages, and for the answers of its requests. */
+export interface WaitingOptions extends BusyPollOptions {
+  /** The `timeoutMs` of requests that have none. Default: they wait until the connection ends. */
+  readonly requestTimeoutMs?: number | undefined;
+}
+
 /** How long leases last if the end of their holder cannot be observed. */
 export interface GraceOptions {
   /**
@@ -30,12 +36,13 @@ export interface GraceOptions {
 }
 
 /** All options. */
-export interface PeerOptions extends BusyPollOptions, GraceOptions {}
+export interface PeerOptions extends WaitingOptions, GraceOptions {}
 
 /** The names of the options. */
-export const peerOptionNames = ['busyPollUs', 'orphanGraceMs'] as const;
+export const peerOptionNames = ['busyPollUs', 'requestTimeoutMs', 'orphanGraceMs'] as const;
 
-const MAX_GRACE_MS = 2 ** 31 - 1;
+/** The longest that a timer can be set to. */
+export const MAX_TIMER_MS = 2 ** 31 - 1;
 
 /**
  * Every function that makes a connection calls this first.
@@ -53,8 +60,14 @@ export function assertCanConnect(caller: string): void {
 }
 
 /** Returns the given options. @throws TypeError, RangeError for invalid times */
-export function checkPeerOptions({ busyPollUs, orphanGraceMs }: PeerOptions): PeerOptions {
+export function checkPeerOptions({
+  busyPollUs,
+  requestTimeoutMs,
+  orphanGraceMs,
+}: PeerOptions): PeerOptions {
   if (busyPollUs !== undefined) checkBusyPollUs(busyPollUs);
-  if (orphanGraceMs !== undefined) checkInteger(orphanGraceMs, 'orphanGraceMs', 0, MAX_GRACE_MS);
-  return { busyPollUs, orphanGraceMs };
+  if (requestTimeoutMs !== undefined)
+    checkInteger(requestTimeoutMs, 'requestTimeoutMs', 0, MAX_TIMER_MS);
+  if (orphanGraceMs !== undefined) checkInteger(orphanGraceMs, 'orphanGraceMs', 0, MAX_TIMER_MS);
+  return { busyPollUs, requestTimeoutMs, orphanGraceMs };
 }

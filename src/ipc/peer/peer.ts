@@ -122,9 +122,11 @@ export class Peer<Receives = unknown, Sends = Anything>
       process = processOfSocket(socket, credentials.pid),
       orphanGraceMs = DEFAULT_GRACE_MS,
       busyPollUs = 0,
+      requestTimeoutMs,
     } = init;
     const connection = new Connection(socket, processName(credentials), process, orphanGraceMs);
     connection.busyPollUs = busyPollUs;
+    connection.requestTimeoutMs = requestTimeoutMs;
     noteFirstUse();
     super('Peer', { release: () => connection.close() });
     connection.resource = this[stateKey];
@@ -203,7 +205,8 @@ export class Peer<Receives = unknown, Sends = Anything>
    * with its answer. Requests and values do not mix: no loop sees a request. Work on GPU objects is
    * ordered both ways as by `send` and `receive`; the receiver owns what the answer has.
    *
-   * Aborting, or the time-out, aborts the handler's signal, and drops its answer.
+   * Aborting, or the time-out, aborts the handler's signal, and drops its answer. Without `timeoutMs`, the
+   * peer's `requestTimeoutMs` counts.
    *
    * @param options `stream` orders the request, as of {@link send}, and uses the answer
    * @throws what the handler threw: an error of the same class, with its own `stack`, to which the
@@ -215,6 +218,7 @@ export class Peer<Receives = unknown, Sends = Anything>
    * const labels = await peer.request({ image: buffer }, { timeoutMs: 1000 });
    */
   async request<V>(value: Outgoing<Sends, V>, options?: TransferOptions): Promise<Receives> {
+    // Awaited: an error then has the line of this call in its stack.
     return await this.ask(value, options);
   }
 
@@ -228,9 +232,11 @@ export class Peer<Receives = unknown, Sends = Anything>
     this.assertOpen();
     const connection = this.#connection;
     const operation = `a request to ${connection.peerName}`;
+    const { requestTimeoutMs: timeoutMs } = connection;
+    const limited = timeoutMs === undefined ? deadline : { timeoutMs, ...deadline };
     try {
       return (await withDeadline<unknown>(
-        deadline,
+        limited,
         operation,
         (resolve, reject) => {
           const onDropped = fate?.onDropped;

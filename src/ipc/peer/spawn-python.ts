@@ -4,13 +4,14 @@ import { fileURLToPath } from 'node:url';
 import { readSetting } from '../../../ffi/settings.ts';
 import { companionPath } from '../../python/companion.ts';
 import { checkOptions, checkStrings, formatValue } from '../../validate.ts';
-import { assertCanConnect, checkPeerOptions } from './peer-options.ts';
+import { assertCanConnect } from './peer-options.ts';
 import type { Anything } from './sendable.ts';
 import {
   CHILD_OPTIONS,
   type ChildOptions,
   ChildPeer,
   checkChildOptions,
+  checkConnectionOptions,
   isUrl,
   scriptPath,
   startChild,
@@ -53,9 +54,11 @@ export function spawnPython<Receives = unknown, Sends = Anything>(
     args = [],
     python,
     busyPollUs,
+    requestTimeoutMs,
+    startTimeoutMs,
     ...others
   } = checkOptions(options, ['args', 'python', ...CHILD_OPTIONS], 'spawnPython');
-  const init = checkPeerOptions({ busyPollUs });
+  const init = checkConnectionOptions({ busyPollUs, requestTimeoutMs, startTimeoutMs });
   const given = checkStrings(args, 'args');
   const { passesOnStderr, ...how } = checkChildOptions(others, 'spawnPython');
   const { env, cwd } = how;

@@ -8,16 +8,28 @@ import { isMainThread } from '../../../ffi/thread.ts';
 import { checkDeadline } from '../../deadline.ts';
 import { IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
-import { assertInternal, checkOptions, checkStrings, formatValue } from '../../validate.ts';
+import {
+  assertInternal,
+  checkInteger,
+  checkOptions,
+  checkStrings,
+  formatValue,
+} from '../../validate.ts';
 import { PeerProcess } from '../lease/peer-process.ts';
 import { PARENT_VARIABLE } from '../protocol.ts';
 import { ChildOutput, ignoreBrokenStderr } from './child-output.ts';
 import { Peer } from './peer.ts';
-import { assertCanConnect, type BusyPollOptions, checkPeerOptions } from './peer-options.ts';
+import {
+  assertCanConnect,
+  checkPeerOptions,
+  MAX_TIMER_MS,
+  type PeerOptions,
+  type WaitingOptions,
+} from './peer-options.ts';
 import type { Anything } from './sendable.ts';
 
 /** How a child is started, in either language. */
-export interface ChildOptions extends BusyPollOptions {
+export interface ChildOptions extends WaitingOptions {
   /** Default: the environment of this process. */
   readonly env?: NodeJS.ProcessEnv;
   readonly cwd?: string | URL;
@@ -27,6 +39,11 @@ export interface ChildOptions extends BusyPollOptions {
    * call throws its reason.
    */
   readonly signal?: AbortSignal;
+  /**
+   * How long the child may take until it asks for its parent. Then it is killed, and its peer ends with an
+   * {@link IpcError} with the code `spawn-failed`. Default: no limit.
+   */
+  readonly startTimeoutMs?: number;
   /**
    * As of `child_process.spawn`. Default: 'inherit'. An inherited stderr is a pipe, which this process
    * passes on to its own: so the {@link PeerGoneError} of a child has the end of it. Pass the file
@@ -67,9 +84,11 @@ export function spawnPeer<Receives = unknown, Sends = Anything>(
     args = [],
     execArgv = ownExecArgv(),
     busyPollUs,
+    requestTimeoutMs,
+    startTimeoutMs,
     ...others
   } = checkOptions(options, ['args', 'execArgv', ...CHILD_OPTIONS], 'spawnPeer');
-  const init = checkPeerOptions({ busyPollUs });
+  const init = checkConnectionOptions({ busyPollUs, requestTimeoutMs, startTimeoutMs });
   const given = checkStrings(args, 'args');
   const ownArgs = checkStrings(execArgv, 'execArgv');
   const { passesOnStderr, ...how } = checkChildOptions(others, 'spawnPeer');
@@ -108,7 +127,29 @@ export function scriptPath(script: unknown): string {
 }
 
 /** The names of {@link ChildOptions}. */
-export const CHILD_OPTIONS = ['env', 'stdio', 'cwd', 'signal', 'busyPollUs'] as const;
+export const CHILD_OPTIONS = [
+  'env',
+  'stdio',
+  'cwd',
+  'signal',
+  'busyPollUs',
+  'requestTimeoutMs',
+  'startTimeoutMs',
+] as const;
+
+/** Options of the connection to a child. */
+interface ChildConnectionOptions extends PeerOptions {
+  readonly startTimeoutMs?: number | undefined;
+}
+
+/** @throws TypeError, RangeError for invalid times */
+export function checkConnectionOptions({
+  startTimeoutMs,
+  ...options
+}: ChildConnectionOptions): ChildConnectionOptions {
+  if (startTimeoutMs !== undefined) checkInteger(startTimeoutMs, 'startTimeoutMs', 0, MAX_TIMER_MS);
+  return { ...checkPeerOptions(options), startTimeoutMs };
+}
 
 /** Checked options of a child. */
 interface ChildEnvironment {
@@ -211,15 +252,20 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
   readonly #output: ChildOutput | undefined;
 
   /** @internal */
-  constructor(socket: number, child: ChildProcess, init: ChildInit, options: BusyPollOptions) {
+  constructor(
+    socket: number,
+    child: ChildProcess,
+    init: ChildInit,
+    { startTimeoutMs, ...options }: ChildConnectionOptions,
+  ) {
     assertInternal(child, Object, 'ChildPeer', 'spawnPeer');
     const pid = child.pid ?? 0;
     const peerProcess = PeerProcess.ofChild(pid);
-    const { busyPollUs } = options;
-    super(socket, { pid, uid: process.getuid?.() ?? 0 }, { process: peerProcess, busyPollUs });
+    super(socket, { pid, uid: process.getuid?.() ?? 0 }, { process: peerProcess, ...options });
     this.process = child;
     const { connection } = this;
     connection.awaitExit(init.findFault, init.parentCall);
+    if (startTimeoutMs !== undefined) this.#expectStart(startTimeoutMs);
     // None if it could not be started.
     const output = init.passesOnStderr && child.stderr ? new ChildOutput(child) : undefined;
     this.#output = output;
@@ -244,6 +290,22 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
       );
       peerProcess.markGone();
     });
+  }
+
+  #expectStart(timeoutMs: number): void {
+    const { connection } = this;
+    const timer = setTimeout(() => {
+      if (connection.hasMet || connection.end) return;
+      connection.fail(
+        new IpcError(
+          `${connection.peerName} has not connected within ${timeoutMs} ms: ${connection.silenceHint}`,
+          undefined,
+          'spawn-failed',
+        ),
+      );
+      this.process.kill('SIGKILL');
+    }, timeoutMs).unref();
+    void this.ended.then(() => clearTimeout(timer));
   }
 
   /** @internal */
@@ -304,12 +366,15 @@ let parent: Peer | undefined;
  * for await (const task of parentPeer()) await parentPeer().send(work(task));
  */
 export function parentPeer<Receives = unknown, Sends = Anything>(
-  options?: BusyPollOptions,
+  options?: WaitingOptions,
 ): Peer<Receives, Sends> {
   assertCanConnect('parentPeer');
-  const { busyPollUs } = checkPeerOptions(checkOptions(options, ['busyPollUs'], 'parentPeer'));
+  const { busyPollUs, requestTimeoutMs } = checkPeerOptions(
+    checkOptions(options, ['busyPollUs', 'requestTimeoutMs'], 'parentPeer'),
+  );
   parent ??= connectToParent();
   if (busyPollUs !== undefined) parent.connection.busyPollUs = busyPollUs;
+  if (requestTimeoutMs !== undefined) parent.connection.requestTimeoutMs = requestTimeoutMs;
   return parent as Peer<Receives, Sends>;
 }
 

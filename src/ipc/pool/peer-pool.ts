@@ -17,7 +17,7 @@ export type PoolScript = string | URL | { readonly module: string };
 
 /** Options of {@link PeerPool.create}. */
 export interface PeerPoolOptions<Receives = unknown, Sends = Anything>
-  extends Omit<SpawnPeerOptions, 'signal'>,
+  extends Omit<SpawnPeerOptions, 'signal' | 'requestTimeoutMs'>,
     Pick<SpawnPythonOptions, 'python'> {
   /** The script, or a function that returns the script of each process. */
   readonly script: PoolScript | ((member: PoolMember) => PoolScript);
@@ -401,6 +401,7 @@ const POOL_OPTIONS = [
   'cwd',
   'stdio',
   'busyPollUs',
+  'startTimeoutMs',
 ] as const satisfies readonly (keyof PeerPoolOptions)[];
 
 /** @throws TypeError, RangeError */

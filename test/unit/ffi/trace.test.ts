@@ -35,6 +35,18 @@ describe('recordCalls', () => {
     for (const { durationMs } of recorder.calls) assert.ok(durationMs >= 0);
   });
 
+  test('gives each record to a function, which then has them alone', () => {
+    const seen: string[] = [];
+    {
+      using recorder = recordCalls(({ name, status }) => seen.push(`${name} ${status}`));
+      cu.cuInit(0);
+      assert.deepEqual([seen, recorder.calls], [['cuInit 0'], []]);
+    }
+    cu.cuInit(0);
+    assert.equal(seen.length, 1);
+    assert.throws(() => recordCalls('stderr' as never), TypeError);
+  });
+
   test('counts elements of a fill in bytes, and fills are no copies', () => {
     using recorder = recordCalls();
     cu.cuMemsetD8Async(pointer, 0, 10, stream);

@@ -11,7 +11,7 @@ describe('readOptions of bench', () => {
     assert.equal(sizes(), undefined);
   });
 
-  test('a size that is none, not of whole words or too large throws', () => {
+  test('a size that is malformed, not a multiple of 4 bytes, or too large throws', () => {
     for (const size of ['', 'x', '6', '0', '1TiB', '1.5MiB', '-4', '2049MiB', '4KiB,,8KiB', '1e6'])
       assert.throws(
         () => readOptions([`--size=${size}`]),
@@ -22,15 +22,25 @@ describe('readOptions of bench', () => {
       );
   });
 
+  test('a picture without a file name throws before anything is measured', () => {
+    assert.throws(
+      () => readOptions(['--svg=']),
+      (error) => error instanceof UsageError && /^--svg must be the path of a/.test(error.message),
+    );
+    assert.equal(readOptions(['--svg=a.svg']).svg, 'a.svg');
+  });
+
   test('an unknown option and an argument throw', () => {
     assert.throws(
       () => readOptions(['--sizes=4KiB']),
       /^Error: Unknown option '--sizes' \(did you mean '--size'\?\)$/,
     );
     assert.throws(() => readOptions(['4KiB']), /^Error: bench takes no '4KiB'$/);
-    assert.throws(
-      () => readOptions(['--device=x']),
-      /^Error: --device must be an integer from 0 to/,
-    );
+    for (const ordinal of ['x', '1024', '0x1', '1e2'])
+      assert.throws(
+        () => readOptions([`--device=${ordinal}`]),
+        new RegExp(`^Error: --device must be an integer from 0 to 1023, not "${ordinal}"$`),
+      );
+    assert.equal(readOptions(['--device=1023']).device, 1023);
   });
 });

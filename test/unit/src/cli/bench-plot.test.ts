@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { type Figures, type WayName, wayNames } from '../../../../src/cli/bench.ts';
-import { drawFigures, shortTime } from '../../../../src/cli/bench-plot.ts';
+import { drawFigures } from '../../../../src/cli/bench-plot.ts';
 
 const figure = (way: WayName, byteLength: number, medianMs: number, p95Ms = medianMs): Figures => ({
   way,
@@ -96,21 +96,5 @@ describe('drawFigures', () => {
     const svg = drawFigures(figures, { device: '<b>&\u0007', isEmulated: false });
     assert.match(svg, />&lt;b&gt;&amp;\?</);
     assert.doesNotMatch(svg, /mean nothing/);
-  });
-});
-
-describe('shortTime', () => {
-  test('a time has three digits and the unit in which it is from 1 to 1000', () => {
-    const said = [0.000_05, 0.0012, 0.085_14, 0.9999, 1, 12.34, 999.6, 4070].map(shortTime);
-    assert.deepEqual(said, [
-      '50.0 ns',
-      '1.20 µs',
-      '85.1 µs',
-      '1.00 ms',
-      '1.00 ms',
-      '12.3 ms',
-      '1.00 s',
-      '4.07 s',
-    ]);
   });
 });

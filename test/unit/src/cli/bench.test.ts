@@ -1,15 +1,13 @@
 import assert from 'node:assert/strict';
-import { afterEach, describe, test } from 'node:test';
+import { describe, test } from 'node:test';
+import { selectDriver } from '../../../../ffi/driver.ts';
 import { type BenchOptions, bench, figuresOf, wayNames } from '../../../../src/cli/bench.ts';
-import { Context } from '../../../../src/index.ts';
+import { withFaults } from '../../../support/faults.ts';
 import { openDescriptors } from '../../../support/process-state.ts';
-import { programFile } from '../../../support/program.ts';
 import { emulate } from '../emulate.ts';
+import { clearVariablesAfterEach, failureOf, fixture } from './child-failures.ts';
 
-const variables = ['CUFFI_TEST_DIES_AT', 'CUFFI_TEST_SAYS'];
-afterEach(() => {
-  for (const name of variables) delete process.env[name];
-});
+clearVariablesAfterEach();
 
 const run = (options: Partial<BenchOptions> = {}) =>
   bench({
@@ -22,26 +20,10 @@ const run = (options: Partial<BenchOptions> = {}) =>
     ...options,
   });
 
-const fixture = (name: string): { readonly program: string } => ({
-  program: programFile(new URL(`./fixtures/${name}.ts`, import.meta.url)).path,
-});
-
-/** Returns the error of a measurement that must fail, and checks that it leaves nothing. */
-async function failureOf(options: Partial<BenchOptions>): Promise<Error> {
-  const context = Context.primary();
-  const { free } = context.memoryInfo();
-  const error = await run(options).then(
-    () => assert.fail('the measurement came to an end'),
-    (reason: Error) => reason,
-  );
-  assert.equal(context.memoryInfo().free, free);
-  return error;
-}
-
 describe('bench', () => {
   test('a child that never replies is ended at the deadline', async () => {
     emulate();
-    const error = await failureOf({ ...fixture('silent-child'), deadlineMs: 300 });
+    const error = await failureOf(() => run({ ...fixture('silent-child'), deadlineMs: 300 }));
     assert.equal(error.name, 'CuffiError');
     assert.equal(error.message, 'the child did not reply within 0.3 s');
   });
@@ -54,7 +36,7 @@ describe('bench', () => {
       ['open', /ended by SIGKILL/],
     ] as const) {
       process.env['CUFFI_TEST_DIES_AT'] = request;
-      const error = await failureOf(fixture('dying-child'));
+      const error = await failureOf(() => run(fixture('dying-child')));
       assert.match(error.message, how, request);
     }
   });
@@ -62,28 +44,33 @@ describe('bench', () => {
   test('failed measurements leave no descriptor open', async () => {
     emulate();
     process.env['CUFFI_TEST_DIES_AT'] = 'open';
-    await failureOf(fixture('dying-child'));
+    await failureOf(() => run(fixture('dying-child')));
     const before = openDescriptors();
-    await failureOf(fixture('dying-child'));
+    await failureOf(() => run(fixture('dying-child')));
     assert.equal(openDescriptors(), before);
   });
 
-  test('what fails in the child is the error, and so is a wrong word', async () => {
+  test('an error in the child is reported, and so is a wrong word', async () => {
     emulate();
     process.env['CUFFI_TEST_SAYS'] = '"no luck"';
-    assert.equal((await failureOf(fixture('wrong-child'))).message, 'in the child: no luck');
+    assert.equal(
+      (await failureOf(() => run(fixture('wrong-child')))).message,
+      'in the child: no luck',
+    );
     delete process.env['CUFFI_TEST_SAYS'];
-    const { message } = await failureOf(fixture('misreading-child'));
+    const { message } = await failureOf(() => run(fixture('misreading-child')));
     assert.equal(message, 'connection: the child read 7 instead of 1');
   });
 
-  test('an abort ends it with its reason, at once or later', async () => {
+  test('an abort ends the measurement with its reason, at once or later', async () => {
     emulate();
     const reason = new Error('enough');
-    assert.equal(await failureOf({ signal: AbortSignal.abort(reason) }), reason);
+    assert.equal(await failureOf(() => run({ signal: AbortSignal.abort(reason) })), reason);
     const controller = new AbortController();
     const onSize = (): void => void setTimeout(() => controller.abort(reason), 100);
-    const error = await failureOf({ signal: controller.signal, onSize, budgetMs: 60_000 });
+    const error = await failureOf(() =>
+      run({ signal: controller.signal, onSize, budgetMs: 60_000 }),
+    );
     assert.equal(error, reason);
   });
 
@@ -101,6 +88,41 @@ describe('bench', () => {
       wayNames.filter((name) => name !== 'channel'),
     );
     assert.deepEqual(await run({ sizes: [2 ** 31] }), { figures: [], omitted: [omitted[0]] });
+  });
+
+  test('what does not work here is named once, whatever the number of sizes', async () => {
+    emulate({ CUFFI_EMULATED_ATTRIBUTES: '41=0,102=0,115=0' });
+    const { figures, omitted } = await run({ sizes: [4096, 8192] });
+    assert.deepEqual(
+      omitted.map(({ what }) => what),
+      ['connection', 'channel'],
+    );
+    assert.equal(omitted[0]?.reason, 'the device does not support unified addressing');
+    assert.deepEqual(
+      figures.map(({ way }) => way),
+      [4096, 8192].flatMap(() => wayNames.filter((name) => name.startsWith('copying'))),
+    );
+  });
+
+  test('a channel that lacks memory is named with its size, once for each size', async () => {
+    // The slot of a channel is the only memory of this kind.
+    const { driver, fail } = withFaults(emulate(), ['cuMemCreate']);
+    selectDriver(driver);
+    const { figures, omitted } = await run({
+      sizes: [4096, 8192, 16_384],
+      onSize: (byteLength) => {
+        if (byteLength !== 8192) fail('cuMemCreate', 1, 2);
+      },
+    });
+    assert.deepEqual(
+      omitted.map(({ what }) => what),
+      ['channel, 4 KiB', 'channel, 16 KiB'],
+    );
+    for (const { reason } of omitted) assert.match(reason, /OUT_OF_MEMORY/);
+    assert.deepEqual(
+      figures.filter(({ way }) => way === 'channel').map(({ byteLength }) => byteLength),
+      [8192],
+    );
   });
 });
 

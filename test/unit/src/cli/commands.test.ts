@@ -38,6 +38,23 @@ describe('runCommandLine', () => {
     }
   });
 
+  test('every command with --driver refuses a text that names no driver', async () => {
+    const { stdout } = await cuffi('help');
+    const names = [...stdout.matchAll(/^ {2}(\w+) /gm)].map(([, name = '']) => name);
+    let count = 0;
+    for (const name of names) {
+      if (!(await cuffi(`help ${name}`)).stdout.includes('\n  --driver ')) continue;
+      count += 1;
+      for (const text of ['', 'cudaa']) {
+        const { code, stdout: out, stderr } = await cuffi(`${name} --driver=${text}`);
+        assert.deepEqual({ code, out }, { code: 2, out: '' }, name);
+        const said = `cuffi: --driver must be cuda, emulated, or the path of a libcuda, not "${text}"\n`;
+        assert.ok(stderr.startsWith(`${said}\nusage: cuffi ${name} `), stderr);
+      }
+    }
+    assert.equal(count, 5);
+  });
+
   test('an unknown command is refused with the nearest one, and the list', async () => {
     const wrong: readonly (readonly [args: string, said: RegExp])[] = [
       ['', /^cuffi: no command given\n\nusage: cuffi COMMAND/],

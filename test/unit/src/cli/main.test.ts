@@ -293,7 +293,7 @@ describe('cuffi command', () => {
     }
   });
 
-  test('bench ends with 1 if there is room for no size, and says so', async () => {
+  test('bench exits with 1 and says why if no size fits', async () => {
     const { code, stdout, stderr } = await inTurn('bench --size 2GiB');
     assert.deepEqual({ code, stderr }, { code: 1, stderr: '' });
     assert.match(stdout, /\nnot measured: 2 GiB: it takes 6 GiB of the GPU and some to spare, /);

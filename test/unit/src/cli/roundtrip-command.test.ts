@@ -30,10 +30,14 @@ describe('readOptions', () => {
     misused('--elements=-1', /^--elements must be an integer from 1 to .*, not "-1"$/);
     misused('--elements -1', /--elements/);
     misused('--device=-1', /^--device must be an integer from 0 to 1023/);
-    misused('--device=x', /^--device must be an integer .*, not "x"$/);
+    for (const ordinal of ['x', '0x1', '1e2'])
+      misused(
+        `--device=${ordinal}`,
+        new RegExp(`^--device must be an integer .*, not "${ordinal}"$`),
+      );
   });
 
-  test('elements and device may be the least and the most, and nothing beyond', () => {
+  test('elements and device accept their bounds, and nothing beyond', () => {
     const bounds: readonly ['elements' | 'device', least: number, most: number][] = [
       ['elements', 1, 2 ** 32],
       ['device', 0, 1023],

@@ -1,19 +1,14 @@
 import assert from 'node:assert/strict';
-import { readdirSync, readFileSync } from 'node:fs';
-import { afterEach, describe, test } from 'node:test';
+import { describe, test } from 'node:test';
 import { cu, selectDriver } from '../../../../ffi/driver.ts';
 import { defaultKind } from '../../../../src/cli/kinds.ts';
 import { inspectDevice, roundtrip } from '../../../../src/cli/roundtrip.ts';
-import { Context } from '../../../../src/index.ts';
 import { broken } from '../../../support/faults.ts';
 import { openDescriptors } from '../../../support/process-state.ts';
-import { programFile } from '../../../support/program.ts';
 import { emulate } from '../emulate.ts';
+import { clearVariablesAfterEach, failureOf, fixture } from './child-failures.ts';
 
-const variables = ['CUFFI_TEST_DIES_AT', 'CUFFI_TEST_SAYS', 'CUFFI_TEST_FINDS'];
-afterEach(() => {
-  for (const name of variables) delete process.env[name];
-});
+clearVariablesAfterEach();
 
 const run = (program: string, { elements = 1024, deadlineMs = 30_000 } = {}) =>
   roundtrip({
@@ -22,35 +17,8 @@ const run = (program: string, { elements = 1024, deadlineMs = 30_000 } = {}) =>
     device: 0,
     driver: { name: 'emulated', reason: 'it is a test' },
     deadlineMs,
-    program: programFile(new URL(`./fixtures/${program}.ts`, import.meta.url)).path,
+    ...fixture(program),
   });
-
-/** The child processes that have not exited. */
-const children = (): string[] =>
-  readdirSync('/proc').filter((pid) => {
-    try {
-      const stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
-      return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1] === String(process.pid);
-    } catch {
-      // Not a process, or one that has exited meanwhile.
-      return false;
-    }
-  });
-
-/** Returns the error of a round trip that must fail, and checks that no memory or process is left. */
-async function failureOf(trip: () => Promise<unknown>): Promise<Error> {
-  const context = Context.primary();
-  const { free } = context.memoryInfo();
-  const before = children();
-  const error = await trip().then(
-    () => assert.fail('the round trip came to an end'),
-    (reason: Error) => reason,
-  );
-  await context.flush();
-  assert.equal(context.memoryInfo().free, free);
-  assert.deepEqual(children(), before);
-  return error;
-}
 
 describe('roundtrip', () => {
   test('a child that never replies is killed at the deadline', async () => {

@@ -34,3 +34,6 @@ export const Reply = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('failed'), message: z.string().max(10_000) }),
 ]);
 export type Reply = Infer<typeof Reply>;
+
+/** The child's end of the pipe for the bytes that it copies to the device. */
+export const COPY_FD = 3;
