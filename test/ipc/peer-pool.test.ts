@@ -147,6 +147,13 @@ describe('PeerPool', () => {
     assert.equal(inspect(pool), 'PeerPool(closed)');
   });
 
+  test('close waits for a task that no process has yet', deadline, async () => {
+    const pool = start();
+    const task = where(pool);
+    await pool.close();
+    assert.equal((await task).began, 1);
+  });
+
   test('close waits for a task that runs', deadline, async () => {
     const pool = start();
     const { pid } = await where(pool);
