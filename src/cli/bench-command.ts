@@ -15,8 +15,9 @@ import {
   UsageError,
 } from './command.ts';
 import { chooseDriver, describeDriver } from './driver-choice.ts';
-import { print, printJson, showProgress } from './output.ts';
-import { columns, shortBytes, shortTime } from './table.ts';
+import { print, printedWidth, printJson, showProgress } from './output.ts';
+import { columns, heading, shortBytes, shortTime } from './table.ts';
+import type { Line } from './text.ts';
 
 export const benchCommand: Command = {
   summary: 'measures hand-overs of GPU memory to another process, by sharing and by copying',
@@ -117,7 +118,7 @@ const speed = (bytesPerSecond: number | null): string =>
   bytesPerSecond === null ? '-' : (bytesPerSecond / 1e9).toPrecision(3);
 
 /** The table: numbers to the right, in at most 80 columns. */
-function describeFigures(figures: readonly Figures[], isEmulated: boolean): string[] {
+function describeFigures(figures: readonly Figures[], isEmulated: boolean): Line[] {
   const cells = figures.map(({ byteLength, way, rounds, medianMs, p95Ms, bytesPerSecond }) => [
     shortBytes(byteLength),
     way,
@@ -126,8 +127,10 @@ function describeFigures(figures: readonly Figures[], isEmulated: boolean): stri
     speed(bytesPerSecond),
     isEmulated ? NO_GPU : String(rounds),
   ]);
-  const head = ['SIZE', 'WAY', 'MEDIAN', 'P95', 'GB/S', isEmulated ? 'NO GPU:' : 'ROUNDS'];
-  return columns([head, ...cells], (at) => at !== 1 && !(at === 5 && isEmulated));
+  const last = isEmulated ? 'NO GPU:' : 'ROUNDS';
+  const head = heading('SIZE', 'WAY', 'MEDIAN', 'P95', 'GB/S', last);
+  const isRight = (at: number): boolean => at !== 1 && !(at === 5 && isEmulated);
+  return columns([head, ...cells], { isRight, width: printedWidth() });
 }
 
 const describeOmitted = ({ omitted }: BenchResult): string[] =>
