@@ -115,7 +115,10 @@ describe('cuffi doctor --with', () => {
     const nobody = doctor(0x3f_fff0);
     assert.equal(nobody.code, 2);
     assert.match(nobody.stderr, /^cuffi: there is no process 4194288 that is seen here\n$/);
-    assert.match(doctor('-', [], '{}').stderr, /^cuffi: stdin has no descriptor: .*\n\nusage/s);
+    assert.match(
+      doctor('-', [], '{}').stderr,
+      /^cuffi: stdin has no descriptor: .*\nSee cuffi help doctor\.\n$/s,
+    );
   });
 
   test('compares with the process that made a descriptor, and says if it can be opened', () => {

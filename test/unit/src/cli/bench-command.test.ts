@@ -33,7 +33,7 @@ describe('readOptions of bench', () => {
   test('an unknown option and an argument throw', () => {
     assert.throws(
       () => readOptions(['--sizes=4KiB']),
-      /^Error: Unknown option '--sizes' \(did you mean '--size'\?\)$/,
+      /^Error: unknown option '--sizes' \(did you mean '--size'\?\)$/,
     );
     assert.throws(() => readOptions(['4KiB']), /^Error: bench takes no '4KiB'$/);
     for (const ordinal of ['x', '1024', '0x1', '1e2'])
