@@ -23,16 +23,18 @@ export function columns(
   { isRight = () => false, width = Number.POSITIVE_INFINITY }: TableOptions = {},
 ): Line[] {
   const widths: number[] = [];
+  // Of the last column, which is not padded and may be wrapped, a part.
+  const needed: number[] = [];
   const cut = rows.map((row) =>
     row.map((cell, at) => {
       const isLast = at === row.length - 1;
       const text = truncate(textOf(cell), isLast ? MAX_LAST_CELL_LENGTH : MAX_CELL_LENGTH);
-      const needed = isLast && !isRight(at) ? Math.min(text.length, MIN_ROOM) : text.length;
-      widths[at] = Math.max(widths[at] ?? 0, needed);
+      if (!isLast || isRight(at)) widths[at] = Math.max(widths[at] ?? 0, text.length);
+      needed[at] = Math.max(needed[at] ?? 0, widths[at] ?? Math.min(text.length, MIN_ROOM));
       return withText(cell, text);
     }),
   );
-  const starts = lineStarts(widths, width);
+  const starts = lineStarts(needed, width);
   return cut.flatMap((row) => {
     const cells = row.map((cell, at) => {
       const text = textOf(cell);
