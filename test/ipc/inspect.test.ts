@@ -111,31 +111,6 @@ describe('the socket for inspection', () => {
     );
   });
 
-  test('cuffi ls --watch asks again until Ctrl-C', async () => {
-    await using sharer = await sharing();
-    const path = await socketOf(sharer.pid);
-    const command = startProgram(
-      new URL('../../src/cli/main.ts', import.meta.url),
-      ['ls', '--watch', '--json', '--interval', '1'],
-      { stdio: ['ignore', 'pipe', 'inherit'] },
-    );
-    const lines = createInterface(command.stdout)[Symbol.asyncIterator]();
-    const counts = async (): Promise<number> =>
-      JSON.parse((await lines.next()).value).totals.objects;
-    try {
-      assert.equal(await counts(), 0);
-      using peer = await connect<{ buffer: DeviceBuffer }>(sharer.listener);
-      const { buffer } = await peer.receive();
-      assert.equal((await inspect(path, 'list')).objects[0]?.device, buffer.context.device.uuid);
-      await eventually(counts, (count) => count === 1);
-      command.kill('SIGINT');
-      assert.equal(await exitOf(command), 0);
-      buffer.close();
-    } finally {
-      await killed(command);
-    }
-  });
-
   test('keeps no process alive, and is removed at its exit', async () => {
     await using exporter = await start(['export']);
     const path = await socketOf(exporter.pid);
