@@ -50,7 +50,6 @@ const CONTINUED = 4;
  * two spaces or more. Words that are longer than a row stay whole.
  */
 export function wrap(text: string, width: number): Row[] {
-  if (text.length <= width) return [{ indent: 0, begin: 0, end: text.length }];
   const leading = text.length - text.trimStart().length;
   const hang = hangOf(text, width, leading);
   const rows: Row[] = [];
