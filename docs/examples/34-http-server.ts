@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { buffer } from 'node:stream/consumers';
-import { DeviceBuffer, PeerGoneError } from 'cuffi';
+import { DeviceBuffer } from 'cuffi';
 import { parentPeer, spawnPeer } from 'cuffi/ipc';
 
 type Job = { image: DeviceBuffer };
@@ -27,7 +27,7 @@ if (process.argv[2] === 'worker') {
       response.end(JSON.stringify(result));
     } catch (error) {
       if (worker.closed) worker = start();
-      response.writeHead(error instanceof PeerGoneError ? 503 : 400);
+      response.writeHead(error instanceof RangeError ? 400 : 503);
       response.end((error as Error).message.replaceAll(/\d+/g, 'N'));
     }
   });

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { text } from 'node:stream/consumers';
-import { type DeviceArray, devices, type float32, PeerGoneError, toDevice } from 'cuffi';
+import { type DeviceArray, devices, type float32, toDevice } from 'cuffi';
 import { PeerPool, parentPeer } from 'cuffi/ipc';
 
 type Row = DeviceArray<typeof float32>;
@@ -40,7 +40,7 @@ if (process.argv[2] === 'worker') {
       using input = await toDevice(Float32Array.from(row), { device });
       response.end(String(await pool.run(input, { device, timeoutMs: 10_000 })));
     } catch (error) {
-      response.writeHead(error instanceof PeerGoneError ? 503 : 400).end((error as Error).message);
+      response.writeHead(error instanceof SyntaxError ? 400 : 503).end((error as Error).message);
     }
   });
   await once(server.listen(0), 'listening');

@@ -2,7 +2,7 @@
  * Unix sockets with message boundaries and descriptor passing (SOCK_SEQPACKET), which Node lacks.
  * Nothing here blocks. message.ts sends and receives.
  */
-import { fchmodSync } from 'node:fs';
+import { fchmodSync, unlinkSync } from 'node:fs';
 import { allocatePermanent, viewMemory } from '../native.ts';
 import type { Address } from '../types.ts';
 import { closeOffThread } from './close-fd.ts';
@@ -64,7 +64,13 @@ export const listenSocket = (name: string, backlog = 128): number =>
     // bind takes the mode of the file from the socket: it never exists with another mode.
     fchmodSync(fd, 0o600);
     succeeded(libc.bind(fd, scratchAddress(NAME), byteLength), 'bind');
-    succeeded(libc.listen(fd, backlog), 'listen');
+    try {
+      succeeded(libc.listen(fd, backlog), 'listen');
+    } catch (error) {
+      // The file is this call's own, and nobody would answer there.
+      if (!name.startsWith('@')) unlinkSync(name);
+      throw error;
+    }
   });
 
 /**

@@ -163,6 +163,16 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^answers: 0 10 20 30 40 50 60 70$/m,
     /^a task that crashes its worker: 503\nthe next one: 10\n9 done, 1 failed, 4 workers$/m,
   ],
+  '45-metrics.ts': [
+    /^cuffi_tasks_total\{result="done"\} 3\ncuffi_tasks_total\{result="failed"\} 0$/m,
+    /^cuffi_shared_bytes_total 3145728$/m,
+    /^a task took some time: true$/m,
+  ],
+  '46-traces.ts': [
+    /^answer: 4\ncuffi\.request of GET \/root\/16, to the worker: true, ok$/m,
+    /^cuffi\.request of GET \/root\/16, to the worker: true, RangeError: -1 is negative$/m,
+  ],
+  '47-web-streams.ts': [/^read there: 1 2 3 4 5$/m],
 };
 
 /** Programs that do their part together, with the path of a file for both. */

@@ -1,6 +1,7 @@
 /** Pools of processes: what a task gets, what becomes of it when its process ends, and what is left. */
 import assert from 'node:assert/strict';
 import { afterEach, describe, test } from 'node:test';
+import { setTimeout as delay } from 'node:timers/promises';
 import { type CudaError, Device, DeviceBuffer, devices, PeerGoneError } from '../../src/index.ts';
 import { leases, PeerPool, type PeerPoolOptions } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
@@ -86,6 +87,18 @@ describe('PeerPool', () => {
     await leases.returned(input, { timeoutMs: 10_000 });
   });
 
+  test('a process gets its first task when its setup is over', deadline, async () => {
+    let isSetUp = false;
+    const pool = start({
+      async setup() {
+        await delay(300);
+        isSetUp = true;
+      },
+    });
+    await where(pool);
+    assert.equal(isSetUp, true);
+  });
+
   test(
     'begins tasks in order, one at a time in each process, and refuses those that find no room',
     deadline,
@@ -156,6 +169,15 @@ describe('PeerPool', () => {
       },
     );
 
+  test('starts a process again as often as one ends that had served', deadline, async () => {
+    const pool = start({ restart: { limit: 1, backoffMs: 1 } });
+    for (let n = 1; n <= 3; n += 1) {
+      await assert.rejects(pool.run({ do: 'kill' }), { signal: 'SIGKILL' });
+      await where(pool);
+      assert.equal(pool.stats().restarts, n);
+    }
+  });
+
   test('restarts a process that has lost its context, and the task says so', deadline, async () => {
     const pool = start();
     const { pid } = await where(pool);
@@ -179,6 +201,7 @@ describe('PeerPool', () => {
         pool.run({ do: 'exit', value: 1 }, { signal: stop.signal }),
       ];
       stop.abort(new Error('enough'));
+      assert.equal(pool.queueSize, 0);
       await assert.rejects(running, /enough/);
       await assert.rejects(waiting, /enough/);
       assert.deepEqual([await pool.run({ do: 'aborted' }), (await where(pool)).pid], [1, pid]);
@@ -207,6 +230,18 @@ describe('PeerPool', () => {
   );
 
   test(
+    'a process that may be killed for a handler that goes on gets no other task',
+    deadline,
+    async () => {
+      const pool = start({ args: ['', '2'], concurrency: 2, closeTimeoutMs: 200 });
+      const { pid } = await where(pool);
+      await assert.rejects(pool.run({ do: 'hang' }, { timeoutMs: 10 }), { name: 'TimeoutError' });
+      assert.notEqual((await where(pool)).pid, pid);
+      assert.equal(pool.stats().failed, 0);
+    },
+  );
+
+  test(
     'a script that fails at start is started as often as the limit says, and then its tasks reject',
     deadline,
     async () => {
@@ -228,6 +263,48 @@ describe('PeerPool', () => {
     },
   );
 
+  test(
+    'a setup that fails after its process has ended does nothing to the next process',
+    deadline,
+    async () => {
+      const pids: number[] = [];
+      let isLate = false;
+      const pool = start({
+        restart: { backoffMs: 1 },
+        async setup(peer) {
+          pids.push(peer.pid);
+          if (pids.length > 1) return;
+          peer.process.kill('SIGKILL');
+          await until(() => pids.length > 1);
+          await delay(50);
+          isLate = true;
+          throw new Error('too late');
+        },
+      });
+      const { pid } = await where(pool);
+      await until(() => isLate);
+      await delay(20);
+      assert.deepEqual([(await where(pool)).pid, pool.stats().restarts], [pid, 1]);
+    },
+  );
+
+  test('the others go on when one process is not started again', deadline, async () => {
+    const pool = PeerPool.create<unknown, PoolTask>({
+      script: ({ index }) => (index === 0 ? '/does/not/exist.js' : script),
+      devices: [0, 0],
+      stdio: ['ignore', 'ignore', 'ignore'],
+      restart: { limit: 0 },
+    });
+    pools.push(pool as PeerPool);
+    await until(() => pool.size === 1);
+    const found = (await Promise.all([where(pool), where(pool)])).map(({ pid }) => pid);
+    assert.equal(new Set(found).size, 1);
+    assert.deepEqual(
+      pool.stats().members.map(({ state }) => state),
+      ['given up', 'serving'],
+    );
+  });
+
   test('a script that never serves is named when a task takes too long', deadline, async () => {
     const pool = start({ args: ['silent'] });
     await assert.rejects(pool.run({ do: 'where' }, { timeoutMs: 50 }), {
@@ -237,11 +314,13 @@ describe('PeerPool', () => {
   });
 
   test('a setup that throws ends the process, and its error is the reason', deadline, async () => {
-    let calls = 0;
+    const pids: number[] = [];
     const pool = start({
+      args: ['silent'],
       restart: { limit: 1, backoffMs: 1 },
-      setup() {
-        calls += 1;
+      closeTimeoutMs: 120_000,
+      setup(peer) {
+        pids.push(peer.pid);
         throw new Error('no weights');
       },
     });
@@ -249,7 +328,8 @@ describe('PeerPool', () => {
       code: 'spawn-failed',
       message: /no weights/,
     });
-    assert.equal(calls, 2);
+    assert.equal(pids.length, 2);
+    await until(() => !pids.some(isAlive));
   });
 
   test('close runs what it has to the end, and leaves no process', deadline, async () => {
@@ -274,7 +354,7 @@ describe('PeerPool', () => {
   });
 
   test('destroy rejects all tasks, and kills the processes', deadline, async () => {
-    const pool = start();
+    const pool = start({ closeTimeoutMs: 120_000 });
     const { pid } = await where(pool);
     const tasks = Promise.allSettled([pool.run({ do: 'hang' }), pool.run({ do: 'where' })]);
     await pool.destroy();

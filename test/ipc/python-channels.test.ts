@@ -1,6 +1,7 @@
 /** Timelines, channels and page-locked memory between Node and the companion for Python. */
 import assert from 'node:assert/strict';
 import { after, afterEach, before, describe, test } from 'node:test';
+import { isDeepStrictEqual } from 'node:util';
 import { libc } from '../../ffi/linux/libc.ts';
 import {
   Context,
@@ -423,6 +424,35 @@ describe('channels between Node and Python', { skip: options.skip }, () => {
         channel.close();
       },
     );
+
+  test('both ends count what they have done', options, async () => {
+    await using python = Python.start();
+    using mine = Channel.create({ ...small, deliver: 'all' });
+    await python.ask('keep', { name: 'given', thing: mine });
+    using theirs = await python.ask<ChannelConsumer>('create', {
+      name: 'own',
+      options: { ...small, deliver: 'all' },
+    });
+    const statsOf = async (name: string): Promise<unknown> =>
+      JSON.parse((await python.evaluate(`str(list(kept['${name}'].stats()))`)) as string);
+    for (let n = 0; n < 2; n += 1) {
+      const slot = await mine.acquire();
+      slot.array.fill(slot.message);
+      slot.publish();
+    }
+    assert.equal(mine.stats().inUse, 2);
+    await python.ask('consume', { name: 'given', count: 1, keeps: true });
+    assert.deepEqual(await statsOf('given'), [1, 0, small.slots]);
+    await python.ask('consume', { name: 'given', count: 1 });
+    await python.ask('release_held');
+    assert.deepEqual(await statsOf('given'), [2, 2, small.slots]);
+    await until(async () => mine.stats().inUse === 0);
+    await python.ask('produce', { name: 'own', count: 2 });
+    assert.deepEqual(await statsOf('own'), [2, 1, small.slots, 2]);
+    for (let n = 0; n < 2; n += 1) (await theirs.receive())?.release();
+    assert.deepEqual(theirs.stats(), { received: 2, released: 2, slots: small.slots });
+    await until(async () => isDeepStrictEqual(await statsOf('own'), [2, 1, small.slots, 0]));
+  });
 
   for (const busy of [0, 500])
     test(`to all, polling for ${busy} us: each consumer sees each message`, options, async () => {

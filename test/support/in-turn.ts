@@ -11,9 +11,12 @@ import { killed, startProgram } from './program.ts';
 /** On a GPU, and in the soak, each program has a process of its own: what one leaves there cannot help another. */
 const canShare = process.env['CUFFI_DRIVER'] === 'emulated' && !isSoak;
 
-/** Whether a program can run after others: a memory manager must be set before the first context exists. */
+/**
+ * Whether a program can run after others, and others after it: a memory manager must be set before the first
+ * context exists, and what subscribes goes on.
+ */
 export const canShareProcess = (code: string): boolean =>
-  canShare && !/\bsetMemoryManager\(/.test(code);
+  canShare && !/\b(setMemoryManager|subscribe)\(/.test(code);
 
 const LIFE_MS = 300_000;
 

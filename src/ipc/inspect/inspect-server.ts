@@ -43,8 +43,15 @@ export function openInspection(): void {
     const directory = inspectionDirectory();
     sweepDeadSockets(directory);
     const { pid, startTime } = localProcess();
-    const { fd } = listenAt(join(directory, socketNameOf(pid, startTime)), 0o600);
-    new InspectionServer(fd);
+    const { fd, unlink } = listenAt(join(directory, socketNameOf(pid, startTime)), 0o600);
+    try {
+      new InspectionServer(fd);
+    } catch (error) {
+      // Whoever asks would wait for an answer.
+      unlink();
+      closeSocket(fd);
+      throw error;
+    }
   } catch {
     // No directory, no descriptor, or another user's file: the program does not depend on it.
   }

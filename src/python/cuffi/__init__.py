@@ -44,6 +44,7 @@ from ._leases import LeasesStats, LeaseStats, leases
 from ._peer import Peer
 from ._pinned import PinnedBuffer, pinned
 from ._producer import ProducerSlot
+from ._stats import ChannelStats, ConsumerStats, PeerStats
 from ._timeline import Timeline, TimelineSignaler
 from ._values import BigInt, Map
 from ._version import __version__
@@ -61,8 +62,10 @@ __all__ = [
     'BigInt',
     'Channel',
     'ChannelConsumer',
+    'ChannelStats',
     'ClosedError',
     'ConsumerSlot',
+    'ConsumerStats',
     'CudaError',
     'CudaEvent',
     'CuffiError',
@@ -82,6 +85,7 @@ __all__ = [
     'NotSupportedError',
     'Peer',
     'PeerGoneError',
+    'PeerStats',
     'PinnedBuffer',
     'ProducerSlot',
     'RemoteError',

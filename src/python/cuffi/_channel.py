@@ -17,6 +17,7 @@ from ._memory import OwnMemory
 from ._producer import Producer, ProducerSlot
 from ._protocol import CHANNEL_FLAG_AHEAD, CHANNEL_FLAG_TO_ONE, KIND_CHANNEL, MAX_SLOTS, SLOT_ALIGNMENT
 from ._ring import Ring, check_layout
+from ._stats import ChannelStats
 from ._types import DtypeLike, ShapeLike, StreamLike
 
 
@@ -80,6 +81,11 @@ class Channel(ChannelEnd):
     def published(self) -> int:
         """How many messages were published."""
         return self._held().published
+
+    def stats(self) -> ChannelStats:
+        """Returns what it has done, and how many slots are in use."""
+        state: Producer = self._held()
+        return ChannelStats(state.published, len(state.seats), state.ring.slots, state.in_use)
 
     def acquire(self, *, stream: Optional[StreamLike] = None, timeout: Optional[float] = None) -> ProducerSlot:
         """Waits for a free slot: one that all consumers have released. Slots are published in the order of acquiring.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import errno
 import fcntl
 import math
@@ -170,6 +171,7 @@ class Listener(Context):
         self._path = None if address.startswith('\0') else address
         self._allow_other_users = allow_other_users
         self._socket = sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        is_bound = False
         try:
             # The file gets the mode of its descriptor.
             os.fchmod(sock.fileno(), 0o600)
@@ -179,6 +181,7 @@ class Listener(Context):
                 if error.errno != errno.EADDRINUSE or self._path is None or not _remove_dead(self._path):
                     raise
                 sock.bind(address)
+            is_bound = True
             if self._path:
                 self._file = os.lstat(self._path)
                 if allow_other_users:
@@ -187,6 +190,10 @@ class Listener(Context):
             sock.setblocking(False)
         except OSError as error:
             sock.close()
+            if is_bound and self._path:
+                # Nobody would answer there.
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path)
             is_used = error.errno == errno.EADDRINUSE
             why = 'another process listens there already' if is_used else error.strerror or error
             raise IpcError(f'cannot listen at {name}: {why}', 'address-in-use' if is_used else 'ipc-failed') from None

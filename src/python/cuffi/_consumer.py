@@ -34,6 +34,7 @@ from ._protocol import (
 )
 from ._releases import release_page, releases_of
 from ._ring import Ring, check_layout, seat_length
+from ._stats import ConsumerStats
 from ._types import StreamLike
 from ._waits import MAX_AHEAD, MAX_WORK_AHEAD, REPAIR_S, enqueue_wait, has_room
 from ._wakeups import Sleepers, WakeSockets
@@ -85,6 +86,7 @@ class _Consumer(ChannelState):
         self._next = 0 if deliver == 'one' else int(start)
         self._filled_up_to = self._next
         self._held: set[int] = set()
+        self.received = self.released = 0
         self._has_ended_waits = False
         self.sleepers = Sleepers(lambda is_asleep: seat.write(SEAT_ASLEEP, is_asleep))
         self._stores = Stores(seat, lambda _: self._wake_producer(), False, is_ahead, ring.slots)
@@ -288,6 +290,7 @@ class ConsumerSlot(Owner):
         self.message: int = message
         self.meta: Any = meta
         self.redelivered: bool = redelivered
+        consumer.received += 1
 
     def _views(self) -> Slots:
         if self._is_released:
@@ -327,6 +330,7 @@ class ConsumerSlot(Owner):
         if not self._is_released:
             self._consumer.release(self.message, stream)
             self._is_released = True
+            self._consumer.released += 1
 
     def __repr__(self) -> str:
         return f'<cuffi.ConsumerSlot message {self.message}{" released" if self._is_released else ""}>'
@@ -342,6 +346,11 @@ class ChannelConsumer(ChannelEnd):
     ...     show(cupy.asarray(slot.array), slot.meta)
     ...     slot.release(stream)
     """
+
+    def stats(self) -> ConsumerStats:
+        """Returns what it has done."""
+        state: _Consumer = self._held()
+        return ConsumerStats(state.received, state.released, state.ring.slots)
 
     def receive(self, *, timeout: Optional[float] = None) -> Optional[ConsumerSlot]:
         """Returns the next message; None when the producer has closed the channel and all were received.

@@ -105,6 +105,8 @@ class Inbox:
         self.requests: collections.deque[Arrived] = collections.deque()
         self.request_waiters: collections.deque[Waiter] = collections.deque()
         self._queued_bytes = self._queued_fds = self._request_bytes = 0
+        # All that has arrived, without messages of control alone.
+        self.received_messages = self.received_bytes = self.received_objects = 0
         # Requests of the other end: those that it has given up, and those that are not answered.
         self.canceled: set[int] = set()
         self.unanswered: set[int] = set()
@@ -132,7 +134,11 @@ class Inbox:
                     raise IpcError(NO_ROOM_FOR_FDS, 'limit-exceeded')
                 self._apply_control(Reader(body), fds, True)
             else:
-                self._deliver(self.decode(kind, request, body, fds, is_cut))
+                arrived = self.decode(kind, request, body, fds, is_cut)
+                self.received_messages += 1
+                self.received_bytes += len(body)
+                self.received_objects += len(arrived.objects)
+                self._deliver(arrived)
         except BaseException:
             close_fds(fds)
             raise

@@ -72,6 +72,8 @@ class Outbox:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _WANTED_IN_SOCKET)
         self._socket_size = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self._sent = 0
+        # All that was sent, without messages of control alone.
+        self.sent_messages = self.sent_bytes = self.sent_objects = 0
         self.queue: collections.deque[Outgoing] = collections.deque()
         # What is sent when work is done.
         self._later: collections.deque[Later] = collections.deque()
@@ -135,6 +137,8 @@ class Outbox:
                 return False
             if releases:
                 connection.imports.releases = []
+            self.sent_messages += 1
+            self.sent_bytes += len(body)
             return True
 
     def _send_frame(self, kind: int, request: int, body: bytearray) -> bool:
@@ -186,6 +190,9 @@ class Outbox:
             message = Outgoing(kind, request, body, fds, owned, waiter)
             message.leases, message.releases, message.shares = range(first, exports.next), releases, shares
             self._post(message)
+            self.sent_messages += 1
+            self.sent_bytes += len(body)
+            self.sent_objects += len(exported)
             return message
 
     def take_back(self, message: Outgoing, waiter: Waiter) -> bool:

@@ -16,6 +16,7 @@ from ._process import process_exit
 from ._protocol import FRAME_FAILURE, FRAME_REQUEST, FRAME_RESPONSE, FRAME_VALUE
 from ._requests import answered, given_up_error, result_of
 from ._signals import signals
+from ._stats import LeaseCounts, PeerStats, RequestCounts, Traffic, Unsent
 from ._types import StreamLike
 from ._waiter import Waiter
 
@@ -78,6 +79,19 @@ class Peer(AsyncPeer):
     @busy_poll_us.setter
     def busy_poll_us(self, duration: int) -> None:
         self._connection.busy_poll_s = check_busy_poll(duration) / 1e6
+
+    def stats(self) -> PeerStats:
+        """Returns what it has sent and received so far, and what waits. Also after the end."""
+        connection = self._connection
+        outbox, inbox = connection.outbox, connection.inbox
+        with connection.mutex:
+            return PeerStats(
+                Traffic(outbox.sent_messages, outbox.sent_bytes, outbox.sent_objects),
+                Traffic(inbox.received_messages, inbox.received_bytes, inbox.received_objects),
+                Unsent(len(outbox.queue), sum(len(message.body) - message.at for message in outbox.queue)),
+                len(inbox.values),
+                RequestCounts(len(inbox.asked), len(inbox.unanswered)),
+                LeaseCounts(self.lent, self.held))  # fmt: skip
 
     # ---- Values ----
 

@@ -155,6 +155,12 @@ class Producer(ChannelState):
             return message in self._skipped or (holder is not None and holder.is_released(message))
         return self.ring.is_filled(message) and all(seat.start > message or seat.is_released(message) for seat in self.seats)
 
+    @property
+    def in_use(self) -> int:
+        """How many slots somebody uses."""
+        first = max(0, self._acquired - self.ring.slots)
+        return sum(not self._is_free(message) for message in range(first, self._acquired))
+
     # ---- Publishing ----
 
     def publish(self, message: int, stream: Any, meta: Any, shape: Any, dtype: Any) -> None:

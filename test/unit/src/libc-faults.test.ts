@@ -3,7 +3,10 @@
  * error that has a code, or does without; it leaves nothing open, and works when it is tried again.
  */
 import assert from 'node:assert/strict';
-import { describe, test } from 'node:test';
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { after, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { koffi } from '../../../ffi/koffi.ts';
 import { closeFd, libc, SystemError } from '../../../ffi/linux/libc.ts';
@@ -27,6 +30,8 @@ import {
   type RequestContext,
   Timeline,
 } from '../../../src/ipc/index.ts';
+import { inspect, probe } from '../../../src/ipc/inspect/inspect-client.ts';
+import { openInspection } from '../../../src/ipc/inspect/inspect-server.ts';
 import { ExportTable } from '../../../src/ipc/lease/export-table.ts';
 import {
   ForwardedLease,
@@ -39,6 +44,7 @@ import { factsOf } from '../../../src/ipc/sharing/facts.ts';
 import type { Shareable } from '../../../src/ipc/sharing/kinds.ts';
 import { turns, until } from '../../support/iterations.ts';
 import { Latch } from '../../support/latch.ts';
+import { leaves } from '../../support/left-open.ts';
 import { openDescriptors, replaceLibc } from '../../support/process-state.ts';
 import { emulate } from './emulate.ts';
 import { peerPair } from './ipc/peer/support.ts';
@@ -360,3 +366,83 @@ const isTyped = (error: unknown): boolean =>
   (error instanceof Error && error.name === 'IpcError') ||
   error instanceof SystemError ||
   (error instanceof RangeError && error.cause instanceof SystemError);
+
+describe('inspection, whichever call of libc fails', () => {
+  const { XDG_RUNTIME_DIR: given } = process.env;
+  const made: string[] = [];
+  const fresh = (): string => {
+    const folder = mkdtempSync(join(given ?? tmpdir(), 'i-'));
+    made.push(folder);
+    process.env['XDG_RUNTIME_DIR'] = folder;
+    return folder;
+  };
+  /** The sockets in a folder, whose files are removed at the exit of the process. */
+  const socketsIn = (folder: string): string[] =>
+    readdirSync(folder, { recursive: true, encoding: 'utf8', withFileTypes: true })
+      .filter((entry) => entry.isSocket())
+      .map(({ parentPath, name }) => join(parentPath, name));
+  after(() => {
+    if (given === undefined) delete process.env['XDG_RUNTIME_DIR'];
+    else process.env['XDG_RUNTIME_DIR'] = given;
+    for (const folder of made) rmSync(folder, { recursive: true });
+  });
+
+  test('a socket that cannot be opened leaves no descriptor, and no file that nobody answers at', async () => {
+    leaves(/./, 'the socket for cuffi ls stays open as long as the process', 20);
+    emulate();
+    using faulty = new FaultyLibc();
+    fresh();
+    openInspection();
+    faulty.calls.length = 0;
+    fresh();
+    openInspection();
+    const counts = new Map<LibcName, number>();
+    for (const called of [...faulty.calls]) {
+      const nth = (counts.get(called) ?? 0) + 1;
+      counts.set(called, nth);
+      const folder = fresh();
+      const before = openDescriptors();
+      faulty.fail(called, nth);
+      openInspection();
+      faulty.mend();
+      const sockets = socketsIn(folder);
+      assert.equal(openDescriptors(), before + sockets.length, `when ${called} ${nth} fails`);
+      for (const path of sockets) assert.ok(await inspect(path, 'list'));
+    }
+  });
+
+  for (const ask of ['list', 'facts', 'probes'] as const)
+    test(`${ask}: the client gets an answer or an error, and nothing stays open`, async () => {
+      leaves(/./, 'the socket for cuffi ls stays open as long as the process', 20);
+      emulate();
+      const folder = fresh();
+      openInspection();
+      const [path = ''] = socketsIn(folder);
+      const act = async (): Promise<unknown> =>
+        ask === 'probes' ? await probe(path) : await inspect(path, ask);
+      using faulty = new FaultyLibc();
+      await act();
+      const before = await openNow();
+      faulty.calls.length = 0;
+      await act();
+      const counts = new Map<LibcName, number>();
+      const calls = [...faulty.calls];
+      for (const called of calls) {
+        const nth = (counts.get(called) ?? 0) + 1;
+        counts.set(called, nth);
+        faulty.fail(called, nth);
+        const error = await act().then(
+          () => undefined,
+          (error: unknown) => error,
+        );
+        faulty.mend();
+        if (error !== undefined) assert.ok(isTyped(error), `${called} ${nth}: ${error}`);
+        // It pauses after what it could not accept.
+        let answer: unknown;
+        while (answer === undefined) answer = await act().catch(() => delay(20));
+        const end = performance.now() + 5000;
+        while ((await openNow()) !== before && performance.now() < end) await delay(1);
+        assert.equal(await openNow(), before, `descriptors, when ${called} ${nth} fails`);
+      }
+    });
+});
