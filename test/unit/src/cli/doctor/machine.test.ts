@@ -186,6 +186,9 @@ describe('cuffi doctor', () => {
       emulate({ CUFFI_EMULATED_ATTRIBUTES: `20=${mode}`, CUFFI_EMULATED_DEVICES: '2' });
       const { ok, lines } = await doctor('', NO_DEVICE);
       assert.equal(ok, mode === 0);
+      // Both devices have it, and it is named once.
+      const verdict = ok ? /^All works/ : /^Does not work: compute mode\. Each line/;
+      assert.match(String(lines.at(-1)), verdict);
       assert.deepEqual(
         lines.slice(0, -1).filter((line) => /compute mode|peer access/.test(line)),
         said.flatMap((word) => [0, 1].map((each) => `no compute mode device ${each}: ${word}`)),
