@@ -28,6 +28,7 @@ describe('readOptions of bench', () => {
       (error) => error instanceof UsageError && /^--svg must be the path of a/.test(error.message),
     );
     assert.equal(readOptions(['--svg=a.svg']).svg, 'a.svg');
+    assert.deepEqual([readOptions([]).python, readOptions(['--python']).python], [false, true]);
   });
 
   test('an unknown option and an argument throw', () => {

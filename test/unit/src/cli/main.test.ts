@@ -159,18 +159,18 @@ describe('cuffi command', () => {
   test('devices says why the free memory of a device is unknown, and lists it', async () => {
     const env = {
       CUFFI_EMULATED_DEVICES: '2',
-      CUFFI_EMULATED_FAULTS: 'cuDevicePrimaryCtxRetain:1=101',
+      CUFFI_EMULATED_FAULTS: 'cuDevicePrimaryCtxRetain:2=101',
     };
     const { code, stdout } = await inTurn('devices', env);
     assert.equal(code, 0);
     assert.match(
       stdout,
-      /^0 {2}GPU-.* 4 GiB {6}\? {2}9\.0 .*\n1 {2}GPU-.* 4 GiB {2}4 GiB {2}9\.0 /m,
+      /^0 {2}GPU-.* 4 GiB {2}4 GiB {2}9\.0 .*\n1 {2}GPU-.* 4 GiB {6}\? {2}9\.0 /m,
     );
-    assert.match(stdout, /\nThe free memory of device 0 is unknown: .*INVALID_DEVICE, 101\)/);
+    assert.match(stdout, /\nThe free memory of device 1 is unknown: .*INVALID_DEVICE, 101\)/);
     const { devices } = JSON.parse((await inTurn('devices --json', env)).stdout);
-    assert.match(devices[0].freeMemoryError, /INVALID_DEVICE/);
-    assert.equal(devices[0].freeMemory, undefined);
+    assert.match(devices[1].freeMemoryError, /INVALID_DEVICE/);
+    assert.equal(devices[1].freeMemory, undefined);
   });
 
   test('a pipe gets no colours and no marks, unless FORCE_COLOR asks for colours', async () => {
