@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import { afterEach, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
+import { inspect } from 'node:util';
 import { type CudaError, Device, DeviceBuffer, devices, PeerGoneError } from '../../src/index.ts';
 import { leases, PeerPool, type PeerPoolOptions } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
@@ -122,6 +123,37 @@ describe('PeerPool', () => {
       assert.deepEqual([pool.queueSize, pool.stats().completed], [0, 4]);
     },
   );
+
+  test('takes processes in turns, and the one with the fewest tasks', deadline, async () => {
+    const pool = start({ perDevice: 2, args: ['', '2'], concurrency: 2 });
+    await serve(pool);
+    assert.equal(inspect(pool), 'PeerPool(2 processes)');
+    const pids = new Set([(await where(pool)).pid, (await where(pool)).pid]);
+    assert.equal(pids.size, 2);
+    const stop = new AbortController();
+    const running = [0, 1].map(() => pool.run({ do: 'untilAborted' }, { signal: stop.signal }));
+    const countsOf = (): number[] => pool.stats().members.map(({ running: count }) => count);
+    assert.deepEqual(countsOf(), [1, 1]);
+    running.push(pool.run({ do: 'untilAborted' }, { signal: stop.signal }));
+    // One process is full, the other one is not.
+    await where(pool);
+    running.push(pool.run({ do: 'untilAborted' }, { signal: stop.signal }));
+    assert.deepEqual(countsOf(), [2, 2]);
+    running.push(pool.run({ do: 'untilAborted' }, { signal: stop.signal }));
+    assert.equal(inspect(pool), 'PeerPool(2 processes, 1 task waiting)');
+    stop.abort();
+    for (const { status } of await Promise.allSettled(running)) assert.equal(status, 'rejected');
+    await pool.close();
+    assert.equal(inspect(pool), 'PeerPool(closed)');
+  });
+
+  test('close waits for a task that runs', deadline, async () => {
+    const pool = start();
+    const { pid } = await where(pool);
+    const running = pool.run({ do: 'wait', value: 100 });
+    await pool.close();
+    assert.equal(await running, pid);
+  });
 
   test('gives a process as many tasks at a time as it says', deadline, async () => {
     const pool = start({ args: ['', '3'], concurrency: 3 });
@@ -299,6 +331,13 @@ describe('PeerPool', () => {
     await until(() => pool.size === 1);
     const found = (await Promise.all([where(pool), where(pool)])).map(({ pid }) => pid);
     assert.equal(new Set(found).size, 1);
+    const stop = new AbortController();
+    const running = pool.run({ do: 'untilAborted' }, { signal: stop.signal });
+    await assert.rejects(pool.run({ do: 'where' }, { timeoutMs: 20 }), {
+      message: /: 1 task runs, and 1 wait$/,
+    });
+    stop.abort();
+    await assert.rejects(running, { name: 'AbortError' });
     assert.deepEqual(
       pool.stats().members.map(({ state }) => state),
       ['given up', 'serving'],
