@@ -64,10 +64,10 @@ async function startLong() {
 
 const programOf = (pid: number): string => readFileSync(`/proc/${pid}/cmdline`, 'latin1');
 
-/** Whether a process has a handler for a signal. */
-function catches(pid: number, signal: NodeJS.Signals): boolean {
-  const [, mask = ''] =
-    /^SigCgt:\t(\w+)$/m.exec(readFileSync(`/proc/${pid}/status`, 'latin1')) ?? [];
+/** Whether a process has a handler for a signal; or ignores it. */
+function catches(pid: number, signal: NodeJS.Signals, field = 'SigCgt'): boolean {
+  const status = readFileSync(`/proc/${pid}/status`, 'latin1');
+  const [, mask = ''] = new RegExp(`^${field}:\\t(\\w+)$`, 'm').exec(status) ?? [];
   return ((BigInt(`0x${mask}`) >> BigInt(constants.signals[signal] - 1)) & 1n) === 1n;
 }
 
@@ -135,11 +135,18 @@ describe('cuffi bench', () => {
     );
     const long = start('--size', MANY_SIZES, '--python');
     const pid = long.child.pid as number;
-    const isThere = (): boolean =>
-      childrenOf(pid).some((each) => programOf(Number(each)).includes('cuffi._bench'));
-    while (!isThere()) await delay(10);
+    const python = (): number | undefined =>
+      childrenOf(pid)
+        .map(Number)
+        .find(
+          (each) => programOf(each).includes('cuffi._bench') && catches(each, 'SIGHUP', 'SigIgn'),
+        );
+    while (python() === undefined) await delay(10);
     await delay(400);
     const children = childrenOf(pid);
+    // A terminal sends it to all of them.
+    process.kill(python() as number, 'SIGINT');
+    await delay(200);
     long.child.kill('SIGINT');
     assert.deepEqual(await long.ended.then((end) => [end.code, end.err]), [
       130,
