@@ -263,8 +263,7 @@ if (isTracing) sinks.add(printCall);
 /**
  * Chooses the driver for the whole process, as the environment variable `CUFFI_DRIVER` does:
  * `'cuda'`, `'emulated'`, a path to a libcuda, or a driver object (for tests). The driver is opened
- * at
- * its first call. Objects of another driver become useless: choose before creating any.
+ * at its first call. Objects of another driver become useless: choose before creating any.
  */
 export function selectDriver(driver: 'cuda' | 'emulated' | (string & {}) | Driver): void {
   selectedDriver = driver;

@@ -1,7 +1,15 @@
 /** Tells whether a descriptor from another process can be memory of the driver in use. */
 import { constants, readlinkSync } from 'node:fs';
 import { driverName } from './driver.ts';
-import { checkFd, isInMemory, libc, statusOfFd, succeeded } from './linux/libc.ts';
+import {
+  checkFd,
+  F_GETFL,
+  F_SETFL,
+  isInMemory,
+  libc,
+  statusOfFd,
+  succeeded,
+} from './linux/libc.ts';
 
 /** Device numbers of the kernel: /dev/null and the like, and terminals (pseudoterminals from 136). */
 const KERNEL_DEVICE_MAJORS: ReadonlySet<number> = new Set([
@@ -35,9 +43,6 @@ export function mayBeDriverMemory(fd: number): boolean {
     return false;
   }
 }
-
-const F_GETFL = 3;
-const F_SETFL = 4;
 
 /**
  * Marks memory that is shared for reading only. The driver has no read-only descriptors: the

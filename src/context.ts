@@ -380,9 +380,7 @@ export class Context {
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-// The primary contexts, and which contexts are lost
-// ---------------------------------------------------------------------------------------------
+// ---- The primary contexts, and which contexts are lost ----
 
 /** The primary contexts by ordinal, of the driver that was selected when they were made. */
 let primaryContexts: { readonly selection: number; readonly byOrdinal: Map<number, Context> } = {
@@ -422,9 +420,7 @@ setLossDetector(() => {
   return true;
 });
 
-// ---------------------------------------------------------------------------------------------
-// Memory managers
-// ---------------------------------------------------------------------------------------------
+// ---- Memory managers ----
 
 /** What a context needs of its memory manager: contexts are below the memory managers. */
 export interface ContextMemory {
@@ -466,9 +462,7 @@ function createContextMemory(context: Context): ContextMemory | undefined {
     : undefined;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Driver calls
-// ---------------------------------------------------------------------------------------------
+// ---- Driver calls ----
 
 /** Returns the driver's number of a limit. @throws TypeError for an unknown name */
 function limitNumber(name: LimitName): number {
@@ -551,9 +545,7 @@ function closeForReset(context: Context, reason: string, isOpen: boolean): void 
   ]);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Access to the memory of other devices
-// ---------------------------------------------------------------------------------------------
+// ---- Access to the memory of other devices ----
 
 /** The contexts of other devices whose memory a context may access. */
 class PeerAccess {

@@ -236,9 +236,9 @@ function createEvent(flags: number, interprocess: boolean): void {
     throw cudaError(
       status,
       'cuEventCreate',
-      'making an interprocess event (a process can have about 4096 at a time: close some)',
+      'creating an interprocess event (a process can have about 4096 at a time: close some)',
     );
-  check(status, 'cuEventCreate', () => 'making an event');
+  check(status, 'cuEventCreate', () => 'creating an event');
 }
 
 function exportEvent(handle: CUevent): Uint8Array {

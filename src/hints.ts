@@ -29,17 +29,17 @@ export const BY_CALL: Readonly<Record<string, string>> = {
     'namespace, or give them different pid numbers).',
   'cuIpcOpenMemHandle_v2:400':
     'Likely causes: the process that exported the memory has ended (it must live until the memory ' +
-    'was opened), or another context of this process has it open on the same device (one may).',
+    'was opened), or another context of this process has it open on the same device (only one can).',
   'cuIpcOpenEventHandle:201': 'The event was made by this very process: use it directly.',
   'cuIpcOpenEventHandle:400':
     'Likely causes: the process that exported the event has ended, or the processes do not share ' +
     '/dev/shm (containers: give them one, e.g. --ipc=host), or this is WSL.',
   'cuMemPoolImportFromShareableHandle:1':
-    'The file descriptor that arrived with it is not one of a memory pool.',
+    'The file descriptor that arrived with it does not belong to a memory pool.',
   'cuMemPoolImportPointer:1':
     'Likely causes: the memory belongs to another pool, or its descriptor was changed or invented.',
   'cuMemImportFromShareableHandle:1':
-    'A file descriptor that arrived with it is not one of virtual memory.',
+    'A file descriptor that arrived with it does not belong to virtual memory.',
   'cuModuleGetFunction:500':
     'C++ mangles the names of kernels: declare the kernel extern "C", or use the name in the PTX.',
   'cuModuleGetGlobal_v2:500':
@@ -58,7 +58,7 @@ export const BY_CALL: Readonly<Record<string, string>> = {
   'cuOccupancyMaxPotentialBlockSize:801': NEEDS_GPU,
   'cuOccupancyMaxPotentialClusterSize:801': NEEDS_GPU,
   'cuIpcGetMemHandle:1':
-    'Only memory of cuMemAlloc has a legacy IPC handle: not pool, managed, pinned or virtual memory, nor freed memory.',
+    'Only memory from cuMemAlloc has a legacy IPC handle: not pool, managed, pinned or virtual memory, nor freed memory.',
 };
 
 /** By the status alone. */
@@ -73,8 +73,8 @@ export const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
   ],
   [
     46,
-    'Another process has the device for itself (compute mode exclusive), or it is being reset: ' +
-      'nvidia-smi shows who uses it, and nvidia-smi -c DEFAULT lets several use it.',
+    'Another process has exclusive use of the device (its compute mode), or it is being reset: ' +
+      'nvidia-smi shows which process, and nvidia-smi -c DEFAULT lets several use it.',
   ],
   [101, 'cuffi.devices() lists the devices that this process can see.'],
   [200, 'The file is damaged, or is not PTX, a cubin or a fatbin.'],
@@ -87,7 +87,7 @@ export const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
   [221, 'libnvidia-ptxjitcompiler is missing: install the complete driver, or load a cubin.'],
   [
     222,
-    'The PTX is newer than the driver: update the driver, compile with the toolkit of its version ' +
+    'The PTX is newer than the driver: update the driver, compile with a toolkit of the same version ' +
       '(`driverVersion()`), or load a cubin.',
   ],
   [701, 'Use fewer threads per block, or compile with fewer registers: `jit: { maxRegisters }`.'],
@@ -99,10 +99,13 @@ export const BY_STATUS: ReadonlyMap<CUresult, string> = new Map([
   [803, 'The kernel driver and libcuda differ in version: reload the driver, or reboot.'],
   [
     804,
-    'This libcuda is of the forward compatibility package (cuda-compat), which this GPU does not ' +
+    'This libcuda comes from the forward compatibility package (cuda-compat), which this GPU does not ' +
       'support: remove its folder from LD_LIBRARY_PATH, or update the driver of the host.',
   ],
-  [900, 'A stream that is captured only records work: wait, query and copy to the host outside.'],
+  [
+    900,
+    'A captured stream only records work: wait, query and copy to the host outside the capture.',
+  ],
   [901, 'A call that cannot be captured ended the capture: capture again without that call.'],
   [904, 'Join the forked streams: let the captured stream wait for an event of each.'],
   [906, 'Capture a stream that was created with nonBlocking: true.'],
@@ -126,7 +129,7 @@ export function hintFor(call: string, status: CUresult): string | undefined {
 const suspect = (): string =>
   recentWork.kernel === undefined
     ? ''
-    : 'The fault is of work that was queued before, and may be of any launch; the last was of ' +
+    : 'An earlier kernel may have caused it; the last one launched was ' +
       `${recentWork.kernel}. With CUDA_LAUNCH_BLOCKING=1 the launch itself reports it. `;
 
 // ---- The device files, by which the driver reaches a GPU ----

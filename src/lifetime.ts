@@ -91,7 +91,7 @@ export abstract class Resource implements Disposable {
     const state = this[stateKey];
     if (hasKeepalives(state))
       throw new CuffiError(
-        `this ${this.#kind} is in use by ${this.keepaliveNames.join(', ')}: that must release it first`,
+        `this ${this.#kind} is in use by ${this.keepaliveNames.join(', ')}, which must release it first`,
       );
     const { owner, release } = state;
     this.#recycleToken();
@@ -163,7 +163,7 @@ export abstract class Resource implements Disposable {
   /**
    * Describes the object in template literals and for `String()`.
    *
-   * @throws TypeError where JavaScript needs a number, and for `+`: the description is no operand
+   * @throws TypeError where JavaScript needs a number, and for `+`: the description is not an operand
    */
   [Symbol.toPrimitive](hint: string): string {
     if (hint === 'string') return this.toString();
@@ -222,7 +222,7 @@ export class Scope {
   #stateInParent: ResourceState | undefined;
   #newest: ResourceState | undefined;
   #size = 0;
-  #era: Era = { number: 0, isOver: false, reason: undefined };
+  #currentEpoch: Epoch = { number: 0, isOver: false, reason: undefined };
 
   /**
    * @param parent the scope that the owner itself is in: discarding the parent discards this one
@@ -257,14 +257,14 @@ export class Scope {
     return kinds;
   }
 
-  /** The era of what is opened now; {@link discardAll} of the outermost scope ends it. */
-  get era(): Era {
-    return this.#parent === undefined ? this.#era : this.#parent.era;
+  /** The epoch of what is opened now; {@link discardAll} of the outermost scope ends it. */
+  get currentEpoch(): Epoch {
+    return this.#parent === undefined ? this.#currentEpoch : this.#parent.currentEpoch;
   }
 
-  /** Counts the eras: what was opened in an earlier epoch is gone. */
+  /** Counts the epochs: what was opened in an earlier epoch is gone. */
   get epoch(): number {
-    return this.era.number;
+    return this.currentEpoch.number;
   }
 
   /** @internal */
@@ -325,9 +325,13 @@ export class Scope {
     this.#size = 0;
     this.#deleteFromParent();
     if (!isOutermost) return;
-    this.#era.isOver = true;
-    this.#era.reason = reason;
-    this.#era = { number: this.#era.number + 1, isOver: false, reason: undefined };
+    this.#currentEpoch.isOver = true;
+    this.#currentEpoch.reason = reason;
+    this.#currentEpoch = {
+      number: this.#currentEpoch.number + 1,
+      isOver: false,
+      reason: undefined,
+    };
   }
 }
 
@@ -393,9 +397,7 @@ export function runAll(steps: Iterable<() => void>): void {
  */
 export let closeCount = 0;
 
-// ---------------------------------------------------------------------------------------------
-// The state of a resource, which outlives its object, and the finalizers
-// ---------------------------------------------------------------------------------------------
+// ---- The state of a resource, which outlives its object, and the finalizers ----
 
 /** What outlives a resource's object: it knows how to release, and never refers to the object. */
 export interface ResourceState {
@@ -404,8 +406,8 @@ export interface ResourceState {
   /** Undefined for what is borrowed, or was discarded. */
   release: Release | undefined;
   readonly owner: Scope | undefined;
-  /** The owner's era in which the resource was opened: it is gone when that is over. */
-  readonly era: Era;
+  /** The owner's epoch in which the resource was opened: it is gone when that is over. */
+  readonly epoch: Epoch;
   /** Where the resource was opened, and then where it was closed, with CUFFI_TRACE=1. */
   trace: string | undefined;
   closed: boolean;
@@ -422,15 +424,15 @@ export interface ResourceState {
  * The time between two resets. All states of it share this object, so that whether one was closed is
  * two reads, however many resources a reset takes.
  */
-interface Era {
+interface Epoch {
   readonly number: number;
   isOver: boolean;
   /** Why it is over. */
   reason: string | undefined;
 }
 
-/** The era of resources without an owner. */
-const endlessEra: Era = { number: 0, isOver: false, reason: undefined };
+/** The epoch of resources without an owner. */
+const endlessEpoch: Epoch = { number: 0, isOver: false, reason: undefined };
 
 /** A user of a resource who postpones its release. */
 interface Keepalive {
@@ -450,7 +452,7 @@ const newResourceState = (
   kind,
   release,
   owner,
-  era: owner?.era ?? endlessEra,
+  epoch: owner?.currentEpoch ?? endlessEpoch,
   trace,
   closed: false,
   keepalives: undefined,
@@ -460,14 +462,14 @@ const newResourceState = (
 });
 
 /** Whether the resource was closed, or is gone with its owner. */
-export const isClosed = (state: ResourceState): boolean => state.closed || state.era.isOver;
+export const isClosed = (state: ResourceState): boolean => state.closed || state.epoch.isOver;
 
 /** Why a resource is closed, if a `using` scope has closed it. */
 const BY_SCOPE = 'its using scope ended';
 
 /** Why a closed resource is closed, in words. */
-const reasonOf = ({ era, reason }: ResourceState): string =>
-  (era.isOver ? era.reason : reason) ?? 'close() was called';
+const reasonOf = ({ epoch, reason }: ResourceState): string =>
+  (epoch.isOver ? epoch.reason : reason) ?? 'close() was called';
 
 /**
  * The message of a ClosedError: what closed the resource, and where. For those who outlive a resource
@@ -521,7 +523,7 @@ const hasKeepalives = ({ keepalives }: ResourceState): boolean =>
 /** Removes a keepalive; the last one of a closed resource releases it. */
 function removeKeepalive(state: ResourceState, keepalive: Keepalive): void {
   if (!state.keepalives?.delete(keepalive) || hasKeepalives(state)) return;
-  if (state.closed && state.release && !state.era.isOver) runRelease(state.release, state.owner);
+  if (state.closed && state.release && !state.epoch.isOver) runRelease(state.release, state.owner);
 }
 
 /** Runs a release. If the context is known to be lost, it fails silently. */

@@ -81,11 +81,15 @@ export class ReleaseQueue {
   /** Counts the resets of the context: a release that is running may cause one. */
   #epoch = 0;
 
-  /** @param isOfLost whether the context is known to be lost */
-  constructor(work: ContextWork, limits: ReleaseLimits, isOfLost: () => boolean = () => false) {
+  /** @param isContextLost whether the context is known to be lost */
+  constructor(
+    work: ContextWork,
+    limits: ReleaseLimits,
+    isContextLost: () => boolean = () => false,
+  ) {
     this.#work = work;
     this.#limits = limits;
-    this.#isContextLost = isOfLost;
+    this.#isContextLost = isContextLost;
   }
 
   /** How many releases are pending. */

@@ -106,7 +106,7 @@ export class Stream extends Resource implements AsyncDisposable {
       check(
         cu.cuStreamCreateWithPriority(OUT0, nonBlocking ? CU_STREAM_NON_BLOCKING : 0, priority),
         'cuStreamCreateWithPriority',
-        () => 'making a stream',
+        () => 'creating a stream',
       ),
     );
     return new Stream(context, readHandle<CUstream>(OUT0, cu.cuStreamDestroy_v2), true);

@@ -123,7 +123,7 @@ export class WorkTracker {
    */
   areStreamsIdle(): boolean {
     const entered = this.#push();
-    if (entered !== CUresult.CUDA_SUCCESS) return entered === undefined || isOver(entered);
+    if (entered !== CUresult.CUDA_SUCCESS) return entered === undefined || hasContextEnded(entered);
     return this.#pollAndLeave() !== CUresult.CUDA_ERROR_NOT_READY;
   }
 
@@ -204,7 +204,7 @@ export class WorkTracker {
     };
     const fallback = { events: [], isDone: () => this.areStreamsIdle(), ...common };
     const entered = this.#push();
-    if (entered === undefined || isOver(entered)) return { events: [], ...common };
+    if (entered === undefined || hasContextEnded(entered)) return { events: [], ...common };
     if (entered !== CUresult.CUDA_SUCCESS) return fallback;
     const events: CUevent[] = [];
     try {
@@ -234,7 +234,7 @@ export class WorkTracker {
 }
 
 /** Why a context cannot be entered whose work is over: it is gone, or lost. */
-const isOver = (status: CUresult): boolean =>
+const hasContextEnded = (status: CUresult): boolean =>
   status === CUresult.CUDA_ERROR_DEINITIALIZED ||
   status === CUresult.CUDA_ERROR_INVALID_CONTEXT ||
   status === CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED ||

@@ -17,8 +17,8 @@ export class GraphMemory {
   readonly #free: () => void;
   #references = 0;
 
-  constructor(giveBack: () => void) {
-    this.#free = giveBack;
+  constructor(free: () => void) {
+    this.#free = free;
   }
 
   addReference(): void {

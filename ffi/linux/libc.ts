@@ -287,7 +287,9 @@ export function isPipeEnd(fd: number, end: 'read' | 'write'): boolean {
 /** All pipes without names are on one file system of the kernel. */
 let pipeFileSystem: number | undefined;
 
-const F_GETFL = 3;
+/** Commands of `fcntl` that read and set the flags of an open file. */
+export const F_GETFL = 3;
+export const F_SETFL = 4;
 const O_RDONLY = 0;
 const O_WRONLY = 1;
 const O_ACCMODE = 3;

@@ -214,7 +214,7 @@ function findShortage(socket: number): SystemError {
   return new SystemError(
     'recvmsg',
     failure,
-    "no descriptor is left for those of a message, which are lost: raise the limit ('ulimit -n')",
+    "too few file descriptors are left, so those of a message are lost: raise the limit ('ulimit -n')",
   );
 }
 

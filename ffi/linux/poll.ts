@@ -9,7 +9,16 @@ import { koffi } from '../koffi.ts';
 import { addressOf, withAddress } from '../native.ts';
 import { isMainThread } from '../thread.ts';
 import type { Address } from '../types.ts';
-import { checkFd, closeFd, isShortage, libc, SystemError, succeeded } from './libc.ts';
+import {
+  checkFd,
+  closeFd,
+  F_GETFL,
+  F_SETFL,
+  isShortage,
+  libc,
+  SystemError,
+  succeeded,
+} from './libc.ts';
 
 /** What to watch a descriptor for. */
 export interface WatchedEvents {
@@ -313,8 +322,6 @@ function addToEpoll(epoll: number, fd: number, mask: number): void {
   }
 }
 
-const F_GETFL = 3;
-const F_SETFL = 4;
 const O_NONBLOCK = 0x800;
 
 /** The kernel's limit of watches for one open file and its duplicated descriptors. */

@@ -211,7 +211,7 @@ function prepareRead<D extends Dtype>(
   const givenLength = typedArrayLength(values);
   if (givenLength !== length)
     throw new RangeError(
-      `into has ${givenLength} elements, the array of shape ${formatShape(shape)} has ${length}`,
+      `into has ${givenLength} elements, but the array of shape ${formatShape(shape)} has ${length}`,
     );
   const layout = makeLayout(shape, dtype.itemsize, { order });
   const host = { memory: checkHostMemory(values, 'into'), layout };

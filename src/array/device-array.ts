@@ -184,11 +184,11 @@ export class DeviceArray<out D extends Dtype = Dtype> extends Resource {
     this.assertOpen();
     if (!this.isCContiguous && !this.isFContiguous)
       throw new NotSupportedError(
-        `the items of shape ${formatShape(this.shape)} with strides ${formatShape(this.strides)} are not contiguous: copy them by copyToHost`,
+        `the items of shape ${formatShape(this.shape)} with strides ${formatShape(this.strides)} are not contiguous: copy them with copyToHost`,
       );
     if (size === 0) return new dtype.TypedArray(0) as HostArray<D>;
     if (!(buffer instanceof HostVisibleBuffer))
-      throw new NotSupportedError('the CPU cannot access this memory: copy it by copyToHost');
+      throw new NotSupportedError('the CPU cannot access this memory: copy it with copyToHost');
     const length = size * dtype.elementsPerItem;
     return new dtype.TypedArray(buffer.buffer, this.byteOffset, length) as HostArray<D>;
   }

@@ -175,7 +175,7 @@ function checkVersion(version: unknown): void {
   const { major } = checkFields(version, 'version');
   if (checkInteger(major, 'version.major') !== VERSION.major)
     throw new NotSupportedError(
-      `the tensor is of DLPack ${major}: only major version ${VERSION.major} is supported`,
+      `the tensor uses DLPack ${major}: only major version ${VERSION.major} is supported`,
     );
 }
 

@@ -68,7 +68,7 @@ function checkedHostItems(
   const givenLength = typedArrayLength(values);
   if (givenLength !== length)
     throw new RangeError(
-      `source has ${givenLength} elements, shape ${formatShape(sizes)} of ${type} takes ${length}`,
+      `source has ${givenLength} elements, but shape ${formatShape(sizes)} of ${type} takes ${length}`,
     );
   const { order = 'C' } = options;
   return {

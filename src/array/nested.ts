@@ -73,7 +73,7 @@ export function toNested(values: TypedArray, shape: Shape, options?: NestedOptio
   const givenLength = typedArrayLength(values);
   if (givenLength !== length)
     throw new RangeError(
-      `values has ${givenLength} elements, shape ${formatShape(sizes)} of ${dtype} takes ${length}`,
+      `values has ${givenLength} elements, but shape ${formatShape(sizes)} of ${dtype} takes ${length}`,
     );
   const strides = contiguousStrides(sizes, 1, checkOrder(order));
   const read = (axis: number, at: number): Nested<Item> => {

@@ -279,7 +279,7 @@ export const describeLayout = (dtype: Dtype, { shape, strides }: Layout): IpcLay
 export function checkIsArray({ layout }: MemoryFields): void {
   if (!layout)
     throw new IpcError(
-      'the descriptor is of bytes, not of an array: open it with openIpcBuffer, and view the ' +
+      'the descriptor describes bytes, not an array: open it with openIpcBuffer, and view the ' +
         'buffer as an array with fromBuffer',
     );
 }

@@ -144,7 +144,7 @@ function checkLayout(value: unknown, name: string): IpcLayout | undefined {
   const { dtype, shape, strides, ...others } = value as Record<string, unknown>;
   const [unknown] = Object.keys(others);
   if (unknown !== undefined)
-    throw new InvalidField(`${name}.${printableName(unknown)} is no field of a layout`);
+    throw new InvalidField(`${name}.${printableName(unknown)} is not a field of a layout`);
   const layout = {
     dtype:
       typeof dtype === 'string' && DTYPE_NAME.test(dtype)

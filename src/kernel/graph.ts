@@ -119,7 +119,7 @@ export class Graph extends Resource {
     try {
       return context.run(() => {
         const call = 'cuGraphInstantiateWithFlags';
-        check(cu[call](OUT0, captured.graph, 0), call, () => 'making a graph ready to be launched');
+        check(cu[call](OUT0, captured.graph, 0), call, () => 'instantiating a graph');
         return new Graph(context, readHandle<CUgraphExec>(OUT0, cu.cuGraphExecDestroy), captured);
       });
     } catch (error) {
@@ -233,7 +233,7 @@ export class Graph extends Resource {
     if (found) return found;
     throw new TypeError(
       node instanceof KernelNode
-        ? `${node} is not a launch of this graph, or an update replaced it: get it anew by graph.kernelNode`
+        ? `${node} is not a launch of this graph, or an update replaced it: get it again with graph.kernelNode`
         : `node must be a KernelNode, not ${formatValue(node)}`,
     );
   }

@@ -114,7 +114,7 @@ export function linkageOf({ kind, bytes }: Image): Linkage {
 
 /** What to do with code that is a part of a program. */
 export const LINK_FIRST =
-  'The code was compiled to be linked (nvcc -rdc=true): link it before, Module.load(link([code])).';
+  'The code was compiled to be linked (nvcc -rdc=true): link it first: Module.load(link([code])).';
 
 /** What to do about code that the driver did not load, by what it is; undefined if nothing is known. */
 export function loadHint(image: Image, log: string): string | undefined {

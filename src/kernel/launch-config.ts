@@ -78,7 +78,7 @@ export class LaunchConfigStruct {
   write(config: LaunchConfig): Stream | undefined {
     if (typeof config !== 'object' || config === null)
       throw new TypeError(
-        `launch: the first argument is { grid, block }, not ${formatValue(config)}`,
+        `launch: the first argument must be { grid, block }, not ${formatValue(config)}`,
       );
     checkOptionNames(config, OPTION_NAMES, 'launch');
     // Reads each option once, before writing anything.
@@ -304,7 +304,7 @@ export class KernelLimits {
   /** @throws NotSupportedError if the device does not support clusters */
   assertClusters(): void {
     if (this.#device.attributeOr('clusterLaunch', 0) === 0)
-      throw new NotSupportedError(`${this.#device} has no clusters`);
+      throw new NotSupportedError(`${this.#device} does not support clusters`);
   }
 
   #setAttribute(attribute: number, value: number): void {

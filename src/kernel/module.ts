@@ -98,7 +98,7 @@ export class Module extends Resource {
     assertNoStreamWaits(
       context,
       'loading code',
-      'Load it before streams wait, or when they have waited.',
+      'Load it before streams wait, or after their waits.',
     );
     const { handle, log } = context.run(() => {
       const loaded = loadImage(image, pairs);
@@ -217,7 +217,7 @@ function missingKernelHint(
   if (isRelocatable) return [LINK_FIRST, mangledHint].filter(Boolean).join(' ');
   // The kernels of code that must be linked are not listed.
   if (isRelocatable === undefined && !names?.length)
-    return `If the code was compiled with nvcc -rdc=true, link it before: Module.load(link([code])). Else, C++ mangles the names of kernels: declare the kernel extern "C".`;
+    return `If the code was compiled with nvcc -rdc=true, link it first: Module.load(link([code])). Else, C++ mangles the names of kernels: declare the kernel extern "C".`;
   return mangledHint;
 }
 

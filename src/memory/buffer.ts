@@ -401,7 +401,7 @@ export class DeviceBuffer extends Resource {
     const { deviceAccess } = this;
     if (!deviceAccess?.allowAccess)
       throw new NotSupportedError(
-        `allowAccess is for virtual memory, and this buffer is not part of any: use ${this.accessRemedy}`,
+        `allowAccess is for virtual memory, and this buffer is not part of it: use ${this.accessRemedy}`,
       );
     deviceAccess.allowAccess(other);
   }
@@ -623,7 +623,7 @@ export class DeviceMemory implements MemoryResource {
   }
 }
 
-// How the memory of a buffer is checked, allocated and kept alive.
+// ---- How the memory of a buffer is checked, allocated and kept alive ----
 
 /** The unit in which the driver maps and shares memory. */
 const BLOCK_BYTE_LENGTH = 2 << 20;

@@ -108,7 +108,9 @@ export function openShareable(
     assertSupported(context, flags);
     const size = pagesByteLength(byteLength);
     if (!isSealedMemfd(fd, size) || (statusOfFd(fd)?.storedByteLength ?? 0) < size)
-      throw new RangeError(`the memory is not ${formatBytes(size)} that are allocated and sealed`);
+      throw new RangeError(
+        `the memory is not sealed, or does not have ${formatBytes(size)} allocated`,
+      );
   } catch (error) {
     closeFd(fd);
     throw error;

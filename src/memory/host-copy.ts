@@ -338,9 +338,7 @@ export function orderAfterTransfers(context: Context, stream: CUstream): void {
   if (transfersInProgress > 0) makeStreamWait(context, stream);
 }
 
-// ---------------------------------------------------------------------------------------------
-// The steps of a copy
-// ---------------------------------------------------------------------------------------------
+// ---- The steps of a copy ----
 
 function* queueSlices(copy: HostCopy, maxByteLength: number): Generator<QueuePart> {
   for (const [offset, length] of chunks(copy.host.byteLength, copy.splitOffsets, maxByteLength))

@@ -65,7 +65,7 @@ export class HostViews {
   get fullView(): ArrayBuffer {
     if (this.#byteLength > MAX_VIEW_BYTE_LENGTH)
       throw new RangeError(
-        `${formatBytes(this.#byteLength)} are more than the ${MAX_VIEW_BYTE_LENGTH} of one ArrayBuffer: use window(byteOffset, byteLength)`,
+        `${formatBytes(this.#byteLength)} do not fit in one ArrayBuffer of at most ${MAX_VIEW_BYTE_LENGTH}: use window(byteOffset, byteLength)`,
       );
     this.#fullView ??= this.#view(0, this.#byteLength);
     return this.#fullView;
@@ -161,7 +161,7 @@ export function warnOfDetachedView(byteLength: number, what: string): void {
   );
 }
 
-// How views are kept alive, finalized and protected from transfer.
+// ---- How views are kept alive, finalized and protected from transfer ----
 
 /** Keeps each view's {@link HostViews} alive as long as the view. */
 const viewsByBuffer = new WeakMap<ArrayBufferLike, HostViews>();

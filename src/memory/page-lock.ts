@@ -123,7 +123,7 @@ export const devicePointerOf = (context: Context, address: Address): CUdeviceptr
     return readHandle<CUdeviceptr>(OUT0);
   });
 
-// The pages that are locked now, in any context.
+// ---- The pages that are locked now, in any context ----
 
 /** A range with locked pages, from `begin` up to `end`. */
 interface LockedPages extends HostRange, LockFlags {

@@ -143,7 +143,7 @@ export function queuePitchedCopy(
   if (!isEmpty(copy.box)) queueCopy(copy);
 }
 
-// How a copy is checked, split and queued.
+// ---- How a copy is checked, split and queued ----
 
 function checkCopy(
   to: PitchedMemory,

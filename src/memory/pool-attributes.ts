@@ -66,7 +66,7 @@ export interface PoolReuse {
 /** A device's access to the memory of a pool. */
 export type PoolAccess = 'none' | 'read' | 'read-write';
 
-// The driver calls that create pools, and read and write their attributes.
+// ---- The driver calls that create pools, and read and write their attributes ----
 
 /** The driver's attributes for {@link PoolReuse}. */
 const reuseAttributes = {
@@ -82,7 +82,7 @@ export function createPool(device: Device, shareable: boolean, maxSize: number):
   check(
     requestPool(device, shareable, maxSize),
     'cuMemPoolCreate',
-    () => `making a${shareable ? ' shareable' : ''} memory pool on ${device}`,
+    () => `creating a${shareable ? ' shareable' : ''} memory pool on ${device}`,
   );
   return readHandle<CUmemoryPool>(OUT0, cu.cuMemPoolDestroy);
 }

@@ -391,7 +391,7 @@ export class MemoryPool extends Resource implements MemoryResource, DeviceAccess
   }
 }
 
-// How options are checked, and how memory is allocated in a capture.
+// ---- How options are checked, and how memory is allocated in a capture ----
 
 function checkThreshold(byteLength: unknown): void {
   if (byteLength !== Number.POSITIVE_INFINITY) checkInteger(byteLength, 'releaseThreshold');

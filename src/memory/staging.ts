@@ -172,9 +172,7 @@ async function copyInThread(
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-// The ring of slots
-// ---------------------------------------------------------------------------------------------
+// ---- The ring of slots ----
 
 /** A pool of items. Each has one user at a time; waiting users are served in order. */
 export class AsyncPool<T> {

@@ -365,7 +365,7 @@ function* fields(writer: PlainWriter): Iterable<Vector> {
     const hasForms = writer.facts.kinds.some(
       ({ name: kind, hasExporter }) => kind === fields.kind && hasExporter,
     );
-    // Bytes that are no field, and numbers that JSON lacks, come as bytes only.
+    // Bytes that are not a field, and numbers that JSON lacks, come as bytes only.
     const isPlain = Object.keys(raw).length === 0 && isJson(fields);
     return {
       ...refused(name, writer.object(fields, raw)),

@@ -3,7 +3,7 @@ export const INVALID = -1;
 /** A hostile process may change a word all the time. */
 export const MAX_READS = 1000;
 
-/** From here on, a value is no safe integer. */
+/** From here on, a value is not a safe integer. */
 const HIGH_LIMIT = 2 ** 21;
 /** The halves of the largest value, which is beyond every other one for devices, too. */
 const HIGH_OF_LARGEST = 2 ** 31 - 1;
@@ -13,7 +13,7 @@ const LOW_OF_LARGEST = 2 ** 32 - 1;
  * Reads a 64-bit word that counts up and that another thread, process or device may write meanwhile. A
  * count is reached once the word is not below it. V8 reads 32-bit halves without allocating.
  *
- * @returns Infinity for the largest signed integer, {@link INVALID} for what is not a value
+ * @returns Infinity for the largest signed integer, {@link INVALID} for an invalid value
  */
 export function readWord(halves: Uint32Array, index: number): number {
   for (let attempt = 0; attempt < MAX_READS; attempt += 1) {

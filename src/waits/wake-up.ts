@@ -86,7 +86,7 @@ const isCaptured = (stream: CUstream): boolean =>
 class Waker {
   readonly epoch: number;
   readonly #context: Context;
-  readonly #lanes: Lane[] = [];
+  readonly #wakeStreams: WakeStream[] = [];
   /** Whether the driver refused once. */
   #isRefused = false;
 
@@ -97,43 +97,43 @@ class Waker {
 
   /** How many streams it has made, each with an event. */
   get size(): number {
-    return this.#lanes.length;
+    return this.#wakeStreams.length;
   }
 
   arm(awaited: Awaited, onWake: () => void, record: Record): (() => void) | undefined {
-    let lane = this.#lanes.find((pending) => pending.awaited === awaited);
-    if (!lane) {
-      lane = this.#launch(awaited, record);
-      if (!lane) return undefined;
+    let wakeStream = this.#wakeStreams.find((pending) => pending.awaited === awaited);
+    if (!wakeStream) {
+      wakeStream = this.#launch(awaited, record);
+      if (!wakeStream) return undefined;
     }
-    const { listeners } = lane;
+    const { listeners } = wakeStream;
     listeners.add(onWake);
     return () => listeners.delete(onWake);
   }
 
-  #launch(awaited: Awaited, record: Record): Lane | undefined {
+  #launch(awaited: Awaited, record: Record): WakeStream | undefined {
     if (this.#isRefused) return undefined;
-    let lane = this.#lanes.find((idle) => idle.awaited === undefined);
-    if (!lane && this.#lanes.length === MAX_LANES) return undefined;
-    const file = takeWakeFile(() => lane?.wake());
+    let wakeStream = this.#wakeStreams.find((idle) => idle.awaited === undefined);
+    if (!wakeStream && this.#wakeStreams.length === MAX_WAKE_STREAMS) return undefined;
+    const file = takeWakeFile(() => wakeStream?.wake());
     if (!file) return undefined;
     // Not `context.run`, which throws: the next poll reports what is wrong.
     let isLaunched = false;
     if (cu.cuCtxPushCurrent_v2(this.#context.handle) === CUDA_SUCCESS) {
-      lane ??= this.#open();
-      isLaunched = lane !== undefined && this.#queue(lane, record, file.address);
+      wakeStream ??= this.#open();
+      isLaunched = wakeStream !== undefined && this.#queue(wakeStream, record, file.address);
       cu.cuCtxPopCurrent_v2(OUT3);
     }
-    if (!lane || !isLaunched) {
+    if (!wakeStream || !isLaunched) {
       file.release();
       return undefined;
     }
-    lane.awaited = awaited;
-    return lane;
+    wakeStream.awaited = awaited;
+    return wakeStream;
   }
 
   /** Queues the call of `fflush`. The context must be current. */
-  #queue({ stream, event }: Lane, record: Record, file: Address): boolean {
+  #queue({ stream, event }: WakeStream, record: Record, file: Address): boolean {
     const behind = record(event);
     if (behind === undefined) return false;
     if (cu.cuStreamWaitEvent(stream, behind, 0) !== CUDA_SUCCESS) return false;
@@ -142,27 +142,27 @@ class Waker {
   }
 
   /** Makes a stream and an event, which live until the context is reset. The context must be current. */
-  #open(): Lane | undefined {
+  #open(): WakeStream | undefined {
     if (cu.cuEventCreate(OUT3, CU_EVENT_DISABLE_TIMING) !== CUDA_SUCCESS) return undefined;
     const event = readHandle<CUevent>(OUT3, cu.cuEventDestroy_v2);
     if (cu.cuStreamCreateWithPriority(OUT3, CU_STREAM_NON_BLOCKING, 0) !== CUDA_SUCCESS) {
       cu.cuEventDestroy_v2(event);
       return undefined;
     }
-    const lane = new Lane(readHandle<CUstream>(OUT3, cu.cuStreamDestroy_v2), event);
-    this.#lanes.push(lane);
-    return lane;
+    const wakeStream = new WakeStream(readHandle<CUstream>(OUT3, cu.cuStreamDestroy_v2), event);
+    this.#wakeStreams.push(wakeStream);
+    return wakeStream;
   }
 }
 
 /** The most functions that are pending in a context. */
-const MAX_LANES = 16;
+const MAX_WAKE_STREAMS = 16;
 
 /** Returns the event to wait for, or undefined if nothing has to be awaited. May record `event` for it. */
 type Record = (event: CUevent) => CUevent | undefined;
 
 /** A stream for one pending function, and whom it wakes. */
-class Lane {
+class WakeStream {
   readonly stream: CUstream;
   readonly event: CUevent;
   readonly listeners = new Set<() => void>();

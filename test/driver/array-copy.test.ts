@@ -247,7 +247,7 @@ describe('copies of device arrays', () => {
     assert.deepEqual((await overlapping.copyToHost()).subarray(9, 12), Float32Array.of(9, 1, 2));
     await assert.rejects(
       array.copyFrom(new Float32Array(7)),
-      /source has 7 elements, shape \[300, 400\]/,
+      /source has 7 elements, but shape \[300, 400\]/,
     );
     await assert.rejects(
       array.copyFrom([[1, 2]]),

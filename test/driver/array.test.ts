@@ -412,7 +412,7 @@ describe('DeviceArray', () => {
     );
     await assert.rejects(
       toDevice(new Float32Array(5), { shape: [2, 3] }),
-      /5 elements, shape \[2, 3\]/,
+      /5 elements, but shape \[2, 3\]/,
     );
     await assert.rejects(
       toDevice('text' as never),

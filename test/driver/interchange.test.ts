@@ -435,7 +435,7 @@ describe('interchange of arrays', () => {
     const good = dlpack(array);
     const wrong: readonly (readonly [change: object | null, message: RegExp])[] = [
       [null, /the tensor must be an object with the fields of DLPack/],
-      [{ version: { major: 2, minor: 0 } }, /the tensor is of DLPack 2/],
+      [{ version: { major: 2, minor: 0 } }, /the tensor uses DLPack 2/],
       [{ version: 1 }, /version must be an object/],
       [{ device: { type: 1, id: 0 } }, /device of DLPack type 1; supported: 2 \(CUDA\), 3/],
       [{ device: { type: 2, id: -1 } }, /device\.id must be an integer/],

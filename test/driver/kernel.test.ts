@@ -394,7 +394,7 @@ describe('Kernel', () => {
     const code = 'CUDA_ERROR_NOT_FOUND';
     {
       using part = Module.load(cubin);
-      const linkFirst = /^The code was compiled to be linked .*: link it before, [^ ]*\.$/;
+      const linkFirst = /^The code was compiled to be linked .*: link it first: [^ ]*\.$/;
       // A driver of version 580 finds it (H200), though the code is not linked.
       const found = valueOrError(() => part.kernel('relocatable', ['pointer']));
       if (emulated || found instanceof Error) {
@@ -405,7 +405,7 @@ describe('Kernel', () => {
       assert.throws(() => part.kernel('none', ['pointer']), { code, hint: linkFirst });
       assert.throws(() => part.kernel('scaled', ['pointer']), {
         code,
-        hint: /link it before, .* C\+\+ mangles the names of kernels: use _Z6scaledPj, or/,
+        hint: /link it first: .* C\+\+ mangles the names of kernels: use _Z6scaledPj, or/,
       });
       assert.throws(() => part.global('none'), { code, hint: linkFirst });
     }
@@ -532,7 +532,8 @@ describe('Kernel', () => {
 
   test('blocks form clusters on devices that have them', {
     skip:
-      needsGpu || (Device.get(0).attribute('clusterLaunch') === 0 && 'this device has no clusters'),
+      needsGpu ||
+      (Device.get(0).attribute('clusterLaunch') === 0 && 'this device does not support clusters'),
   }, async () => {
     using module = loadKernels();
     const narrow = module.kernel('narrow', ['pointer']);
@@ -550,7 +551,7 @@ describe('Kernel', () => {
     using module = loadKernels();
     const narrow = module.kernel('narrow', ['pointer']);
     if (Device.get(0).attribute('clusterLaunch') === 0) {
-      const lacking = { name: 'NotSupportedError', message: /has no clusters/ };
+      const lacking = { name: 'NotSupportedError', message: /does not support clusters/ };
       assert.throws(() => narrow.maxActiveClusters(2, 64), lacking);
       assert.throws(() => narrow.maxClusterBlocks(64), lacking);
       return;

@@ -196,8 +196,8 @@ describe('peer access', () => {
     using pool = MemoryPool.create({ maxSize: 64 << 20 });
     using pooled = pool.allocate(4);
     for (const [other, remedy] of [
-      [plain, /not part of any: use context.enablePeerAccess\(other\)$/],
-      [pooled, /not part of any: use setAccess of its pool$/],
+      [plain, /not part of it: use context.enablePeerAccess\(other\)$/],
+      [pooled, /not part of it: use setAccess of its pool$/],
     ] as const)
       assert.throws(() => other.allowAccess(1), { code: 'not-supported', message: remedy });
     memory.close();

@@ -57,7 +57,7 @@ describe('behind a wait', { skip }, () => {
       MAX_WORK - 1,
     );
     for (const kind of kinds) assert.throws(kind, REFUSED);
-    assert.throws(() => timeline.wait(2, { stream }), /too much is queued behind waits/);
+    assert.throws(() => timeline.wait(2, { stream }), /too much work is queued behind waits/);
     // Events are not counted, nor is the work of other streams.
     for (let n = 0; n < 2 * MAX_WORK; n += 1) event.record(stream);
     for (let n = 0; n < 2 * MAX_WORK; n += 1) source.fill(8, { stream: other });

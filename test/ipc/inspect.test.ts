@@ -140,7 +140,7 @@ describe('the socket for inspection', () => {
   test('no listener may have the name of its folder', () => {
     assert.throws(() => listen('inspect'), {
       name: 'RangeError',
-      message: "the name 'inspect' is taken: it is the folder of cuffi ls",
+      message: "the name 'inspect' is reserved for cuffi ls: use another one",
     });
   });
 

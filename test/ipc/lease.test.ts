@@ -175,7 +175,7 @@ describe('leases', () => {
       for (const child of [first, second]) await ask(child, { do: 'keep', buffer });
       await assert.rejects(leases.returned(buffer, { timeoutMs: 5 }), {
         name: 'TimeoutError',
-        message: `waiting for what process ${first.pid}, process ${second.pid} have took longer than 5 ms`,
+        message: `waiting for process ${first.pid}, process ${second.pid} to return an object took longer than 5 ms`,
       });
       await ask(second, { do: 'release' });
       assert.equal(await isReturned(), false);
@@ -191,7 +191,7 @@ describe('leases', () => {
       assert.equal(buffer.closed, false);
       await assert.rejects(leases.returned(new Uint8Array(1) as never), {
         name: 'TypeError',
-        message: /^returned takes what a connection can send, not /,
+        message: /^returned takes an object that can be sent, not /,
       });
     },
   );
@@ -438,7 +438,7 @@ describe('leases', () => {
         assert.equal((await child.ended).name, end);
         await assert.rejects(child.receive({ timeoutMs: 30_000 }), {
           name: 'PeerGoneError',
-          message: `process ${child.pid} has ended before its work on what it had sent was done`,
+          message: `process ${child.pid} has ended before its work on the objects that it had sent was done`,
         });
       },
     );

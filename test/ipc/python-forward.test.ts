@@ -132,7 +132,7 @@ describe('what Python passes on', { skip: options.skip }, () => {
     await give(first, buffer);
     assert.match(
       await run(first, SEND),
-      /^NotSupportedError not-supported: memory of a pool of another process cannot be passed on by Python/,
+      /^NotSupportedError not-supported: Python cannot forward memory of a pool of another process/,
     );
   });
 });

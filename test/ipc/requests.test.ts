@@ -115,7 +115,7 @@ describe('requests between processes', () => {
       assert.equal((error.cause as Error).message, 'the cause');
       assert.match(
         error.stack ?? '',
-        /served\.[\s\S]*in process \d+, which was asked[\s\S]*requests\.test/,
+        /served\.[\s\S]*in process \d+, which served the request[\s\S]*requests\.test/,
       );
       return true;
     });

@@ -303,7 +303,7 @@ describe('beside as many waiting streams as there may be', { skip }, () => {
       try {
         timeline.wait(value, { stream });
       } catch (error) {
-        assert.match(String(error), /too many streams of this process wait/);
+        assert.match(String(error), /too many streams of this process already wait/);
         assert.notEqual(stream, streams[0]);
         return;
       }

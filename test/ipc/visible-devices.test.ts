@@ -226,7 +226,7 @@ describe('CUDA_VISIBLE_DEVICES in Python', { ...needsTwo, skip: noPython || need
         (error: Error) => {
           assert.equal((error as { code?: string }).code, 'device-not-visible', kind);
           const text = `${error.message} ${error.cause}`;
-          return text.includes(`this memory is of GPU ${uuids[0]}`) && text.includes('it sees');
+          return text.includes(`this memory is on GPU ${uuids[0]}`) && text.includes('it sees');
         },
         kind,
       );

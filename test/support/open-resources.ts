@@ -238,14 +238,14 @@ export const KEPT_BY_CONTEXTS: ReadonlySet<string> = new Set([
 function* keptByContexts(): Found {
   for (const context of primaryContexts()) {
     const wakeUps = keptBy<{ epoch: number; size: number }>('src/waits/wake-up.ts wakers', context);
-    const lanes = wakeUps?.epoch === context.epoch ? wakeUps.size : 0;
+    const wakeStreams = wakeUps?.epoch === context.epoch ? wakeUps.size : 0;
     const streams = (moduleVariable('src/memory/internal-stream.ts streams') ?? {}) as Readonly<
       Record<string, WeakMap<Context, { readonly epoch: number }>>
     >;
     for (const byContext of Object.values(streams))
       if (byContext.get(context)?.epoch === context.epoch) yield ['driver: stream', -1];
-    yield ['driver: stream', -lanes];
-    yield ['driver: event', -lanes - context.workTracker.eventCount];
+    yield ['driver: stream', -wakeStreams];
+    yield ['driver: event', -wakeStreams - context.workTracker.eventCount];
     yield ['driver: module', -countBuiltinModules(context)];
   }
 }

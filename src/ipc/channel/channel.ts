@@ -232,7 +232,7 @@ export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
   readonly #producer: Producer;
   /** The number of the message, from 0. */
   readonly message: number;
-  #isOver = false;
+  #isSettled = false;
 
   /** @internal */
   constructor(channel: Channel<D>, producer: Producer, message: number) {
@@ -270,7 +270,7 @@ export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
     );
     this.#assertUsable();
     this.#producer.publish(this.message, streamOf(stream), meta, shape, dtype);
-    this.#isOver = true;
+    this.#isSettled = true;
     if (diagnostics.channelPublish.isOn)
       diagnostics.channelPublish.publish({
         channel: this.#channel,
@@ -286,9 +286,9 @@ export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
    * @throws CuffiError in a channel with `ahead`, unless it is the last slot that was acquired
    */
   cancel(): void {
-    if (this.#isOver) return;
+    if (this.#isSettled) return;
     this.#producer.cancel(this.message);
-    this.#isOver = true;
+    this.#isSettled = true;
   }
 
   [Symbol.dispose](): void {
@@ -298,12 +298,12 @@ export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
   [inspect.custom](): string {
     return describeObject('ProducerSlot', () => [
       `message ${this.message}`,
-      this.#isOver && 'published or canceled',
+      this.#isSettled && 'published or canceled',
     ]);
   }
 
   #assertUsable(): void {
-    if (this.#isOver) throw new CuffiError('this slot was published or canceled already');
+    if (this.#isSettled) throw new CuffiError('this slot was published or canceled already');
     this.#channel.assertOpen();
     this.#producer.assertOpen();
   }

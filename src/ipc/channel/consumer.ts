@@ -142,9 +142,9 @@ export class Consumer {
         const { closedAt } = ring;
         return closedAt !== undefined && message >= closedAt ? 'end' : undefined;
       }
-      // Who takes slots ahead is published to before the slots are released.
+      // For a consumer that takes slots ahead, messages are published before it has released their slots.
       if (published > message + ring.slots && !this.isAhead)
-        throw invalidRing('has published into slots that were not released');
+        throw invalidRing('a message was published into a slot that was not released');
       if (!ring.isFilled(message)) return undefined;
       this.#next += 1;
       const record = this.#recordOf(message);
@@ -160,7 +160,7 @@ export class Consumer {
     if (seat.granted > this.#next) {
       const { message, redelivered } = seat.grantAt(this.#next);
       if (!Number.isSafeInteger(message) || message < 0 || message >= this.#publishedCount())
-        throw invalidRing('grants a message that was not published');
+        throw invalidRing('a message was granted that was not published');
       if (!ring.isFilled(message)) return undefined;
       this.#next += 1;
       return this.#hold({ message, record: this.#recordOf(message), redelivered });
@@ -176,7 +176,7 @@ export class Consumer {
   #publishedCount(): number {
     const { published } = this.ring;
     if (!Number.isSafeInteger(published) || published < 0)
-      throw invalidRing('has no number of published messages');
+      throw invalidRing('the number of published messages is invalid');
     return published;
   }
 
@@ -211,8 +211,8 @@ export class Consumer {
   readonly messageHint = (): string => {
     const published = this.ring.published;
     if (this.deliver === 'all' && this.#next < published)
-      return `${this.#producerName} has published message ${this.#next}, and its work is not done`;
-    return `${this.#producerName} has published ${counted(published, 'message')}, and none of them is left for this consumer`;
+      return `${this.#producerName} has published message ${this.#next}, but its work is not done`;
+    return `${this.#producerName} has published ${counted(published, 'message')}, and none is left for this consumer`;
   };
 
   /** Why no slot can be taken ahead, for a time-out. */
@@ -223,7 +223,7 @@ export class Consumer {
   /** Why a message is not filled, for a time-out. */
   filledHint(message: number): string {
     return message < this.ring.published
-      ? `${this.#producerName} has published it, and its work is not done`
+      ? `${this.#producerName} has published it, but its work is not done`
       : `${this.#producerName} has published ${counted(this.ring.published, 'message')}`;
   }
 
@@ -351,4 +351,4 @@ export class Consumer {
 const REPAIR_MS = 2000;
 
 const invalidRing = (why: string): IpcError =>
-  new IpcError(`a process has stored what is no channel in the memory of this one: it ${why}`);
+  new IpcError(`another process wrote invalid channel data: ${why}`);

@@ -47,7 +47,7 @@ export function encodeMeta(meta: unknown): Uint8Array {
   const bytes = Buffer.from(text);
   if (bytes.byteLength > MAX_META_BYTE_LENGTH)
     throw new RangeError(
-      `meta has ${formatBytes(bytes.byteLength)} as JSON, of at most ${formatBytes(MAX_META_BYTE_LENGTH)}`,
+      `meta takes ${formatBytes(bytes.byteLength)} as JSON: at most ${formatBytes(MAX_META_BYTE_LENGTH)} are allowed`,
     );
   return bytes;
 }
@@ -130,7 +130,7 @@ export function readRecord(record: Uint8Array, byteLength: number): MessageRecor
 
 function readLayout(view: DataView, bytes: Uint8Array, byteLength: number): MessageLayout {
   const ndim = view.getUint32(RecordOffset.ndim, true);
-  if (ndim > MAX_AXES) throw new RangeError(`${ndim} axes are more than ${MAX_AXES}`);
+  if (ndim > MAX_AXES) throw new RangeError(`it has ${ndim} axes, of at most ${MAX_AXES}`);
   const shape = Array.from({ length: ndim }, (_, axis) =>
     Number(view.getBigInt64(RecordOffset.shape + 8 * axis, true)),
   );
@@ -144,6 +144,6 @@ function readMeta(view: DataView, bytes: Uint8Array): unknown {
   const length = view.getUint32(RecordOffset.metaByteLength, true);
   if (length === 0) return undefined;
   if (length > MAX_META_BYTE_LENGTH)
-    throw new RangeError(`meta of ${length} bytes is longer than ${MAX_META_BYTE_LENGTH}`);
+    throw new RangeError(`its meta has ${length} bytes, of at most ${MAX_META_BYTE_LENGTH}`);
   return JSON.parse(utf8.decode(bytes.subarray(RecordOffset.meta, RecordOffset.meta + length)));
 }

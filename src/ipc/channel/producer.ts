@@ -136,10 +136,12 @@ export class Producer {
       throw new TypeError(`deliver must be 'all' or 'one', not ${formatValue(deliver)}`);
     const isAhead = checkBoolean(ahead, 'ahead', false);
     if (isAhead && deliver === 'one')
-      throw new TypeError("ahead needs deliver: 'all': whom a message goes to is known only later");
+      throw new TypeError(
+        "ahead needs deliver: 'all': with 'one', the consumer of a message is chosen later",
+      );
     const isReadOnly = checkBoolean(readOnly, 'readOnly', false);
     const duration = checkBusyPollUs(busyPollUs ?? 0);
-    const layout = layoutOf(shape, dtype, byteLength);
+    const layout = slotLayout(shape, dtype, byteLength);
     const size = byteLength ?? sizeOf(layout.shape) * layout.dtype.itemsize;
     // Copies and kernels are fastest at such addresses.
     const stride = Math.ceil(size / SLOT_ALIGNMENT) * SLOT_ALIGNMENT;
@@ -169,9 +171,12 @@ export class Producer {
 
   assertOpen(): void {
     if (this.#failure !== undefined)
-      throw new CuffiError('the context of this channel was lost with work of a message', {
-        cause: this.#failure,
-      });
+      throw new CuffiError(
+        'the context of this channel was lost before the work of a message was done',
+        {
+          cause: this.#failure,
+        },
+      );
     if (this.#isClosed) throw new ClosedError(closedMessage('Channel', this.resource));
   }
 
@@ -232,7 +237,7 @@ export class Producer {
     if (message >= this.#published) return false;
     if (this.deliver === 'one') {
       this.#grantPending();
-      return this.#isOver(message);
+      return this.#isConsumed(message);
     }
     if (!this.ring.isFilled(message)) return false;
     for (const { seat, start } of this.#seats)
@@ -252,9 +257,7 @@ export class Producer {
   /** Why no slot is free, for a time-out. */
   readonly slotHint = (): string => {
     const previous = this.#acquired - this.ring.slots;
-    return (
-      this.#whyInUse(previous) ?? 'as many waits are queued behind earlier messages as there may be'
-    );
+    return this.#whyInUse(previous) ?? 'the limit of waits behind earlier messages is reached';
   };
 
   /** Why a channel is not drained, for a time-out. */
@@ -273,7 +276,7 @@ export class Producer {
     if (!this.ring.isFilled(message))
       return `the work of this process that fills message ${message} is not done`;
     if (this.deliver === 'one' && !this.#holders.has(message)) {
-      if (this.#isOver(message)) return undefined;
+      if (this.#isConsumed(message)) return undefined;
       return this.#seats.size === 0
         ? `no process consumes the channel, so nobody takes message ${message}`
         : `${namesOf(this.#seats)} asked for no further message, so nobody takes message ${message}`;
@@ -322,7 +325,7 @@ export class Producer {
     if (this.#isClosed) return;
     if (message === this.#acquired - 1) {
       this.#acquired = message;
-      // Who had the slot before is not known any longer.
+      // The previous user of the slot is no longer known.
       if (this.deliver === 'one') this.#skipped.add(message - this.ring.slots);
       return;
     }
@@ -366,7 +369,7 @@ export class Producer {
   // ---- Granting, with deliver: 'one' ----
 
   /** Whether a message was released by the consumer that it was granted to. */
-  #isOver(message: number): boolean {
+  #isConsumed(message: number): boolean {
     return (
       this.#skipped.has(message) || this.#holders.get(message)?.seat.isReleased(message) === true
     );
@@ -472,11 +475,11 @@ export class Producer {
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    // What was acquired and not published is no message.
+    // A slot that was acquired and not published is not a message.
     for (let message = this.#published; message < this.#acquired; message += 1) {
       const record = this.ring.record(message);
-      const isOver = message < this.#published || this.#waitingForEarlier.has(message);
-      if (record && !isOver) this.#skip(message, record);
+      const isPublished = message < this.#published || this.#waitingForEarlier.has(message);
+      if (record && !isPublished) this.#skip(message, record);
     }
     this.ring.closeAt(this.#published);
     this.#wakeConsumers();
@@ -524,7 +527,7 @@ export class Producer {
   }
 }
 
-function layoutOf(
+function slotLayout(
   shape: number | Shape | undefined,
   dtype: DtypeOrName | undefined,
   byteLength: number | undefined,

@@ -209,7 +209,7 @@ export class Seat {
     this.words.write(SeatWord.asleep, isAsleep ? 1 : 0);
   }
 
-  /** How many grants the consumer can take, from the beginning; 0 for what is no number. */
+  /** How many grants the consumer can take, from the beginning; 0 for an invalid number. */
   get wanted(): number {
     const value = this.words.read(SeatWord.wanted);
     return Number.isFinite(value) ? Math.max(value, 0) : 0;

@@ -59,7 +59,7 @@ export class Sleepers {
   #sleep(isDone: () => boolean, onWake: () => void): (() => void) | undefined {
     if (this.#wakers.size === 0) this.#setAsleep(true);
     this.#wakers.add(onWake);
-    // What came before the other end could see that this one sleeps wakes up nobody.
+    // A wake-up sent before the other end saw the flag is lost: look again.
     try {
       if (!isDone()) return () => this.#remove(onWake);
     } catch {

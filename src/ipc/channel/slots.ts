@@ -20,8 +20,8 @@ export function checkAheadStream(stream: Stream, isAhead: boolean): void {
     );
   if (!stream.nonBlocking)
     throw new TypeError(
-      'the stream must be non-blocking, as of Stream.create({ nonBlocking: true }): while another one ' +
-        'waits, the legacy default stream stands still',
+      'the stream must be non-blocking: while a blocking one waits, the legacy default stream stands ' +
+        'still. Create it with Stream.create({ nonBlocking: true })',
     );
 }
 

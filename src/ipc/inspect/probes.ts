@@ -184,7 +184,7 @@ export async function takeProbes(peer: Peer): Promise<ProbeReport> {
         const reason =
           refused?.reason ||
           fault ||
-          (offer.isWrittenBack ? '' : 'what was written here did not reach the other process');
+          (offer.isWrittenBack ? '' : 'data written here did not reach the other process');
         settle(offer.probe, { ok: reason === '', ms, code: refused?.code, reason });
         break;
       }

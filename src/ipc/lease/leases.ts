@@ -48,7 +48,7 @@ export const leases = {
    */
   async returned(object: Shareable, options?: WaitOptions): Promise<void> {
     if (!isShareable(object))
-      throw new TypeError(`returned takes what a connection can send, not ${formatValue(object)}`);
+      throw new TypeError(`returned takes an object that can be sent, not ${formatValue(object)}`);
     // A holder releases the last lease of an object when its work on the object is done.
     const owner = ownerOf(object);
     const { timeoutMs, signal } = checkDeadline(options, 'returned');
@@ -68,7 +68,7 @@ export const leases = {
    */
   revoke(object: Shareable): void {
     if (!isShareable(object))
-      throw new TypeError(`revoke takes what a connection can send, not ${formatValue(object)}`);
+      throw new TypeError(`revoke takes an object that can be sent, not ${formatValue(object)}`);
     for (const lease of leaseRegistry.leasesOf(ownerOf(object))) lease.revoke();
   },
 } as const;
@@ -93,7 +93,7 @@ function pollWithin(
 function describeHolders(owner: object): string {
   const holders = leaseRegistry.leasesOf(owner).map(({ holder }) => holder.name);
   const names = [...new Set(holders)];
-  return `waiting for what ${names.join(', ')} ${names.length === 1 ? 'has' : 'have'}`;
+  return `waiting for ${names.join(', ')} to return an object`;
 }
 
 /** Describes who holds closed objects. */

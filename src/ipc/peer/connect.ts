@@ -110,5 +110,5 @@ const isNobody = ({ code }: SystemError): boolean => code === 'ENOENT' || code =
 function meaning(error: SystemError): string {
   const { code, message } = error;
   if (isNobody(error)) return `nobody listens there (${code}); { timeoutMs } waits for one`;
-  return code === 'EPROTOTYPE' ? 'the socket there is not one of listen()' : message;
+  return code === 'EPROTOTYPE' ? 'the socket there was not created by listen()' : message;
 }

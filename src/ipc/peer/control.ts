@@ -190,9 +190,7 @@ export class Control {
   apply(block: ControlBlock, fds: readonly number[] = NONE): readonly TimelinePoint[] {
     const waits = isEmptyControlBlock(block) ? NONE : this.#apply(block, fds);
     if (this.#isPending && this.#pendingCount > MAX_PENDING_CONTROL)
-      throw new IpcError(
-        `${MAX_PENDING_CONTROL} things wait to be told, and nobody there reads them`,
-      );
+      throw new IpcError(`the other end has not read ${MAX_PENDING_CONTROL} control entries`);
     return waits;
   }
 
@@ -246,8 +244,8 @@ export class Control {
       if (session.isGone || timeline.isReached(points)) remove();
       else if (!timeline.wait(points, stream?.context ?? place.context, stream))
         throw new CuffiError(
-          `${session.peerName} still works on this memory, which it has returned, and no further stream of ` +
-            'this process can wait for it: await leases.returned(buffer) first',
+          `${session.peerName} has returned this memory but still works on it, and no more streams of this ` +
+            'process can wait for it: await leases.returned(buffer) first',
         );
     };
     const remove = addUseOrder(memory, order);

@@ -42,7 +42,7 @@ export function isTrusted(
   { allowOtherUsers, allow }: TrustOptions,
   ownUid: number = effectiveUid(),
 ): boolean {
-  if (allow) return checkBoolean(allow(credentials), 'what allow answers', false);
+  if (allow) return checkBoolean(allow(credentials), 'the result of allow', false);
   return credentials.uid === ownUid || allowOtherUsers === true;
 }
 
@@ -51,7 +51,7 @@ export function trustedCredentials(socket: number, trust: TrustOptions): PeerCre
   const credentials = peerCredentials(socket);
   if (!isTrusted(credentials, trust))
     throw new IpcError(
-      `${processName(credentials)} is of user ${credentials.uid}, not of this process's: allow it ` +
+      `${processName(credentials)} runs as user ${credentials.uid}, not as the user of this process: allow it ` +
         'with { allowOtherUsers: true } or { allow }',
       undefined,
       'other-user',

@@ -316,6 +316,6 @@ function exportPlaced({ object, path }: PlacedObject<Shareable>): EncodedExport 
 function checkFdCount(count: number): void {
   if (count > PACKET_FDS)
     throw new RangeError(
-      `the value has ${count} file descriptors, those included by which it is passed on: it may have ${PACKET_FDS}`,
+      `the value needs ${count} file descriptors (limit ${PACKET_FDS}): send fewer objects at a time`,
     );
 }

@@ -315,7 +315,7 @@ export class Peer<Receives = unknown, Sends = Anything>
     const sound = parseDescriptor(descriptor);
     const { peerName } = this.#connection;
     if (this.pid > 0 && sound.pid !== this.pid)
-      throw new IpcError(`the descriptor is of process ${sound.pid}, which ${peerName} is not`);
+      throw new IpcError(`the descriptor comes from process ${sound.pid}, not from ${peerName}`);
     try {
       return (await withDeadline<unknown>(
         deadline,
@@ -416,7 +416,7 @@ function failureForCall({ thrown }: HandlerFailure, peerName: string): unknown {
   const here = { stack: '' };
   Error.captureStackTrace(here, failureForCall);
   const frames = here.stack.split('\n').slice(1).join('\n');
-  thrown.stack = `${thrown.stack ?? thrown}\n    in ${peerName}, which was asked\n${frames}`;
+  thrown.stack = `${thrown.stack ?? thrown}\n    in ${peerName}, which served the request\n${frames}`;
   return thrown;
 }
 
@@ -441,7 +441,7 @@ function checkServe(
   options: ServeOptions | undefined,
 ): { concurrency: number; stream: Stream | undefined; signal: AbortSignal | undefined } {
   if (typeof handler !== 'function')
-    throw new TypeError(`peer.serve takes a function that answers, not ${formatValue(handler)}`);
+    throw new TypeError(`peer.serve takes a handler function, not ${formatValue(handler)}`);
   const {
     concurrency = 1,
     stream,
@@ -467,6 +467,6 @@ function checkTransfer(
     call,
   );
   const ordered = streamOf(stream);
-  ordered?.handle; // a closed one is refused
+  ordered?.assertOpen();
   return { deadline: checkDeadline({ signal, timeoutMs }, call), stream: ordered };
 }

@@ -114,7 +114,7 @@ export class Readiness {
     if ((this.#peer & Begun.ignoringValues) !== 0) throw this.#notReceived();
     if (this.#unconfirmed.size >= MAX_UNSENT_VALUES)
       throw new IpcError(
-        `${this.#unconfirmed.size} values wait to be received already: await send() before the next one`,
+        `${this.#unconfirmed.size} values are already waiting to be received: await send() before the next one`,
         undefined,
         'limit-exceeded',
       );
@@ -139,7 +139,7 @@ export class Readiness {
   /** Why a request may have no answer yet, as far as it is known. */
   get requestHint(): string | undefined {
     if ((this.#peer & Begun.ignoringValues) !== 0)
-      return 'values wait there that it does not receive, and what comes behind them waits, too';
+      return 'unreceived values are queued there, and later messages wait behind them';
     if ((this.#peer & Begun.serving) !== 0) return undefined;
     return this.#peer === 0
       ? `${this.#peerName} has neither received nor served yet: does it call serve()?`

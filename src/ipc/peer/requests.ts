@@ -280,7 +280,7 @@ export class Requests {
     if (this.#received.has(number)) throw new IpcError(`request ${number} came twice`);
     if (!this.#receivedSize.add(size))
       throw new IpcError(
-        `more came than the ${this.#receivedSize} that may wait for their answers`,
+        `too many requests are pending: ${this.#receivedSize}`,
         undefined,
         'limit-exceeded',
       );
@@ -292,7 +292,7 @@ export class Requests {
    */
   receiveCancellation(message: UnopenedMessage): false {
     assertNull(message, 'a cancellation');
-    const reason = `${this.#session.peerName} has given this request up`;
+    const reason = `${this.#session.peerName} has canceled this request`;
     this.#received.get(message.request)?.giveUp(reason);
     return false;
   }
@@ -315,8 +315,8 @@ export class Requests {
   serve(settings: ServeSettings): Serving {
     if (this.#server)
       throw new CuffiError(
-        'this Peer is served already: have one handler tell requests apart, or end the other call of ' +
-          'serve() by its signal',
+        'serve() is already running on this Peer: use one handler for all requests, or end the other call ' +
+          'with its signal',
       );
     const server = new Server(settings);
     this.#server = server;
@@ -481,7 +481,7 @@ class ReceivedRequest implements RequestContext {
   readonly closeAfter = <T extends { close(): void }>(resource: T): T => {
     if (typeof (resource as Partial<T> | undefined)?.close !== 'function')
       throw new TypeError(
-        `closeAfter takes what has a close(), such as a buffer, not ${formatValue(resource)}`,
+        `closeAfter takes an object with close(), such as a buffer, not ${formatValue(resource)}`,
       );
     this.#resources.push(resource);
     return resource;
@@ -608,10 +608,11 @@ class AskedRequests {
     request.size = size;
   }
 
-  /** @throws IpcError for the number of an answer that nobody asked for */
+  /** @throws IpcError for a number that is not pending */
   get(number: number): AskedRequest {
     const request = this.#requests.get(number);
-    if (!request) throw new IpcError('an answer came that nobody asked for');
+    if (!request)
+      throw new IpcError(`received an answer to request ${number}, which is not pending`);
     return request;
   }
 
@@ -630,7 +631,7 @@ class AskedRequests {
 
 const pendingError = (pending: string): IpcError =>
   new IpcError(
-    `${pending} wait for their answers already: await some of them first`,
+    `${pending} are already pending: await some of them first`,
     undefined,
     'limit-exceeded',
   );
@@ -641,7 +642,7 @@ function assertNull({ contents: { objects, value } }: UnopenedMessage, what: str
     throw new IpcError(`${what} came with a value`);
 }
 
-/** An error that says what another value says, and can be sent whatever that is. */
+/** Converts a thrown value to an error that can be sent, whatever the value is. */
 function sendableError(thrown: unknown): Error {
   if (!isError(thrown)) return new Error(`the handler threw ${formatValue(thrown)}`);
   const { name, message, stack, code } = thrown as Error & { readonly code?: unknown };

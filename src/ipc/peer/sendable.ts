@@ -58,8 +58,8 @@ export type Sendable<T> = unknown extends T
                 : { readonly [K in keyof T]: Sendable<T[K]> };
 
 /**
- * What a peer sends that was typed for nothing: whatever is {@link Sendable}. It is `any`, so that
- * every typed peer is a `Peer`, too.
+ * What a peer without types sends: everything {@link Sendable}. It is `any`, so that every typed peer
+ * is a `Peer`, too.
  */
 // biome-ignore lint/suspicious/noExplicitAny: nothing else is both above and below every type
 export type Anything = any;

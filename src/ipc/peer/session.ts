@@ -124,7 +124,7 @@ export class Session implements SharingSession {
   unfinishedError(): PeerGoneError {
     const { pid, exit } = this.process;
     return new PeerGoneError(
-      `${this.peerName} has ended before its work on what it had sent was done`,
+      `${this.peerName} has ended before its work on the objects that it had sent was done`,
       { pid, abandonedWaits: this.#abandonedWaits, ...exit },
     );
   }
@@ -179,7 +179,9 @@ export class Session implements SharingSession {
   /** @param link remains the caller's if this throws */
   #addForwardedLease({ lease, pid, startTime }: ForwardRequest, link: number): void {
     if (this.#forwardedCount >= MAX_FORWARDED_LEASES)
-      throw new IpcError(`more than ${MAX_FORWARDED_LEASES} things of this process were passed on`);
+      throw new IpcError(
+        `${this.peerName} has forwarded more than ${MAX_FORWARDED_LEASES} objects of this process`,
+      );
     new ForwardedLease(this.exports.get(lease), { pid, startTime }, link, this.#graceMs, () => {
       this.#forwardedCount -= 1;
     });

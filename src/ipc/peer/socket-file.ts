@@ -40,9 +40,9 @@ import { isError } from '../../validate.ts';
  */
 export function socketName(name: string): string {
   const isWrong = name === '' || name === '.' || name === '..' || name.includes('\0');
-  if (isWrong) throw new RangeError(`${JSON.stringify(name)} is no name for a socket`);
+  if (isWrong) throw new RangeError(`${JSON.stringify(name)} is not a valid socket name`);
   if (name === INSPECTION)
-    throw new RangeError(`the name '${name}' is taken: it is the folder of cuffi ls`);
+    throw new RangeError(`the name '${name}' is reserved for cuffi ls: use another one`);
   if (isPlainName(name)) return join(privateDirectory(), name);
   return name.startsWith('@') ? name : resolve(name);
 }
@@ -208,7 +208,10 @@ function removeDead(path: string): void {
   withLockOf(path, () => {
     const found = lstatSync(path, { throwIfNoEntry: false });
     if (!found) return;
-    if (!found.isSocket()) throw new IpcError(`${path} is there, and no socket: it is left alone`);
+    if (!found.isSocket())
+      throw new IpcError(
+        `${path} exists and is not a socket: remove it, or listen at another path`,
+      );
     if (isSocketInUse(addressOfSocket(path))) throw nameInUseError(path);
     unlinkSync(path);
   });
@@ -273,13 +276,13 @@ function openPrivateDirectory(directory: string): string {
     mkdirSync(directory, { mode: 0o700 });
   } catch (error) {
     if (codeOf(error) !== 'EEXIST')
-      throw new IpcError(`cannot make ${directory}: ${(error as Error).message}`);
+      throw new IpcError(`cannot create ${directory}: ${(error as Error).message}`);
   }
   const found = lstatSync(directory);
   if (!found.isDirectory() || !isPrivateToUser(found))
     throw new IpcError(
-      `${directory} is not a directory of user ${effectiveUid()} alone (mode 0700): no socket is ` +
-        'put or looked for there',
+      `${directory} is not a directory of user ${effectiveUid()} alone (mode 0700): correct its owner ` +
+        'and mode, or remove it',
     );
   return directory;
 }

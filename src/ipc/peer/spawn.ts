@@ -381,7 +381,7 @@ export function parentPeer<Receives = unknown, Sends = Anything>(
 function connectToParent(): Peer {
   if (!isMainThread())
     throw new IpcError(
-      "parentPeer() is the main thread's: a worker thread has no connection",
+      'parentPeer() only works in the main thread: a worker thread has no connection',
       undefined,
       'no-parent',
     );
@@ -412,7 +412,9 @@ function endQuietlyWith(peer: Peer): void {
     const isTheEnd = isEndedByPeer && error.name === end?.name && error.message === end.message;
     if (!isTheEnd || process.env['CUFFI_TRACE'] === '1' || handlesUncaught()) return;
     if (end instanceof PeerGoneError)
-      process.stderr.write(`cuffi: this process ends, as its parent has: ${error.message}\n`);
+      process.stderr.write(
+        `cuffi: this process ends because its parent has ended: ${error.message}\n`,
+      );
     process.exit(1);
   });
   // Its stderr is mostly a pipe to the parent: writing to it must not fail while the parent ends.

@@ -39,7 +39,7 @@ export function verifyExport({ objects, value }: ValueMessage): Shareable | IpcE
     const object = openAlias(kindOfFields(descriptor), descriptor) as Shareable;
     // A handle alone does not identify an object: the driver may reuse it.
     return differenceFrom(descriptor, exportIpc(object).descriptor)
-      ? refusal('what it names is another one now')
+      ? refusal('it now names another object')
       : object;
   } catch (error) {
     // The first line: what follows is for this process, such as where an object was closed.
@@ -77,7 +77,7 @@ export function refusalOf(
   if (hasFailed && !entry && built instanceof Error) return refusalError(built, peerName);
   // The place of the object holds its entry. A value that is a place has no other.
   if (hasFailed || !entry || built !== entry)
-    throw new IpcError('the other end sent an answer that is not one');
+    throw new IpcError('the other end sent an invalid answer');
   let named: AnyFields;
   try {
     named = session.decodeDescriptor(entry.bytes);

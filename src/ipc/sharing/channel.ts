@@ -59,7 +59,7 @@ function checkChannel(fields: HostFields<'channel'>): void {
       'invalid-descriptor',
     );
   };
-  if (slots > MAX_SLOTS) refuse(`it has ${slots} slots, of at most ${MAX_SLOTS}`);
+  if (slots > MAX_SLOTS) refuse(`it has ${slots} slots: at most ${MAX_SLOTS} are allowed`);
   if (slots * stride > memory.byteLength || byteLength > stride || memory.byteOffset > 0)
     refuse('its slots lie outside of its memory');
   if (layout === undefined) refuse('it has no layout');

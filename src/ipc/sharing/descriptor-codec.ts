@@ -99,7 +99,7 @@ function readMessage(message: unknown, kinds: readonly IpcKind[], at = ''): IpcD
   );
   if (unknown !== undefined)
     throw new InvalidField(
-      `${at}${printableName(unknown)} is no field of a descriptor of kind ${known}`,
+      `${at}${printableName(unknown)} is not a field of a descriptor of kind ${known}`,
     );
   if (version !== PROTOCOL_VERSION)
     throw new InvalidField(`${at}version must be ${PROTOCOL_VERSION}, not ${formatValue(version)}`);
@@ -117,7 +117,7 @@ function readMessage(message: unknown, kinds: readonly IpcKind[], at = ''): IpcD
 /** What every descriptor has besides the fields of its exporter and its kind. */
 const STATED = ['kind', 'version', 'checksum'];
 
-/** Returns what the caller probably did wrong, for common mistakes and what is no object. */
+/** Returns what the caller probably did wrong, for common mistakes and for values that are not objects. */
 function hintFor(message: unknown, kinds: readonly IpcKind[]): string | undefined {
   if (typeof message === 'string')
     return /^[A-Z]\w*\(/.test(message)
@@ -232,7 +232,9 @@ function readBytes<T>(read: () => T): T {
 /** Returns a reader whose errors say that the bytes are not a descriptor. @throws IpcError */
 function descriptorReader(bytes: Uint8Array): ByteReader {
   if (bytes.byteLength > MAX_OBJECT_BYTE_LENGTH)
-    throw malformed(`${bytes.byteLength} bytes are more than ${MAX_OBJECT_BYTE_LENGTH}`);
+    throw malformed(
+      `${bytes.byteLength} bytes are too many: at most ${MAX_OBJECT_BYTE_LENGTH} are allowed`,
+    );
   return new ByteReader(bytes, malformed);
 }
 
@@ -400,7 +402,7 @@ const corrupted = ({ kind, pid }: DescriptorFields): IpcError =>
 
 const otherVersion = (version: number): IpcError =>
   versionMismatch(
-    `the descriptor is of version ${version} of the protocol, this process speaks version ${PROTOCOL_VERSION}`,
+    `the descriptor uses version ${version} of the protocol, but this process speaks version ${PROTOCOL_VERSION}`,
     version > PROTOCOL_VERSION,
   );
 

@@ -91,7 +91,7 @@ export abstract class IpcMemoryHandle<T extends Resource>
     this.assertOpen();
     if (this.#opened && !this.#opened.closed)
       throw new IpcError(
-        'this handle is already open: use what open() returned, or close that first',
+        'this handle is already open: use the object that open() returned, or close it first',
       );
     this.#opened = this.openDescriptor(this.#descriptor, checked);
     return this.#opened;

@@ -68,7 +68,7 @@ export function openIpcBuffer(message: unknown, options?: OpenOptions): DeviceBu
   return openAs(MEMORY_KINDS, message, options, 'openIpcBuffer', (descriptor, fds, checked) => {
     if (kindOfFields(descriptor) === pool)
       throw new IpcError(
-        'the descriptor is of a memory pool, not of memory: open it with openIpcPool',
+        'the descriptor describes a memory pool, not memory: open it with openIpcPool',
       );
     return openBytes(descriptor, fds, checked) as DeviceBuffer;
   });
@@ -95,7 +95,7 @@ export function openIpcPool(message: unknown, options?: OpenOptions): ImportedPo
   return openAs(['pool'], message, options, 'openIpcPool', (descriptor, fds, checked) => {
     if (kindOfFields(descriptor) !== pool)
       throw new IpcError(
-        'the descriptor is of memory of a pool, not of the pool: open it with openIpcBuffer',
+        'the descriptor describes memory of a pool, not the pool: open it with openIpcBuffer',
       );
     const opened = openBytes(descriptor, fds, checked);
     if (opened instanceof ImportedPool) return opened;

@@ -31,7 +31,7 @@ import {
 import type { DescriptorFields } from '../descriptor.ts';
 import { factsOf } from './facts.ts';
 import type { ImportLease, OpenRequest } from './kind.ts';
-import { type Mapping, MappingTable, mapImported } from './mapping.ts';
+import { type ImportedMapping, MappingTable, mapImported } from './mapping.ts';
 import { importedBuffer } from './memory.ts';
 
 /**
@@ -205,7 +205,7 @@ export class ImportedPool extends Resource implements MemoryResource, DeviceAcce
     }
   }
 
-  #map(handle: string, pid: number, isUsed: (base: CUdeviceptr) => boolean): Mapping {
+  #map(handle: string, pid: number, isUsed: (base: CUdeviceptr) => boolean): ImportedMapping {
     const { context } = this;
     const pool = this.handle;
     const exporter = `process ${pid}`;
@@ -260,7 +260,7 @@ const mappingKey = (pool: ImportedPool, handle: string): string => `${pool.handl
  * contexts and, through the worker counts, all worker threads. The driver maps the memory once per
  * process, and the first free unmaps it for all (seen on an H200).
  */
-const mappings = new MappingTable<Mapping>(
+const mappings = new MappingTable<ImportedMapping>(
   ({ context, base }) =>
     releaseSharedUse(nameOfMapping(base), () => freeNonBlocking(context, base)),
   { mayBlock: false, onContextReset: ({ base }) => releaseSharedUse(nameOfMapping(base)) },

@@ -28,7 +28,7 @@ import { describeExporter, exportIdOf } from './facts.ts';
 import { ImportedPool } from './imported-pool.ts';
 import type { OpenRequest, SampleMemory } from './kind.ts';
 import {
-  type Mapping,
+  type ImportedMapping,
   MappingTable,
   type MappingUse,
   mapImported,
@@ -150,7 +150,7 @@ function exportPlain(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
 // ---- Mappings, and what the driver says of memory of other libraries ----
 
 /** Mapped plain memory of other processes, by handle. Each context maps it at another address. */
-const mappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
+const mappings = tableByContext(() => new MappingTable<ImportedMapping>(unmap, { mayBlock: true }));
 
 /**
  * Opens plain memory: maps its allocation, or adds a user to its mapping.
@@ -171,13 +171,15 @@ function openLegacy(request: OpenRequest<DescriptorFields<'legacy'>>): DeviceBuf
  * Mappings by a handle that came without a descriptor. The driver counts how often an allocation is
  * open.
  */
-const rawMappings = tableByContext(() => new MappingTable<Mapping>(unmap, { mayBlock: true }));
+const rawMappings = tableByContext(
+  () => new MappingTable<ImportedMapping>(unmap, { mayBlock: true }),
+);
 
 /** Maps plain memory by the driver's 64 bytes alone, in base64. */
-export const mapRaw = (context: Context, handle: string): MappingUse<Mapping> =>
+export const mapRaw = (context: Context, handle: string): MappingUse<ImportedMapping> =>
   rawMappings(context).use(handle, 0, context, () => map(context, handle, 'another process'));
 
-function map(context: Context, handle: string, exporter: string): Mapping {
+function map(context: Context, handle: string, exporter: string): ImportedMapping {
   const bytes = { reserved: new Uint8Array(Buffer.from(handle, 'base64')) };
   return mapImported(context, {
     exporter,
@@ -195,7 +197,7 @@ function map(context: Context, handle: string, exporter: string): Mapping {
   });
 }
 
-const unmap = ({ context, base }: Mapping): void =>
+const unmap = ({ context, base }: ImportedMapping): void =>
   context.run(() => check(cu.cuIpcCloseMemHandle(base), 'cuIpcCloseMemHandle'));
 
 /**

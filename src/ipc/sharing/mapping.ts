@@ -10,7 +10,7 @@ import { ReferenceCount } from '../../lifetime.ts';
 import { enqueueReleaseQuietly } from '../../memory/host-allocation.ts';
 
 /** An allocation of another process, mapped in a context. */
-export interface Mapping {
+export interface ImportedMapping {
   readonly context: Context;
   /** The context's epoch when it was mapped. A reset unmaps it. */
   readonly epoch: number;
@@ -18,7 +18,7 @@ export interface Mapping {
   readonly byteLength: number;
 }
 
-interface CountedMapping<M extends Mapping> {
+interface CountedMapping<M extends ImportedMapping> {
   readonly mapping: M;
   /** Tells apart the allocations that had the same name one after the other. */
   readonly version: number;
@@ -29,7 +29,7 @@ interface CountedMapping<M extends Mapping> {
 }
 
 /** One use of a mapping. */
-export interface MappingUse<M extends Mapping> {
+export interface MappingUse<M extends ImportedMapping> {
   readonly mapping: M;
   /**
    * Releases the use. The last release unmaps the memory, once no work here can touch it.
@@ -40,7 +40,7 @@ export interface MappingUse<M extends Mapping> {
   release(onReleased?: () => void): void;
 }
 
-interface MappingTableOptions<M extends Mapping> {
+interface MappingTableOptions<M extends ImportedMapping> {
   /** Whether `unmap` may wait for the GPU. */
   readonly mayBlock: boolean;
   /** Called with a mapping that a reset of its context has unmapped. */
@@ -51,7 +51,7 @@ interface MappingTableOptions<M extends Mapping> {
  * Mappings by the name of what is mapped. A name that is used again while its unmapping waits for
  * the GPU keeps its mapping. The driver would otherwise unmap it for the new user too.
  */
-export class MappingTable<M extends Mapping> {
+export class MappingTable<M extends ImportedMapping> {
   readonly #mappings = new Map<string, CountedMapping<M>>();
   readonly #unmap: (mapping: M) => void;
   readonly #options: MappingTableOptions<M>;
@@ -150,7 +150,7 @@ export class MappingTable<M extends Mapping> {
 }
 
 /** One table per context, for memory that each context maps for itself. */
-export const tableByContext = <M extends Mapping>(
+export const tableByContext = <M extends ImportedMapping>(
   make: () => MappingTable<M>,
 ): ((context: Context) => MappingTable<M>) => {
   const tables = new WeakMap<Context, MappingTable<M>>();
@@ -179,7 +179,7 @@ interface MapRequest {
  * Maps memory by a handle that another process may have invented. Anything the driver returns is
  * checked. @throws IpcError, with nothing left mapped
  */
-export const mapImported = (context: Context, request: MapRequest): Mapping => ({
+export const mapImported = (context: Context, request: MapRequest): ImportedMapping => ({
   context,
   epoch: context.epoch,
   ...context.run(() => mapAndMeasure(context, request)),
@@ -188,7 +188,7 @@ export const mapImported = (context: Context, request: MapRequest): Mapping => (
 function mapAndMeasure(
   context: Context,
   { exporter, call, map, measure, unmap }: MapRequest,
-): Pick<Mapping, 'base' | 'byteLength'> {
+): Pick<ImportedMapping, 'base' | 'byteLength'> {
   // Unmapping may wait for the streams of the context.
   const undo = (base: CUdeviceptr): void =>
     enqueueReleaseQuietly(context, () => void context.run(() => unmap(base)));

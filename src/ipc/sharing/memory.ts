@@ -39,7 +39,7 @@ import type {
   OpenRequest,
   SampleMemory,
 } from './kind.ts';
-import type { Mapping, MappingUse } from './mapping.ts';
+import type { ImportedMapping, MappingUse } from './mapping.ts';
 import { refuseReadOnly } from './support.ts';
 import { publish, useFromOtherThread } from './worker-exports.ts';
 
@@ -249,7 +249,7 @@ class ImportRelease implements StreamOrderedRelease {
 interface ImportedBufferInit
   extends Pick<BufferInit, 'resource' | 'owner' | 'mappingBoundaries' | 'deviceAccess'> {
   /** The use of the mapping that contains the descriptor's range. The buffer releases it. */
-  readonly use: MappingUse<Mapping>;
+  readonly use: MappingUse<ImportedMapping>;
   /** The file descriptors that exporting it again needs. */
   readonly fds: () => readonly number[];
   /** Whether a stream that `close()` names says after which work the memory may be released. */

@@ -227,7 +227,7 @@ export function foreignBlocker(
   if (kind.isByPid && pid === self.pid && pidNamespace !== self.pidNamespace)
     return {
       code: 'same-pid',
-      reason: `its exporter has this process's pid number, ${pid}, in another pid namespace`,
+      reason: `its exporter has the same pid as this process, ${pid}, in another pid namespace`,
       hint:
         'The driver mistakes it for this process: run the containers in one pid namespace, or with ' +
         'different pid numbers, or share memory of a pool over a connection.',
@@ -253,7 +253,7 @@ export function foreignBlocker(
  */
 export function deviceBlocker({ device: uuid }: DescriptorFields, sender?: Sender): OpenBlocker {
   const visible = devices().map((candidate) => candidate.uuid);
-  const reason = `the descriptor is of GPU ${uuid}, which this process does not see; it sees ${visible.join(', ')}`;
+  const reason = `the descriptor names GPU ${uuid}, which this process does not see; it sees ${visible.join(', ')}`;
   if (uuid.startsWith('MIG-') || visible.every((seen) => seen.startsWith('MIG-')))
     return {
       code: 'mig',

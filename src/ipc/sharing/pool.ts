@@ -359,7 +359,7 @@ function importHandle(fd: number, { pid }: PoolFields): CUmemoryPool {
   // Closing its last buffer here would destroy this process's own pool.
   if (isSharedPool(handle, fd))
     throw new IpcError(
-      `what came as a memory pool of process ${pid} is a pool of this very process: use that pool`,
+      `the memory pool that process ${pid} sent is a pool of this very process: use that pool`,
       undefined,
       'same-process',
     );

@@ -48,7 +48,7 @@ async function checkProbe(object: object, access: Access = 'read-write'): Promis
   if (!(object instanceof DeviceBuffer)) return 'it arrived as another object';
   if (object.byteLength !== PROBE_BYTE_LENGTH) return 'it arrived with another size';
   if (object.access !== access) return `it arrived as ${object.access} memory`;
-  if (!isPattern(await read(object), OFFERED)) return 'it has other contents here';
+  if (!isPattern(await read(object), OFFERED)) return 'its contents differ here';
   if (access === 'read-write') await object.copyFrom(pattern(WRITTEN_BACK));
   return '';
 }

@@ -104,7 +104,7 @@ function donePoller(event: CudaEvent, recorder: IpcEventDescriptor): () => boole
     // The process may have exited after its work was done.
     if (event.done) return true;
     throw new IpcError(
-      `process ${pid} exited before the work was done that its memory waits for`,
+      `process ${pid} exited before it finished the work that its memory waits for`,
       undefined,
       'exporter-gone',
     );

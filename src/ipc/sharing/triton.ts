@@ -111,14 +111,14 @@ function checkIsPlain(buffer: DeviceBuffer): void {
     const source = sourceOf(buffer);
     const owner = source ? processName(source.descriptor) : 'another process';
     throw new IpcError(
-      `this memory is of ${owner}: call tritonRegion there, and send what it returns`,
+      `this memory belongs to ${owner}: call tritonRegion there, and send what it returns`,
       undefined,
       'not-supported',
     );
   }
   if (resource instanceof MemoryPool) throw notSupported('this is memory of a pool');
   if (root.keepalive instanceof VirtualMemory) throw notSupported('this is virtual memory');
-  if (access === 'read') throw notSupported('this memory is read-only, which Triton cannot keep');
+  if (access === 'read') throw notSupported('this memory is read-only');
 }
 
 const notSupported = (what: string): IpcError =>

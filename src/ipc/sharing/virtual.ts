@@ -23,7 +23,7 @@ import { checkRange, type DescriptorFields, type ExportedFields } from '../descr
 import { PACKET_FDS } from '../protocol.ts';
 import { describeExporter, exportIdOf } from './facts.ts';
 import type { OpenRequest, SampleMemory } from './kind.ts';
-import { type Mapping, MappingTable, tableByContext } from './mapping.ts';
+import { type ImportedMapping, MappingTable, tableByContext } from './mapping.ts';
 import {
   aliasOf,
   asArray,
@@ -168,7 +168,7 @@ export function exportVirtual(
 }
 
 /** Pieces of another process's virtual memory, mapped one after the other. */
-export interface VirtualMapping extends Mapping {
+export interface VirtualMapping extends ImportedMapping {
   /** The pieces with their file descriptors, which exporting them again needs. */
   readonly chunks: PhysicalChunk[];
   readonly deviceAccess: VirtualAccess;

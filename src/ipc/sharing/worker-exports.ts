@@ -20,7 +20,7 @@ import {
 } from '../../waits/worker-tables.ts';
 import { type DescriptorFields, isMemoryFields, type MemoryFields } from '../descriptor.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import { type Mapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
+import { type ImportedMapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
 import { blockedError, type OpenBlocker } from './support.ts';
 
 interface PublishedRecord {
@@ -113,7 +113,7 @@ function forget(name: string, context: Context): void {
   resetWatch.remove(context);
 }
 
-interface ThreadMapping extends Mapping {
+interface ThreadMapping extends ImportedMapping {
   readonly generation: number;
   readonly at: number;
 }
@@ -141,7 +141,7 @@ export const isFromOtherThread = (descriptor: DescriptorFields): descriptor is M
 export function useFromOtherThread(
   context: Context,
   descriptor: MemoryFields,
-): MappingUse<Mapping> {
+): MappingUse<ImportedMapping> {
   const { generation } = descriptor;
   const { mapping, release } = mappings(context).use(nameOf(descriptor), 0, context, () => {
     const found = useThreadExport(generation, pieceOf(descriptor));
@@ -156,7 +156,7 @@ export function useFromOtherThread(
 export const exportGoneBlocker = {
   code: 'exporter-gone',
   reason:
-    'this descriptor was made by this very process, and what it names no longer exists: it was ' +
+    'this descriptor was made by this very process, and its object no longer exists: it was ' +
     'closed, or it is a pool, an event or memory of another library that another thread shared',
   hint:
     'Keep shared objects open until the other thread has opened them, and use a pool or an event in the ' +

@@ -90,6 +90,11 @@ export class TimelineCounter {
    * end, the last value.
    */
   get value(): number {
+    return this.#observe();
+  }
+
+  /** Reads the value, and notes the end of the process that advances it. */
+  #observe(): number {
     if (this.#isEnded) return this.#lastValue;
     const value = this.words.read(TimelineWord.value);
     // Read second: a device may write over END_OF_WAITS, but nobody sets the outcome back.
@@ -109,7 +114,7 @@ export class TimelineCounter {
   /** Whether the process that advanced the counter has ended or closed it. */
   get isEnded(): boolean {
     // Reading the value notices what another process has stored.
-    if (!this.words.isUnmapped) void this.value;
+    if (!this.words.isUnmapped) this.#observe();
     return this.#isEnded;
   }
 

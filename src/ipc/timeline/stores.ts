@@ -48,7 +48,7 @@ export function writeWord(stream: CUstream, address: CUdeviceptr, count: number)
   check(
     cu.cuStreamWriteValue64_v2(stream, address, count, 0),
     'cuStreamWriteValue64_v2',
-    () => 'signaling to another process how far a stream is',
+    () => 'signaling the progress of a stream to another process',
   );
 }
 

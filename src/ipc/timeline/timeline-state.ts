@@ -125,7 +125,7 @@ export class TimelineState {
   get value(): number {
     const { value } = this.counter;
     if (value === INVALID)
-      throw new IpcError('a process has stored what is not a value in the page of this timeline');
+      throw new IpcError('another process wrote an invalid value to this timeline');
     if (this.counter.isKnownEnded) throw this.#goneError();
     return value;
   }
@@ -313,14 +313,14 @@ export class TimelineState {
    * @throws IpcError
    */
   #watchPredecessor(last: number, from: SendingProcess | undefined): void {
-    let isOver = false;
+    let isDone = false;
     let stopWatching: (() => void) | undefined;
     const isSettled = (gone?: SendingProcess): boolean => {
-      if (isOver) return true;
+      if (isDone) return true;
       const isReached = this.counter.isReached(last);
       // That process may have found that another one before it has ended, and have stored that.
       if (!isReached && !gone && !this.counter.isEnded) return false;
-      isOver = true;
+      isDone = true;
       stopWatching?.();
       if (!isReached) this.#onLost({ pid: gone?.pid ?? 0, value: last });
       this.#release();
@@ -452,7 +452,7 @@ const pointOf = (value: number): TimelinePoint => ({ index: TimelineWord.value, 
 function observe(from: SendingProcess | undefined, gone: () => void, last: number): () => void {
   const why =
     `received the signaler of a timeline before value ${last} was reached, from a process whose end ` +
-    `cannot be observed here: await timeline.reached(${last}) there before it is sent`;
+    `cannot be observed here: await timeline.reached(${last}) there before you send it`;
   if (!from?.isExitObservable || !from.onGone) throw new IpcError(why, undefined, 'not-supported');
   try {
     return from.onGone(gone);
@@ -484,7 +484,7 @@ const MAX_LISTED_WAITS = 64;
 
 const tooManyWaits = (): CuffiError =>
   new CuffiError(
-    'too many streams of this process wait already, or too much is queued behind waits: with one more, ' +
-      'nothing else of the process would run. Use fewer streams, await timeline.reached() before ' +
-      'queueing more, or raise CUDA_DEVICE_MAX_CONNECTIONS (at most 32)',
+    'too many streams of this process already wait, or too much work is queued behind waits: one more ' +
+      'wait could stop all other GPU work of the process. Use fewer streams, await timeline.reached() ' +
+      'before queueing more, or raise CUDA_DEVICE_MAX_CONNECTIONS (at most 32)',
   );

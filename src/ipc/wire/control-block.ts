@@ -213,7 +213,7 @@ function readBegun(from: ByteReader): number {
   const { receiving, serving, ignoringValues } = Begun;
   const onlyServes = serving | ignoringValues;
   if (begun < receiving || (begun > (receiving | serving) && begun !== onlyServes))
-    throw new IpcError(`${begun} does not say what an end has begun`);
+    throw new IpcError(`invalid readiness flags ${begun}`);
   return begun;
 }
 

@@ -145,7 +145,7 @@ export class FramedSocket {
     this.#read();
   }
 
-  /** Reads what a peer that is gone has left. */
+  /** Reads the bytes that an ended peer has left. */
   readToEnd(): void {
     this.#read();
   }
@@ -322,7 +322,7 @@ export class SendQueue {
     if (this.#queued.length < MAX_UNSENT_VALUES && this.#byteLength < MAX_UNSENT_BYTE_LENGTH)
       return;
     throw new IpcError(
-      `${this.#queued.length} values of ${formatBytes(this.#byteLength)} wait to be sent already: ` +
+      `${this.#queued.length} values of ${formatBytes(this.#byteLength)} are already waiting to be sent: ` +
         'await send() before the next one',
       undefined,
       'limit-exceeded',

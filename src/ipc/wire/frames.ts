@@ -211,7 +211,9 @@ export function readHello(frame: Uint8Array, own: VersionRange = VERSIONS): numb
     frame.byteLength <= HEADER_BYTE_LENGTH + 2 + MAX_PACKAGE_NAME_BYTE_LENGTH &&
     isHelloHeader(frame);
   if (!isWhole || min === undefined || max === undefined || max < min)
-    throw new IpcError('the other end did not say first which versions of the protocol it speaks');
+    throw new IpcError(
+      'the other end did not state first which versions of the protocol it speaks',
+    );
   const chosen = chooseVersion({ min, max }, own);
   if (chosen !== undefined) return chosen;
   throw noCommonVersion({ min, max }, own, Buffer.from(content.subarray(2)).toString('utf8'));

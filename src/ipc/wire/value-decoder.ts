@@ -406,7 +406,7 @@ class ValueReader {
       case Tag.gpuObject:
         return this.#readPlace();
       case Tag.hole:
-        if (!mayBeHole) throw new IpcError('a hole stands outside of an array');
+        if (!mayBeHole) throw new IpcError('a hole is outside an array');
         return HOLE;
       case Tag.date:
         return isBuilding ? new Date(from.float64()) : from.skip(8);

@@ -87,8 +87,7 @@ const tooLarge = (): RangeError =>
   thrownFrom(
     encodeValue,
     new RangeError(
-      `a value may have ${formatBytes(MAX_VALUE_BYTE_LENGTH)}, and this one has more: send large data ` +
-        'as a DeviceBuffer, or in parts',
+      `the value has more than ${formatBytes(MAX_VALUE_BYTE_LENGTH)}: send large data as a DeviceBuffer, or in parts`,
     ),
   );
 
@@ -363,7 +362,7 @@ class ValueEncoder<T extends object> {
       throw thrownFrom(
         encodeValue,
         new RangeError(
-          `a value may have ${MAX_VALUE_BINARIES} typed arrays, and this one has more: send fewer, larger ones`,
+          `the value has more than ${MAX_VALUE_BINARIES} typed arrays: send fewer, larger ones`,
         ),
       );
     const bytes = checkHostMemory(data, this.#currentPath);
@@ -378,7 +377,7 @@ class ValueEncoder<T extends object> {
       throw thrownFrom(
         encodeValue,
         new RangeError(
-          `${this.#currentPath} is one too many: a value may have ${MAX_VALUE_OBJECTS} GPU objects`,
+          `${this.#currentPath} cannot be sent: a value may have at most ${MAX_VALUE_OBJECTS} GPU objects`,
         ),
       );
     this.placed.push({ object, path: this.#path.slice() });
@@ -391,7 +390,7 @@ class ValueEncoder<T extends object> {
       throw thrownFrom(
         encodeValue,
         new RangeError(
-          `a value may have ${MAX_VALUE_PARTS} parts, and this one has more: send numbers as typed arrays`,
+          `the value has more than ${MAX_VALUE_PARTS} parts: send numbers as typed arrays`,
         ),
       );
   }
@@ -402,8 +401,7 @@ class ValueEncoder<T extends object> {
       throw thrownFrom(
         encodeValue,
         new RangeError(
-          `a value may have ${MAX_VALUE_COLLECTIONS} Maps, Sets and errors, and this one has more: ` +
-            'send plain objects or arrays',
+          `the value has more than ${MAX_VALUE_COLLECTIONS} Maps, Sets and errors: send plain objects or arrays`,
         ),
       );
   }

@@ -50,16 +50,16 @@ export class MemoryPointer extends Resource {
 
   constructor(init: PointerInit);
   /** @internal */
-  constructor(init: PointerInit, hold: PointerState);
-  constructor(init: PointerInit, hold: PointerState = newPointerState(init)) {
-    const { context, pointer, byteLength, owner } = hold.init;
-    checkRange(hold.init);
-    super(hold.kind, { owner: hold.memory.openPointers, release: hold.release });
+  constructor(init: PointerInit, state: PointerState);
+  constructor(init: PointerInit, state: PointerState = newPointerState(init)) {
+    const { context, pointer, byteLength, owner } = state.init;
+    checkRange(state.init);
+    super(state.kind, { owner: state.memory.openPointers, release: state.release });
     this.context = context;
     this.byteLength = byteLength;
     this.#pointer = pointer as CUdeviceptr;
     this.#owner = owner;
-    this.#state = hold;
+    this.#state = state;
   }
 
   /** The device address of the first byte. @throws ClosedError */
@@ -141,9 +141,9 @@ export class MemoryPointer extends Resource {
 export class AutoFreePointer extends MemoryPointer {
   constructor(init: PointerInit);
   /** @internal */
-  constructor(init: PointerInit, hold: PointerState);
-  constructor(init: PointerInit, hold: PointerState = newUncountedState('AutoFreePointer', init)) {
-    super(init, hold);
+  constructor(init: PointerInit, state: PointerState);
+  constructor(init: PointerInit, state: PointerState = newUncountedState('AutoFreePointer', init)) {
+    super(init, state);
   }
 }
 
@@ -161,10 +161,10 @@ export class MappedPointer extends AutoFreePointer {
 
   /** @param init with the host's address as `pointer` */
   constructor(init: PointerInit) {
-    const hold = newUncountedState('MappedPointer', init);
-    const { pointer: hostPointer } = hold.init;
-    const pointer = deviceAddressOf(hold.init, hold.release);
-    super(init, { ...hold, init: { ...hold.init, pointer } });
+    const state = newUncountedState('MappedPointer', init);
+    const { pointer: hostPointer } = state.init;
+    const pointer = deviceAddressOf(state.init, state.release);
+    super(init, { ...state, init: { ...state.init, pointer } });
     this.hostPointer = hostPointer as Address;
   }
 }
@@ -204,7 +204,7 @@ export class PinnedPointer extends Resource {
   }
 }
 
-// How pointers share their memory.
+// ---- How pointers share their memory ----
 
 /** @internal A pointer's reference to its memory. */
 export interface PointerState {

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class AsyncPeer(Context):
     """The part of a peer that tasks use."""
 
-    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    # Only cuffi makes one: its constructor is not part of the types that users see.
     def __init__(self, connection: Any) -> None:
         self._connection: Connection = connection
         self._requests = Requests(connection)

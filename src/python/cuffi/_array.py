@@ -43,7 +43,7 @@ class DeviceArray(Context):
     _instead = ('refer to it, send it with peer.send(), or copy its items: copy_to_host(), or clone() and copy() of torch and cupy. '
                 'dataclasses.asdict() makes deep copies: use dataclasses.replace() or vars()')  # fmt: skip
 
-    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    # Only cuffi makes one: its constructor is not part of the types that users see.
     def __init__(self, memory: Any, address: int, shape: tuple[int, ...], dtype: Any,
                  strides: tuple[int, ...], read_only: bool, stream: Optional[int] = None,
                  base: Optional[DeviceArray] = None) -> None:  # fmt: skip
@@ -229,7 +229,7 @@ class DeviceArray(Context):
                 f'not {type(data).__name__}'
             ) from None
         if view.nbytes != self.nbytes:
-            raise ValueError(f'{view.nbytes} bytes for an array of {self.nbytes}')
+            raise ValueError(f'data has {view.nbytes} bytes, but the array has {self.nbytes}')
         _check_format(view, self._dtype)
         if not view.nbytes:
             return

@@ -81,7 +81,7 @@ class Reader:
             if shift > 21:
                 raise IpcError('a length has more than 4 bytes')
         if value * least_each > self.end - self.at:
-            raise IpcError(f'{value} things do not fit in the {self.end - self.at} bytes that follow')
+            raise IpcError(f'a count of {value} needs more than the {self.end - self.at} bytes that are left')
         return value
 
     def double(self) -> float:

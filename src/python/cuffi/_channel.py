@@ -51,7 +51,7 @@ class Channel(ChannelEnd):
         if deliver not in ('all', 'one'):
             raise TypeError(f"deliver must be 'all' or 'one', not {deliver!r}")
         if ahead and deliver == 'one':
-            raise TypeError("ahead needs deliver='all': whom a message goes to is known only later")
+            raise TypeError("ahead needs deliver='all': with 'one', the consumer of a message is chosen later")
         if (shape is None) == (byte_length is None) or (byte_length is not None and dtype is not None):
             raise TypeError('give either a shape, with its dtype, or a byte_length')
         if byte_length is not None:

@@ -177,7 +177,7 @@ class _AheadStreams(_Streams):
         if handle > 2:
             call('cuStreamGetFlags', handle, ctypes.byref(flags))
         if not flags.value & 1:
-            raise TypeError('the stream must be non-blocking: while another one waits, the legacy default stream stands still')
+            raise TypeError('the stream must be non-blocking: while a blocking one waits, the legacy default stream stands still')
         return super().__missing__(handle)
 
 

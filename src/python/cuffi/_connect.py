@@ -82,7 +82,7 @@ def _end_quietly_with(parent: Peer) -> None:
         if before is not sys.__excepthook__ or not is_the_end or os.environ.get('CUFFI_TRACE') == '1':
             before(kind, error, trace)
         elif isinstance(error, PeerGoneError):
-            print(f'cuffi: this process ends, as its parent has: {error}', file=sys.stderr)
+            print(f'cuffi: this process ends because its parent has ended: {error}', file=sys.stderr)
 
     sys.excepthook = hook
 
@@ -90,7 +90,7 @@ def _end_quietly_with(parent: Peer) -> None:
 def _address_of(name: object) -> tuple[str, bool]:
     """The address of a name for the kernel, and whether it is in the directory of this user alone."""
     if not isinstance(name, str) or name in ('', '.', '..') or '\0' in name:
-        raise ValueError(f'{name!r} is no name for a socket')
+        raise ValueError(f'{name!r} is not a valid socket name')
     if name.startswith('@'):
         return '\0' + name[1:], False
     if '/' in name:
@@ -106,14 +106,14 @@ def _address_of(name: object) -> tuple[str, bool]:
         pass
     found = os.lstat(directory)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise IpcError(f'{directory} is not a directory of user {os.geteuid()} alone (mode 0700)')
+        raise IpcError(f'{directory} is not a directory of user {os.geteuid()} alone (mode 0700): correct its owner and mode, or remove it')
     return os.path.join(directory, name), True
 
 
 def _trust(sock: socket.socket, allow_other_users: bool) -> None:
     pid, uid, _ = credentials(sock)
     if uid != os.geteuid() and not allow_other_users:
-        raise IpcError(f"process {pid} is of user {uid}, not of this process's: allow it with allow_other_users=True",
+        raise IpcError(f"process {pid} runs as user {uid}, not as the user of this process: allow it with allow_other_users=True",
                        'other-user')  # fmt: skip
 
 

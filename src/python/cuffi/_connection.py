@@ -308,7 +308,7 @@ class Connection:
             self._on_socket_end()
         except BaseException as error:
             close_fds(fds)
-            what = error if isinstance(error, CuffiError) else f'it has sent what cannot be read: {error!r}'
+            what = error if isinstance(error, CuffiError) else f'it sent an invalid message: {error!r}'
             code = error.code if isinstance(error, IpcError) else 'ipc-failed'
             self.fail(IpcError(f'the connection to {self.name} was closed: {what}', code))
             if not isinstance(error, Exception):

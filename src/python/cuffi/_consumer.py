@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def _invalid_ring(why: str) -> IpcError:
-    return IpcError(f'a process has stored what is no channel in the memory of this one: it {why}')
+    return IpcError(f'another process wrote invalid channel data: {why}')
 
 
 class _SlotMemory:
@@ -123,7 +123,7 @@ class _Consumer(ChannelState):
                 return END if closed_at is not None and message >= closed_at else None
             # Who takes slots ahead is published to before the slots are released.
             if published > message + ring.slots and not self.is_ahead:
-                raise _invalid_ring('has published into slots that were not released')
+                raise _invalid_ring('a message was published into a slot that was not released')
             if not ring.is_filled(message):
                 return None
             self._next += 1
@@ -139,7 +139,7 @@ class _Consumer(ChannelState):
             index = SEAT_RELEASED + ring.slots + 2 * (at % ring.slots)
             message, redelivered = seat.read(index), seat.read(index + 1) == 1
             if not 0 <= message < self._published():
-                raise _invalid_ring('grants a message that was not published')
+                raise _invalid_ring('a message was granted that was not published')
             if not ring.is_filled(int(message)):
                 return None
             self._next += 1
@@ -155,7 +155,7 @@ class _Consumer(ChannelState):
     def _published(self) -> int:
         published = self.ring.read(RING_PUBLISHED)
         if not 0 <= published <= SAFE:
-            raise _invalid_ring('has no number of published messages')
+            raise _invalid_ring('the number of published messages is invalid')
         return int(published)
 
     def _record(self, message: int) -> tuple[bool, Optional[SlotLayout], Any]:
@@ -279,7 +279,7 @@ class ConsumerSlot(Owner):
 
     __slots__ = ('message', 'meta', 'redelivered', '_consumer', '_layout', '_stream', '_is_released')
 
-    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    # Only cuffi makes one: its constructor is not part of the types that users see.
     def __init__(self, consumer: Any, message: int, layout: Any, meta: Any, redelivered: bool, stream: Any) -> None:
         self._consumer: _Consumer = consumer
         self._layout: Optional[SlotLayout] = layout
@@ -413,7 +413,7 @@ class ChannelConsumer(ChannelEnd):
             yield slot
 
     def _export(self) -> Exported:
-        raise NotSupportedError('a consumer cannot pass a channel on: its producer sends it to everyone')
+        raise NotSupportedError('a consumer cannot forward a channel: its producer sends it to each consumer')
 
 
 class ChannelFields:

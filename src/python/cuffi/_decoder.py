@@ -110,7 +110,7 @@ class Decoder:
             raise limit_exceeded(f'a bigint has {count} hexadecimal digits')
         digits = reader.take(count)
         if not digits or digits.strip(b'0123456789abcdef'):
-            raise IpcError('the digits of a bigint are not digits')
+            raise IpcError('a bigint has characters other than hexadecimal digits')
         return BigInt(-int(digits, 16) if is_negative else int(digits, 16))
 
     def _read_container(self, tag: int, depth: int) -> Any:
@@ -131,7 +131,7 @@ class Decoder:
         if tag == TAG_OBJECT:
             return self._read_object(depth)
         if tag not in (TAG_MAP, TAG_SET, TAG_ERROR):
-            raise IpcError('a hole stands outside of an array' if tag == TAG_HOLE else f'{tag} is no kind of value')
+            raise IpcError('a hole is outside an array' if tag == TAG_HOLE else f'unknown value tag {tag}')
         self._collections += 1
         if self._collections > MAX_VALUE_COLLECTIONS:
             raise limit_exceeded(f'a value has more than {MAX_VALUE_COLLECTIONS} Maps, Sets and errors')
@@ -223,7 +223,7 @@ class Decoder:
         if self._binaries > MAX_VALUE_BINARIES:
             raise limit_exceeded(f'a value has more than {MAX_VALUE_BINARIES} parts of binary data')
         if kind >= len(BINARIES) or length % BINARIES[kind][1]:
-            raise IpcError(f'{length} bytes are no binary data of type {kind}')
+            raise IpcError(f'binary data of type {kind} cannot have {length} bytes')
         data, form = reader.take(length), BINARIES[kind][0]
         return data if form is None else _array.array(form, data)
 
@@ -239,7 +239,7 @@ class Decoder:
         reader = self._from
         kind, bits = reader.byte(), reader.byte()
         if kind >= len(ERROR_TYPES) or bits >= 2 * ERROR_CAUSE:
-            raise IpcError('an error is of no known class')
+            raise IpcError('an error has an unknown type or unknown fields')
         texts = [reader.string() if bits & bit else None for bit in ERROR_TEXTS]
         name, message, stack, code = texts
         error = RemoteError(message or '', name or ERROR_TYPES[kind], code or 'remote-error', stack)

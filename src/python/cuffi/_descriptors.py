@@ -367,7 +367,7 @@ def encode_known(kind: int, **fields: Any) -> bytes:
 def decode(data: bytes) -> Fields:
     """Decodes what `encode` returned. Raises IpcError for any other bytes, and for fields that are inconsistent."""
     if len(data) > MAX_OBJECT_BYTE_LENGTH:
-        raise _malformed(f'{len(data)} bytes are more than {MAX_OBJECT_BYTE_LENGTH}')
+        raise _malformed(f'{len(data)} bytes are too many: at most {MAX_OBJECT_BYTE_LENGTH} are allowed')
     reader = Reader(data)
     try:
         fields = _read_kind(_check_below(reader.byte(), len(KINDS), 'kind'), reader)
@@ -424,7 +424,7 @@ def _check_channel(fields: Fields) -> None:
     layout, memory = fields.layout, fields.memory
     try:
         if fields.slots > MAX_SLOTS:
-            raise ValueError(f'it has {fields.slots} slots, of at most {MAX_SLOTS}')
+            raise ValueError(f'it has {fields.slots} slots: at most {MAX_SLOTS} are allowed')
         is_inside = fields.slots * fields.stride <= memory.byte_length and fields.byte_length <= fields.stride
         if not is_inside or memory.byte_offset > 0:
             raise ValueError('its slots lie outside of its memory')

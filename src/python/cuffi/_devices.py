@@ -86,7 +86,7 @@ def device_by_uuid(uuid: bytes) -> Device:
         if device.uuid == uuid:
             return device
     seen = ', '.join(format_uuid(device.uuid) for device in all_devices())
-    reason = f'this memory is of GPU {format_uuid(uuid)}, which this process does not see; it sees {seen}: '
+    reason = f'this memory is on GPU {format_uuid(uuid)}, which this process does not see; it sees {seen}: '
     if uuid[0] or all(device.uuid[0] for device in all_devices()):
         raise IpcError(f'{reason}a MIG slice cannot share memory with another: run both processes on the same slice', 'mig')
     raise IpcError(f'{reason}make it visible (CUDA_VISIBLE_DEVICES)', 'device-not-visible')
@@ -140,7 +140,7 @@ def is_context_lost(device: Device) -> bool:
         return cuda_driver().cuStreamQuery(LEGACY_STREAM) in STICKY
 
 
-# Pages at address 0 are never mapped: what is below is no pointer, as a time in seconds.
+# Pages at address 0 are never mapped: a smaller number is not a pointer, such as a time in seconds.
 _MIN_HANDLE = 4096
 
 

@@ -128,10 +128,10 @@ def _strides_in_items(array: DeviceArray) -> list[int]:
     for length, stride in zip(array.shape, array.strides):
         is_used = length > 1 and not is_empty
         if is_used and stride % itemsize:
-            raise BufferError(f'DLPack has no strides that are not multiples of the {itemsize} bytes of an item: copy the array')
+            raise BufferError(f'DLPack strides must be multiples of the item size, {itemsize} bytes: copy the array')
         if is_used and stride < 0:
             raise BufferError(
-                f'the array has negative strides, {list(array.strides)}, and libraries end the process when they get such by DLPack: '
+                f'the array has negative strides, {list(array.strides)}, which crash libraries that get them by DLPack: '
                 'use __cuda_array_interface__, as cupy.asarray(array) does, or copy the array'
             )
         # Any stride will do for one index: libraries check it all the same.

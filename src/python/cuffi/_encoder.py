@@ -62,7 +62,7 @@ class Encoder:
         out = self.out
         self._parts += 1
         if self._parts > MAX_VALUE_PARTS or len(out) > MAX_VALUE_BYTE_LENGTH:
-            raise ValueError(f'the value is too large: it may have {MAX_VALUE_PARTS} parts and 16 MiB')
+            raise ValueError(f'the value is too large: it may have at most {MAX_VALUE_PARTS} parts and 16 MiB')
         kind = type(value)
         if value is None:
             out.append(TAG_NULL)
@@ -119,7 +119,7 @@ class Encoder:
             return
         digits = b'%x' % abs(value)
         if len(digits) > MAX_BIGINT_DIGITS:
-            raise ValueError(f'an int may have {MAX_BIGINT_DIGITS} hexadecimal digits')
+            raise ValueError(f'an int has more than {MAX_BIGINT_DIGITS} hexadecimal digits')
         self.out += bytes((TAG_BIGINT, value < 0))
         write_length(self.out, len(digits))
         self.out += digits
@@ -130,7 +130,7 @@ class Encoder:
         except UnicodeEncodeError:
             tag, data = TAG_UTF16, value.encode('utf-16-le', 'surrogatepass')
         if len(data) > MAX_VALUE_BYTE_LENGTH:
-            raise ValueError('the value is too large: it may have 16 MiB')
+            raise ValueError('the value is too large: it may have at most 16 MiB')
         self.out.append(tag)
         write_length(self.out, len(data))
         self.out += data
@@ -237,7 +237,9 @@ class Encoder:
         form = view.format.lstrip('<=@')
         kind = UINT8_ARRAY if form in ('B', 'c', '?') else BINARY_OF.get((form, view.itemsize))
         if kind is None:
-            raise _not_sent(value, f'its items have the format {view.format!r}, which JavaScript has not: convert them, or send its bytes')
+            raise _not_sent(
+                value, f'its items have the format {view.format!r}, which JavaScript does not have: convert them, or send its bytes'
+            )
         if view.ndim > 1:
             raise ValueError(
                 f'an array of shape {list(view.shape or ())} would arrive without its shape: send array.ravel() and array.shape, '
@@ -245,7 +247,7 @@ class Encoder:
             )
         self._binaries += 1
         if view.nbytes > MAX_VALUE_BYTE_LENGTH or self._binaries > MAX_VALUE_BINARIES:
-            raise ValueError('the value is too large: it may have 16 MiB')
+            raise ValueError('the value is too large: it may have at most 16 MiB')
         self.out += bytes((TAG_BINARY, kind))
         write_length(self.out, view.nbytes)
         self.out += view.tobytes()

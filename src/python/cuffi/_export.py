@@ -123,7 +123,7 @@ def _export_received(memory: ReceivedMemory, begin: int, length: int, described:
     if memory.connection is not peer and memory.connection.pid != peer.pid:
         if fields.kind == KIND_POOL:
             raise NotSupportedError(
-                'memory of a pool of another process cannot be passed on by Python: copy it into cuffi.empty(shape, dtype), '
+                'Python cannot forward memory of a pool of another process: copy it into cuffi.empty(shape, dtype), '
                 'or let its owner send it'
             )
         forward, fds = Forward(memory.connection, memory.lease, peer), tuple(memory.mapping.fds)

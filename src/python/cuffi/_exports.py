@@ -79,16 +79,16 @@ class Exports:
     def forward(self, asked: Sequence[tuple[int, int, int]], fds: list[int], poll: select.poll) -> None:
         """Keeps objects for third processes: until those close their ends of the links."""
         if len(self.forwarded) + len(asked) > _MAX_LINKS:
-            raise IpcError('received links for other objects than were passed on')
+            raise IpcError('received links for objects that were not forwarded')
         for (lease, _, _), fd in zip(asked, fds):
             exported = self.leases.get(lease)
             if exported is None or file_type(fd)[0] != stat.S_IFSOCK:
-                raise IpcError(f'lease {lease} was passed on without a link, or is not in use')
+                raise IpcError(f'lease {lease} was forwarded without a link, or is not in use')
             link = socket.socket(fileno=os.dup(fd))
             is_link = link.type == socket.SOCK_SEQPACKET and link.family == socket.AF_UNIX
             if not is_link or credentials(link)[0] != self._connection.pid:
                 close_fds([link.detach()])
-                raise IpcError(f'lease {lease} was passed on with a link that {self._connection.name} has not made')
+                raise IpcError(f'lease {lease} was forwarded with a link that {self._connection.name} did not create')
             self.forwarded[link.fileno()] = (link, exported)
             poll.register(link.fileno(), select.POLLIN)
             try:

@@ -31,9 +31,9 @@ class Forward:
         """:param lease: that of this process on the object. It must be held until `wait` has returned"""
         owner.check_open()
         if len(owner.imports.forwards) >= _MAX_FORWARDS:
-            raise IpcError(f'{_MAX_FORWARDS} objects of {owner.name} are passed on, and not given back', 'limit-exceeded')
+            raise IpcError(f'{_MAX_FORWARDS} objects of {owner.name} are already forwarded: release some of them first', 'limit-exceeded')
         if not third.pid:
-            raise NotSupportedError('what another process has made cannot be passed on to a process of another pid namespace')
+            raise NotSupportedError('an object of another process cannot be forwarded to a process of another pid namespace')
         owner_end, third_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._owner, self.link = owner.name, third_end.detach()
         body = bytearray((CONTROL_FORWARD_REQUESTS,))
@@ -49,7 +49,7 @@ class Forward:
         """Waits until the owner keeps the object, or has ended. Raises TimeoutError."""
         ready = select.poll()
         ready.register(self.link, select.POLLIN)
-        while not ready.poll(min(_LOOK_MS, deadline.left(f'{self._owner}, which owns what is passed on, to keep it') * 1000)):
+        while not ready.poll(min(_LOOK_MS, deadline.left(f'{self._owner} to keep a forwarded object') * 1000)):
             signals.check()
         # Reads the answer, so that the third process does not get it.
         with socket.socket(fileno=self.link) as link:

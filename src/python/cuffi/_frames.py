@@ -112,7 +112,7 @@ class FrameReader:
             raise _other_version(version, version, None)
         is_whole = kind == FRAME_HELLO and is_plain and 2 <= len(content) <= 2 + MAX_PACKAGE_NAME_BYTE_LENGTH
         if not is_whole or content[1] < content[0]:
-            raise IpcError('the other end did not say first which versions of the protocol it speaks')
+            raise IpcError('the other end did not state first which versions of the protocol it speaks')
         if choose_version((content[0], content[1]), (MIN_VERSION, MAX_VERSION)) is None:
             raise _other_version(content[0], content[1], content[2:])
         self.has_met = True

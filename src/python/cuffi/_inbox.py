@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ._values import Put
     from ._waiter import Waiter
 
-NO_ROOM_FOR_FDS = "no descriptor is left for those of a message, which are lost: raise the limit ('ulimit -n')"
+NO_ROOM_FOR_FDS = "too few file descriptors are left, so those of a message are lost: raise the limit ('ulimit -n')"
 # What an object takes of the room of the queue, beside the bytes of its message.
 _BYTES_OF_OBJECT = 4096
 _POOL, _OBJECT = bytes((KIND_POOL,)), bytes((TAG_GPU_OBJECT,))
@@ -238,12 +238,12 @@ class Inbox:
         elif kind == FRAME_VERIFICATION and not arrived.objects:
             self._on_verification(request)
         else:
-            raise IpcError(f'received a message of kind {kind} that is none')
+            raise IpcError(f'unknown frame kind {kind}')
 
     def _waiter_of(self, request: int, what: str) -> Waiter:
         waiter = self.asked.pop(request, None)
         if waiter is None:
-            raise IpcError(f'received {what} request {request}, which was not made')
+            raise IpcError(f'received {what} request {request}, which is not pending')
         return waiter
 
     def _on_verification(self, request: int) -> None:
@@ -255,7 +255,7 @@ class Inbox:
         if pending >= MAX_PENDING_REQUESTS:
             pending = sum(message.kind == FRAME_FAILURE for message in outbox.queue)
         if pending >= MAX_PENDING_REQUESTS:
-            raise IpcError(f'{MAX_PENDING_REQUESTS} answers wait to be sent, and nobody there reads them', 'limit-exceeded')
+            raise IpcError(f'the other end has not read {MAX_PENDING_REQUESTS} answers', 'limit-exceeded')
         error = IpcError('the companion for Python confirms no descriptors', 'not-supported')
         outbox.post(FRAME_FAILURE, encoded(error), request=request)
 

@@ -12,7 +12,7 @@ from ._protocol import MAX_AXES
 def select(shape: Sequence[int], strides: Sequence[int], index: Any) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     """Returns what an index chooses: the bytes to its first item, its shape, and its strides in bytes.
 
-    Raises IndexError for an index beyond its axis and for too many of them, TypeError for what is no index of a view,
+    Raises IndexError for an index beyond its axis and for too many of them, TypeError for what is not an index of a view,
     ValueError for a step of 0.
     """
     offset, is_empty = 0, 0 in shape

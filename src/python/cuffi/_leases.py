@@ -85,13 +85,13 @@ class leases:
         the whole of it. Returns at once if nobody has it. Raises TimeoutError; TypeError for what cannot be sent.
         """
         root = _root_of(thing)
-        wait_until(lambda: not _is_lent(root), timeout, 'what other processes have')
+        wait_until(lambda: not _is_lent(root), timeout, 'other processes to return an object')
 
     @staticmethod
     async def areturned(thing: Any, *, timeout: Optional[float] = None) -> None:
         """As `returned`."""
         root = _root_of(thing)
-        await await_until(lambda: not _is_lent(root), timeout, 'what other processes have')
+        await await_until(lambda: not _is_lent(root), timeout, 'other processes to return an object')
 
 
 def _root_of(thing: Any) -> Any:
@@ -99,7 +99,7 @@ def _root_of(thing: Any) -> Any:
     if isinstance(thing, (CudaEvent, Closable)):
         return thing._held()
     if not isinstance(thing, DeviceArray) and not is_on_gpu(thing):
-        raise TypeError(f'returned takes what a connection can send, not {type(thing).__name__}')
+        raise TypeError(f'returned takes an object that can be sent, not {type(thing).__name__}')
     described = Described(thing)
     if isinstance(described.memory, (OwnMemory, ReceivedMemory)):
         return described.memory

@@ -77,7 +77,7 @@ def device_of(fields: Fields) -> Device:
                        'device memory can only be shared within one machine', 'other-machine')  # fmt: skip
     is_by_pid = fields.kind in (KIND_LEGACY, KIND_EVENT)
     if is_by_pid and pid == here.pid and namespace != here.namespace:
-        raise IpcError(f"its exporter has this process's pid number, {pid}, in another pid namespace: the driver "
+        raise IpcError(f"its exporter has the same pid as this process, {pid}, in another pid namespace: the driver "
                        'mistakes it for this process', 'same-pid')  # fmt: skip
     if fields.kind in (KIND_LEGACY, KIND_POOL) and fields.read_only:
         raise IpcError('memory that the driver always maps for writing was sent as read-only', 'not-supported')

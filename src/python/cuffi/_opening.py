@@ -64,7 +64,7 @@ def is_ready(arrived: Arrived) -> bool:
             arrived.events.pop().close()
         return True
     if connection.is_gone:
-        raise PeerGoneError(f'{connection.name} has ended before its work on what it had sent was done', connection.pid)
+        raise PeerGoneError(f'{connection.name} has ended before its work on the objects that it had sent was done', connection.pid)
     return False
 
 

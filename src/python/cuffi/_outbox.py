@@ -94,13 +94,13 @@ class Outbox:
         encoder = Encoder()
         encoder.write(value)
         if len(encoder.out) > MAX_VALUE_BYTE_LENGTH or len(encoder.objects) > MAX_VALUE_OBJECTS:
-            raise ValueError(f'the value is too large: it may have 16 MiB, and {MAX_VALUE_OBJECTS} GPU objects')
+            raise ValueError(f'the value is too large: it may have at most 16 MiB, and {MAX_VALUE_OBJECTS} GPU objects')
         handle = None if stream is None else stream_handle(stream)
         if not encoder.objects:
             return (encoder.out, [], []), ()
         exported = [export(value, self._connection) for value in encoder.objects]
         if sum(len(one.fds) + len(one.owned) + (one.forward is not None) for one in exported) > PACKET_FDS:
-            raise ValueError(f'the value has more than {PACKET_FDS} descriptors')
+            raise ValueError(f'the value needs more than {PACKET_FDS} file descriptors: send fewer objects at a time')
         points: Points = []
         # Events are the order themselves.
         devices = list({one.device for one in exported if one.device and one.fields[0] != KIND_EVENT})

@@ -186,7 +186,7 @@ class PinnedFields:
         # Locking pages that do not exist yet would allocate them here.
         if not is_sealed(fd, size) or os.fstat(fd).st_blocks * 512 < size:
             close_fds([fd])
-            raise IpcError(f'page-locked memory of another process is not {size} bytes that are allocated and sealed')
+            raise IpcError(f'page-locked memory of another process is not sealed, or does not have {size} bytes allocated')
         try:
             return PinnedBuffer(_PinnedState(fd, self.byte_length, device, lambda: connection.imports.release(lease)))
         except (OSError, ValueError) as error:

@@ -83,7 +83,7 @@ class Producer(ChannelState):
 
     def assert_open(self) -> None:
         if self._failure:
-            raise CuffiError(f'the context of this channel was lost with work of a message: {self._failure}')
+            raise CuffiError(f'the context of this channel was lost before the work of a message was done: {self._failure}')
         if self.is_closed:
             raise self.closed_error()
 
@@ -336,7 +336,7 @@ class Producer(ChannelState):
         with self.lock:
             if self.is_closed:
                 return
-            # What was acquired and not published is no message.
+            # A slot that was acquired and not published is not a message.
             for message in range(self.published, self._acquired):
                 if not self.is_ahead and message >= self.published and message not in self._waiting_for_earlier:
                     self._skip(message)
@@ -385,18 +385,18 @@ class Producer(ChannelState):
 class ProducerSlot(Owner):
     """A slot that this process fills: publish it, or cancel it. `with slot:` cancels what was not published."""
 
-    __slots__ = ('message', '_producer', '_stream', '_is_over')
+    __slots__ = ('message', '_producer', '_stream', '_is_settled')
 
-    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    # Only cuffi makes one: its constructor is not part of the types that users see.
     def __init__(self, producer: Any, message: int, stream: Any) -> None:
         # The number of the message, from 0.
         self.message: int = message
         self._producer: Producer = producer
         self._stream: Optional[Stream] = stream
-        self._is_over = False
+        self._is_settled = False
 
     def _assert_usable(self) -> None:
-        if self._is_over:
+        if self._is_settled:
             raise CuffiError('this slot was published or canceled already')
         producer = self._producer
         if producer.is_closed or producer._failure:
@@ -428,7 +428,7 @@ class ProducerSlot(Owner):
         :param shape: and `dtype`, if they differ from those of the channel
         """
         producer = self._producer
-        if self._is_over or producer.is_closed or producer._failure:
+        if self._is_settled or producer.is_closed or producer._failure:
             self._assert_usable()
         if not producer.is_ahead:
             producer.publish(self.message, stream, meta, shape, dtype)
@@ -436,13 +436,13 @@ class ProducerSlot(Owner):
             producer.publish_ahead(self.message, stream)
         else:
             raise TypeError('messages of a channel with ahead have no meta, shape or dtype of their own')
-        self._is_over = True
+        self._is_settled = True
 
     def cancel(self) -> None:
         """Gives the slot back without a message. Does nothing after `publish`, or the second time."""
-        if not self._is_over:
+        if not self._is_settled:
             self._producer.cancel(self.message)
-            self._is_over = True
+            self._is_settled = True
 
     def __enter__(self) -> ProducerSlot:
         return self
@@ -451,4 +451,4 @@ class ProducerSlot(Owner):
         self.cancel()
 
     def __repr__(self) -> str:
-        return f'<cuffi.ProducerSlot message {self.message}{" published or canceled" if self._is_over else ""}>'
+        return f'<cuffi.ProducerSlot message {self.message}{" published or canceled" if self._is_settled else ""}>'

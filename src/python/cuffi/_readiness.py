@@ -137,7 +137,7 @@ class Readiness:
         begun = self.peer_begun
         name, what = ('receive', BEGUN_RECEIVING) if kind == FRAME_VALUE else ('serve', BEGUN_SERVING)
         if kind == FRAME_REQUEST and begun & BEGUN_IGNORING_VALUES:
-            return ': values wait there that it does not receive, and what comes behind them waits, too'
+            return ': unreceived values are queued there, and later messages wait behind them'
         if begun & what:
             return ''
         if not begun:

@@ -22,7 +22,7 @@ answered: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar('cuffi_
 
 
 def given_up_error() -> RemoteError:
-    return RemoteError('the request was given up', 'AbortError')
+    return RemoteError('the request was canceled', 'AbortError')
 
 
 def result_of(arrived: Arrived, value: Any) -> Any:
@@ -46,7 +46,7 @@ class Requests:
         with signals, connection.mutex:
             asked = connection.inbox.asked
             if len(asked) >= MAX_PENDING_REQUESTS:
-                raise IpcError(f'{MAX_PENDING_REQUESTS} requests wait for their answers', 'limit-exceeded')
+                raise IpcError(f'{MAX_PENDING_REQUESTS} requests are already pending: wait for some of them first', 'limit-exceeded')
             number = self._last % 0xFFFFFFFF + 1
             message = connection.outbox.send(prepared, FRAME_REQUEST, number)
             self._last = number

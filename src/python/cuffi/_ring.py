@@ -89,11 +89,11 @@ class Ring(SharedWords):
         try:
             if bits & RECORD_FLAG_LAYOUT:
                 if ndim > MAX_AXES:
-                    raise ValueError(f'{ndim} axes are more than {MAX_AXES}')
+                    raise ValueError(f'it has {ndim} axes, of at most {MAX_AXES}')
                 name = data[RECORD_AT_DTYPE:RECORD_AT_SHAPE].rstrip(b'\0').decode('latin-1')
                 layout = check_layout(struct.unpack_from(f'<{ndim}q', data, RECORD_AT_SHAPE), received_dtype(name), byte_length)
             if length > MAX_META_BYTE_LENGTH:
-                raise ValueError(f'meta of {length} bytes is longer than {MAX_META_BYTE_LENGTH}')
+                raise ValueError(f'its meta has {length} bytes, of at most {MAX_META_BYTE_LENGTH}')
             return False, layout, _decode_meta(data[RECORD_AT_META : RECORD_AT_META + length]) if length else None
         except (TypeError, ValueError, RecursionError) as error:
             raise IpcError(f'received a message whose record is invalid: {error}') from None
@@ -117,17 +117,17 @@ def encode_meta(meta: Any) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f'meta cannot be written as JSON: {error}') from None
     if len(data) > MAX_META_BYTE_LENGTH:
-        raise ValueError(f'meta has {len(data)} bytes as JSON, of at most {MAX_META_BYTE_LENGTH}')
+        raise ValueError(f'meta takes {len(data)} bytes as JSON: at most {MAX_META_BYTE_LENGTH} are allowed')
     return data
 
 
 def _decode_meta(data: bytes) -> Any:
-    """Raises ValueError for what is no JSON, which Python's own reader takes: NaN, infinities and other encodings."""
+    """Raises ValueError for what is not JSON, which Python's own reader takes: NaN, infinities and other encodings."""
     return json.loads(data.decode('utf-8'), parse_constant=_refuse_constant)
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f'{name} is no value of JSON')
+    raise ValueError(f'{name} is not a JSON value')
 
 
 def seat_length(slots: int) -> int:

@@ -62,7 +62,7 @@ class Timeline(Closable):
         state: TimelineState = self._held()
         value = state.read()
         if value < 0:
-            raise IpcError('a process has stored what is not a value in the page of this timeline')
+            raise IpcError('another process wrote an invalid value to this timeline')
         if state.is_ended:
             raise state.gone()
         return int(value)
@@ -120,7 +120,7 @@ class Timeline(Closable):
 class TimelineSignaler(Closable):
     """The right to signal a timeline, on its way to another process. If it is closed instead, the timeline ends."""
 
-    # Only cuffi makes one: what it is made of is no part of the types that users see.
+    # Only cuffi makes one: its constructor is not part of the types that users see.
     def __init__(self, signaling: Any, last: int) -> None:
         super().__init__(signaling)
         self._last = last

@@ -87,7 +87,7 @@ class TimelineState:
         except OSError as error:
             raise IpcError(
                 f'received the signaler of a timeline before value {last} was reached, from a process whose end cannot be '
-                f'observed here: call timeline.reached({last}) there before it is sent: {error.strerror}',
+                f'observed here: call timeline.reached({last}) there before you send it: {error.strerror}',
                 'not-supported',
             ) from None
         ended = select.poll()
@@ -168,7 +168,7 @@ class TimelineState:
         return words is NO_WORDS
 
     def read(self) -> Union[int, float]:
-        """The value; after the end, the last one. -1 for what is no value."""
+        """The value; after the end, the last one. -1 for an invalid value."""
         value = INFINITE if self.is_ended else self.words.read(TIMELINE_VALUE)
         # Read second: a GPU may store over the end.
         if value != INFINITE and not self.words.words[TIMELINE_OUTCOME]:

@@ -395,7 +395,7 @@ def enqueue_store(words: SharedWords, index: int, count: int, stream: Stream) ->
         with stream.device:
             status = stream.driver.cuStreamWriteValue64_v2(stream.argument, address, count, _NO_FLAGS)
     if status:
-        raise CudaError('cuStreamWriteValue64_v2', status, 'signaling to another process how far a stream is')
+        raise CudaError('cuStreamWriteValue64_v2', status, 'signaling the progress of a stream to another process')
 
 
 def store_by_host(words: SharedWords, index: int, count: int, stream: Stream, after: int = 0) -> None:
@@ -436,7 +436,7 @@ def too_much_work() -> CuffiError:
 
 def too_many_waits(value: int) -> CuffiError:
     return CuffiError(
-        'too many streams of this process wait already, or too much is queued behind waits: with one more, nothing '
-        f'else of the process would run. Use fewer streams, call timeline.reached({value}) before queueing more, or '
-        'raise CUDA_DEVICE_MAX_CONNECTIONS (at most 32)'
+        'too many streams of this process already wait, or too much work is queued behind waits: one more wait could '
+        f'stop all other GPU work of the process. Use fewer streams, call timeline.reached({value}) before queueing '
+        'more, or raise CUDA_DEVICE_MAX_CONNECTIONS (at most 32)'
     )

@@ -115,7 +115,7 @@ class Control:
             elif field == CONTROL_BEGUN:
                 self.begun = reader.byte()
                 if self.begun not in _BEGUN:
-                    raise IpcError(f'{self.begun} does not say what an end has begun')
+                    raise IpcError(f'invalid readiness flags {self.begun}')
             else:
                 raise IpcError(f'unknown control field {field}')
         if self.has_page and reader.end - begin > 1:

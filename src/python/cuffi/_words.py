@@ -96,7 +96,7 @@ class SharedWords:
         return cls(fd, byte_length)
 
     def read(self, index: int) -> Union[int, float]:
-        """A value; infinity after the end of all waits, -1 for what is no value."""
+        """A value; infinity after the end of all waits, -1 for an invalid value."""
         value: int = self.words[index]
         if value <= SAFE:
             return value
@@ -107,7 +107,7 @@ class SharedWords:
 
     def reached(self, index: int, count: int) -> bool:
         value = self.words[index]
-        # As `read`: what is no value has not reached anything.
+        # As `read`: an invalid value has not reached anything.
         return (count <= value and (value <= SAFE or value == END_OF_WAITS)) or self.is_over
 
     def is_reached(self, points: Points) -> bool:

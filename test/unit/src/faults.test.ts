@@ -95,9 +95,9 @@ const operations: Readonly<Record<string, (room: Room) => unknown>> = {
       using buffer = pool.allocate(4096, { stream });
       buffer.fill(1, { stream });
     }),
-  'making a stream': ({ context }) => Stream.create({ context }).close(),
-  'making an event': ({ context }) => CudaEvent.create({ context }).close(),
-  'making an interprocess event': ({ context }) =>
+  'creating a stream': ({ context }) => Stream.create({ context }).close(),
+  'creating an event': ({ context }) => CudaEvent.create({ context }).close(),
+  'creating an interprocess event': ({ context }) =>
     CudaEvent.create({ context, interprocess: true }).close(),
   'asking for memory': ({ context }) => context.memoryInfo(),
   'asking for priorities': ({ context }) => context.streamPriorityRange(),

@@ -11,7 +11,7 @@ describe('hintFor', () => {
     assert.match(String(hintFor('cuIpcOpenMemHandle_v2', 400)), /has ended/);
     assert.match(String(hintFor('cuIpcOpenMemHandle_v2', 1)), /freed the memory before/);
     assert.match(String(hintFor('cuIpcOpenEventHandle', 400)), /--ipc=host/);
-    assert.match(String(hintFor('cuIpcGetMemHandle', 1)), /Only memory of cuMemAlloc/);
+    assert.match(String(hintFor('cuIpcGetMemHandle', 1)), /Only memory from cuMemAlloc/);
     assert.equal(hintFor('cuMemFree_v2', 201), undefined);
     assert.equal(hintFor('cuMemFree_v2', 400), undefined);
   });
@@ -26,7 +26,7 @@ describe('hintFor', () => {
     assert.match(String(hintFor('cuDevicePrimaryCtxRetain', 304)), /operating system refused/);
     assert.match(String(hintFor('cuInit', 804)), /cuda-compat/);
     for (const call of ['cuInit', 'cuDevicePrimaryCtxRetain'])
-      assert.match(String(hintFor(call, 46)), /compute mode exclusive.*nvidia-smi -c DEFAULT/);
+      assert.match(String(hintFor(call, 46)), /exclusive use of the device.*nvidia-smi -c DEFAULT/);
   });
 
   test('the hint for calls that the emulated driver never supports says that they need a GPU', () => {

@@ -244,7 +244,7 @@ describe('message sockets', () => {
         const before = openDescriptors();
         assert.throws(() => receiveMessage(b), {
           code: 'EMFILE',
-          message: /no descriptor is left for those of a message, which are lost/,
+          message: /too few file descriptors are left, so those of a message are lost/,
         });
         assert.equal(openDescriptors(), before);
         sendMessage(a, hello, [memfd, memfd, memfd, memfd]);

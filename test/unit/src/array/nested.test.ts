@@ -75,7 +75,7 @@ describe('flatten', () => {
     const circle: unknown[] = [];
     circle.push(circle);
     throws(circle, /is nested more than 64 arrays deep/);
-    assert.throws(() => toNested(new Float32Array(3), [2, 2]), /3 elements, shape \[2, 2\]/);
+    assert.throws(() => toNested(new Float32Array(3), [2, 2]), /3 elements, but shape \[2, 2\]/);
     assert.throws(
       () => toNested(new Float32Array(4), [4], { dtype: uint8 }),
       /^TypeError: values must be a Uint8Array for uint8, not a Float32Array$/,

@@ -208,7 +208,7 @@ describe('cuffi command', () => {
     const unknownKey = JSON.stringify({ kind: 'legacy', [`\u009b2J\nopenable  yes`]: 1 });
     const { code, stdout } = ask(['explain', '-'], unknownKey);
     assert.equal(code, 1);
-    assert.match(stdout, /is no field of a descriptor of kind legacy/);
+    assert.match(stdout, /is not a field of a descriptor of kind legacy/);
     assert.doesNotMatch(stdout.replaceAll('\n', ''), /[\p{Cc}\p{Cf}]/u);
     assert.doesNotMatch(stdout, /^openable {2}yes/m);
     for (const [file, input] of [

@@ -132,7 +132,7 @@ describe('A connection', () => {
       sendOther(other, 4, kind, Buffer.from(content));
       await assert.rejects(
         other.peer.receive(),
-        /did not say first which versions of the protocol/,
+        /did not state first which versions of the protocol/,
       );
     }
     for (const at of [4, 8, 12, 16]) {
@@ -142,7 +142,7 @@ describe('A connection', () => {
       sendMessage(other.socket, hello);
       await assert.rejects(
         other.peer.receive(),
-        /did not say first which versions of the protocol/,
+        /did not state first which versions of the protocol/,
       );
     }
     using twice = new RawPeer();
@@ -287,7 +287,7 @@ describe('A descriptor of another version', () => {
             assert.match(
               error.message,
               new RegExp(
-                `is of version ${version} of the protocol, this process speaks version ${PROTOCOL_VERSION}\\.`,
+                `uses version ${version} of the protocol, but this process speaks version ${PROTOCOL_VERSION}\\.`,
               ),
             );
             assert.ok(error.message.includes(here));

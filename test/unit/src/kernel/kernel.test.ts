@@ -303,7 +303,7 @@ describe('Kernel', () => {
     const cases: readonly (readonly [() => unknown, RegExp])[] = [
       [
         () => launch(),
-        /^TypeError: launch: the first argument is \{ grid, block \}, not undefined/,
+        /^TypeError: launch: the first argument must be \{ grid, block \}, not undefined/,
       ],
       [() => launch(8, null), /not 8$/],
       [() => narrow.maxActiveClusters(0, 32), /^RangeError: cluster along x, .* not 0$/],

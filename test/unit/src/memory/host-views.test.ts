@@ -39,7 +39,7 @@ describe('HostViews', () => {
     assert.throws(() => views.fullView, {
       name: 'RangeError',
       message:
-        /5368709120 bytes \(5 GiB\) are more than the 4294967296 of one ArrayBuffer: use window/,
+        /5368709120 bytes \(5 GiB\) do not fit in one ArrayBuffer of at most 4294967296: use window/,
     });
     assert.equal(views.wasViewed, false);
     assert.equal(views.window(4096, 4096).byteLength, 4096);

@@ -115,7 +115,7 @@ describe('a stream of another thread that waits', () => {
     const word = showOthers(context, 6);
     assert.throws(() => timeline.wait(1, { stream }), {
       name: 'CuffiError',
-      message: /^too many streams of this process wait already/,
+      message: /^too many streams of this process already wait/,
     });
     DeviceBuffer.allocate(4096).close();
     await setTimeout(20);

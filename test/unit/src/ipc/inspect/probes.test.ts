@@ -59,7 +59,7 @@ describe('takeProbes', () => {
       ['event', [], 'it did not arrive'],
       ['event', [{}], 'it arrived as another object'],
       ['legacy', [small], 'it arrived with another size'],
-      ['legacy', [large], 'it has other contents here'],
+      ['legacy', [large], 'its contents differ here'],
       ['read-only', [large], 'it arrived as read-write memory'],
     ] as const) {
       const { results } = await reportOf([

@@ -316,7 +316,7 @@ describe('ForwardedLease', () => {
       closeFd(link);
       await turns();
     }
-    assert.match(String(end), /IpcError: .*more than 2048 things of this process were passed on/);
+    assert.match(String(end), /IpcError: .*has forwarded more than 2048 objects of this process/);
     assert.equal(forwardedCount(), 2048);
     fars.forEach(closeFd);
     await turns();
@@ -527,7 +527,7 @@ describe('forwardObjects', () => {
     // More links than a value may have descriptors.
     await assert.rejects(to.peer.send(new Array<DeviceBuffer>(254).fill(other)), {
       name: 'RangeError',
-      message: /254 file descriptors, those included by which it is passed on: it may have 253/,
+      message: /needs 254 file descriptors \(limit 253\): send fewer/,
     });
     assert.deepEqual([owners[1].requests.length, owners[1].releasedCount()], [254, 254]);
     assert.equal(to.receive(), undefined);

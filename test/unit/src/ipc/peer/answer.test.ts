@@ -306,7 +306,7 @@ describe('Peer.open', () => {
     answerer.answerWith(1, place, [entry(asked)]);
     await assert.rejects(
       answerer.peer.receive({ timeoutMs: 10_000 }),
-      /an answer came that nobody asked for/,
+      /received an answer to request \d+, which is not pending/,
     );
   });
 
@@ -336,7 +336,7 @@ describe('Peer.open', () => {
     // What is right for the one kind of request is not for the other.
     const opening = peer.open(asked);
     answerer.answerWith(5, text('answer'));
-    await assert.rejects(opening, /an answer that is not one/);
+    await assert.rejects(opening, /the other end sent an invalid answer/);
   });
 
   test('a descriptor of a process other than the peer is refused at once', async () => {
@@ -345,7 +345,7 @@ describe('Peer.open', () => {
     const other = withChecksum({ ...getIpcHandle(buffer), pid: process.pid + 1 });
     await assert.rejects(answerer.peer.open(other, { timeoutMs: 10_000 }), {
       name: 'IpcError',
-      message: `the descriptor is of process ${process.pid + 1}, which process ${process.pid} is not`,
+      message: `the descriptor comes from process ${process.pid + 1}, not from process ${process.pid}`,
     });
     // Nothing was asked.
     assert.equal(answerer.receive(), undefined);
@@ -389,7 +389,10 @@ describe('Peer.open', () => {
     await assert.rejects(opening, { name: 'IpcError', message: /does not confirm .*: gone$/ });
     answerer.answerWith(1, failure('gone'), [], [], FrameKind.failure);
     const reason = await answerer.peer.receive({ timeoutMs: 10_000 }).catch(String);
-    assert.match(String(reason), /^IpcError: .*an answer came that nobody asked for$/);
+    assert.match(
+      String(reason),
+      /^IpcError: .*received an answer to request \d+, which is not pending$/,
+    );
   });
 
   test('a different object with the same handle is not sent', async () => {
@@ -403,7 +406,7 @@ describe('Peer.open', () => {
     await assert.rejects(pair.a.open(earlier, { timeoutMs: 10_000 }), {
       name: 'IpcError',
       code: 'exporter-gone',
-      message: /does not confirm this descriptor: what it names is another one now$/,
+      message: /does not confirm this descriptor: it now names another object$/,
     });
     (await pair.a.open(asked)).close();
   });
@@ -420,7 +423,7 @@ describe('Peer.open', () => {
       await assert.rejects(call, {
         name: 'IpcError',
         code: 'limit-exceeded',
-        message: '1024 requests wait for their answers already: await some of them first',
+        message: '1024 requests are already pending: await some of them first',
       });
     peer.close();
     assert.deepEqual(new Set(await Promise.all(calls)), new Set(['ClosedError']));
@@ -436,7 +439,7 @@ describe('Peer.open', () => {
     for (let n = 0; n < 1025; n++)
       await assert.rejects(other.peer.open(asked), {
         name: 'IpcError',
-        message: /wait to be sent already: await send\(\) before the next one$/,
+        message: /are already waiting to be sent: await send\(\) before the next one$/,
       });
   });
 });
@@ -548,7 +551,7 @@ describe('a question about a descriptor', () => {
     full.ask(verification, 1025, question);
     await assert.rejects(
       full.peer.receive({ timeoutMs: 10_000 }),
-      /more came than the 1024 requests of/,
+      /too many requests are pending: 1024 requests of/,
     );
   });
 

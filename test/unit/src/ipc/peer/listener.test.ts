@@ -138,7 +138,7 @@ describe('listen and connect', () => {
       process.env['XDG_RUNTIME_DIR'] = runtime;
       const refused = {
         name: 'IpcError',
-        message: new RegExp(`^cannot make ${runtime}/cuffi: ${why}`),
+        message: new RegExp(`^cannot create ${runtime}/cuffi: ${why}`),
       };
       assert.throws(() => listen('x'), refused);
       await assert.rejects(connect('x'), refused);
@@ -156,11 +156,14 @@ describe('listen and connect', () => {
     rmSync(path);
     await assert.rejects(connectElsewhere(path), {
       name: 'IpcError',
-      message: /not one of listen/,
+      message: /not created by listen/,
     });
     writeFileSync(path, 'a file');
     listener.close();
-    assert.throws(() => listen(path), { name: 'IpcError', message: /no socket: it is left alone/ });
+    assert.throws(() => listen(path), {
+      name: 'IpcError',
+      message: /exists and is not a socket: remove it/,
+    });
     assert.ok(existsSync(path));
     assert.throws(() => listen(join(folder, 'nowhere', 'x')), {
       name: 'IpcError',
@@ -232,7 +235,7 @@ describe('listen and connect', () => {
     for (const answer of ['yes', 1, Promise.resolve(true)])
       assert.throws(() => isTrusted(own, { allow: () => answer as never }, 1000), {
         name: 'TypeError',
-        message: /^what allow answers must be true or false/,
+        message: /^the result of allow must be true or false/,
       });
   });
 
@@ -251,7 +254,7 @@ describe('listen and connect', () => {
     const refusal = {
       name: 'IpcError',
       code: 'other-user',
-      message: /is of user 65534, not of this process's/,
+      message: /runs as user 65534, not as the user of this process/,
     };
     {
       using listener = listen(name);

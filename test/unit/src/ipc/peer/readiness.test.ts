@@ -209,7 +209,7 @@ describe('A value', () => {
     await assert.rejects(pair.a.send(1), notReceived);
     await assert.rejects(
       pair.a.request(1, { timeoutMs: LONG_MS }),
-      timedOut(/values wait there that it does not receive/),
+      timedOut(/unreceived values are queued there/),
     );
     const values = [await pair.b.receive()];
     const looping = loop(pair.b);

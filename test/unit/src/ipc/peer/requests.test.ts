@@ -138,7 +138,7 @@ describe('Peer.request and Peer.serve', () => {
     assert.equal(error.message, 'no model');
     assert.ok(error.cause instanceof TypeError);
     const [, theirs, ours] =
-      /^(RangeError: no model\n.*requests\.test.*)\n {4}in process \d+, which was asked\n(.*)$/s.exec(
+      /^(RangeError: no model\n.*requests\.test.*)\n {4}in process \d+, which served the request\n(.*)$/s.exec(
         error.stack ?? '',
       ) ?? assert.fail(error.stack);
     assert.match(theirs as string, /at .*requests\.test/);
@@ -178,7 +178,7 @@ describe('Peer.request and Peer.serve', () => {
     );
     await assert.rejects(pair.a.serve(5 as never), {
       name: 'TypeError',
-      message: 'peer.serve takes a function that answers, not 5',
+      message: 'peer.serve takes a handler function, not 5',
     });
     await assert.rejects(
       pair.a.serve(() => 1, { concurrency: 0 }),
@@ -186,7 +186,7 @@ describe('Peer.request and Peer.serve', () => {
     );
     await assert.rejects(
       pair.b.serve(() => 1),
-      { name: 'CuffiError', message: /this Peer is served already: have one handler/ },
+      { name: 'CuffiError', message: /serve\(\) is already running on this Peer: use one handler/ },
     );
     // However many are refused: they do not count.
     for (let n = 0; n <= MAX_PENDING_REQUESTS; n++)
@@ -232,7 +232,7 @@ describe('Peer.request and Peer.serve', () => {
       });
       await turns(3);
       assert.equal((signal.reason as DOMException).name, 'AbortError');
-      assert.match(String(signal.reason), /process \d+ has given this request up/);
+      assert.match(String(signal.reason), /process \d+ has canceled this request/);
       // The signal may be asked for afterwards.
       assert.equal(contexts[1]?.signal.aborted, true);
       assert.equal(contexts[2]?.signal.aborted, false);
@@ -433,7 +433,7 @@ describe('Peer.request and Peer.serve', () => {
     const wrong = other.b.serve((_, { closeAfter }) => closeAfter({} as never));
     await assert.rejects(other.a.request(1), {
       name: 'TypeError',
-      message: 'closeAfter takes what has a close(), such as a buffer, not an Object',
+      message: 'closeAfter takes an object with close(), such as a buffer, not an Object',
     });
     other.a.close();
     await wrong;
@@ -500,7 +500,7 @@ describe('Peer.request and Peer.serve', () => {
     }
     await assert.rejects(
       pair.a.request('one more'),
-      error(/^1024 requests wait for their answers already: await some of them first$/),
+      error(/^1024 requests are already pending: await some of them first$/),
     );
     // Many calls may share a signal.
     assert.deepEqual(
@@ -523,9 +523,7 @@ describe('Peer.request and Peer.serve', () => {
     const four = Array.from({ length: 4 }, () => large.a.request(bytes));
     await assert.rejects(
       large.a.request(bytes),
-      error(
-        /^4 requests of 671\d+ bytes \(64 MiB\) and 0 file descriptors wait for their answers already/,
-      ),
+      error(/^4 requests of 671\d+ bytes \(64 MiB\) and 0 file descriptors are already pending/),
     );
     const echo = large.b.serve((value) => (value as Uint8Array).byteLength);
     assert.deepEqual(await Promise.all(four), new Array(4).fill(bytes.byteLength));
@@ -558,7 +556,10 @@ describe('an end that follows no rule', () => {
           (thrown) => assert.equal(thrown, true),
         );
       other.send(one, { kind, request: 1, sequence: 1 });
-      await assert.rejects(other.peer.receive(), ends(/an answer came that nobody asked for/));
+      await assert.rejects(
+        other.peer.receive(),
+        ends(/received an answer to request \d+, which is not pending/),
+      );
     }
   });
 
@@ -591,7 +592,7 @@ describe('an end that follows no rule', () => {
           await nextLoopIteration();
       }
       await assert.rejects(other.peer.receive(), {
-        ...ends(/more came than the 1024 requests of /),
+        ...ends(/too many requests are pending: 1024 requests of /),
         code: 'limit-exceeded',
       });
     }
@@ -607,7 +608,10 @@ describe('an end that follows no rule', () => {
       other.send(Uint8Array.from(another), { kind: FrameKind.request, request: 2, sequence: 1 }, [
         fd,
       ]);
-      await assert.rejects(other.peer.receive(), ends(/more came than the 1 requests of /));
+      await assert.rejects(
+        other.peer.receive(),
+        ends(/too many requests are pending: 1 requests of /),
+      );
       closeFd(fd);
     }
     await turns(3);

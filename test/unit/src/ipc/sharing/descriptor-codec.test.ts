@@ -532,7 +532,7 @@ describe('parseDescriptor', () => {
   test('a descriptor of another kind is refused', () => {
     refused('legacy', event, 'kind');
     refused('event', buffer, 'kind');
-    refused('event', { ...buffer, kind: 'event' }, 'baseByteLength is no field');
+    refused('event', { ...buffer, kind: 'event' }, 'baseByteLength is not a field');
   });
 
   test('a handle that is not exactly 64 bytes in base64 is refused', () => {

@@ -152,7 +152,8 @@ describe('explain', () => {
   test('an equal pid in another pid namespace is refused for kinds that the driver finds by pid', () => {
     emulate();
     const { pool, virtual, legacy, event } = descriptors({ pid: process.pid, pidNamespace: 1 });
-    for (const descriptor of [legacy, event]) refused(descriptor, 'same-pid', /pid number/);
+    for (const descriptor of [legacy, event])
+      refused(descriptor, 'same-pid', /has the same pid as this process/);
     for (const descriptor of [pool, virtual])
       assert.equal(explain(descriptor, { fds: fdsFor(descriptor) }).openable, true);
   });

@@ -674,7 +674,10 @@ describe('openIpcArray', () => {
     assert.throws(() => exportIpc(pool as never, { stream: Stream.legacyDefault() }), TypeError);
     const bytes = exportIpc(DeviceBuffer.allocate(16)).descriptor as IpcMemoryDescriptor;
     for (const open of [IpcArrayHandle.from, openIpcArray])
-      assert.throws(() => open(bytes), { name: 'IpcError', message: /of bytes, not of an array/ });
+      assert.throws(() => open(bytes), {
+        name: 'IpcError',
+        message: /describes bytes, not an array/,
+      });
     assert.throws(() => IpcArrayHandle.from({}), { name: 'IpcError', code: 'invalid-descriptor' });
   });
 

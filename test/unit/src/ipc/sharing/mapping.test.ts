@@ -8,7 +8,7 @@ import { Context, Device, type DeviceBuffer, float32, Stream } from '../../../..
 import { getIpcHandle, openIpcArray, openIpcBuffer } from '../../../../../src/ipc/index.ts';
 import { withChecksum } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { describeExporter } from '../../../../../src/ipc/sharing/facts.ts';
-import { type Mapping, MappingTable } from '../../../../../src/ipc/sharing/mapping.ts';
+import { type ImportedMapping, MappingTable } from '../../../../../src/ipc/sharing/mapping.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
 import { Latch } from '../../../../support/latch.ts';
@@ -218,7 +218,7 @@ describe('MappingTable', () => {
     emulate();
     const context = Context.primary();
     let unmapped = 0;
-    const table = new MappingTable<Mapping>(() => (unmapped += 1), { mayBlock: false });
+    const table = new MappingTable<ImportedMapping>(() => (unmapped += 1), { mayBlock: false });
     const base = 4096 as CUdeviceptr;
     const map = () => ({ context, epoch: context.epoch, base, byteLength: BYTE_LENGTH });
     using one = Stream.create();
@@ -248,7 +248,7 @@ describe('MappingTable', () => {
     emulate();
     const context = Context.primary();
     const base = 4096 as CUdeviceptr;
-    const table = new MappingTable<Mapping>(() => {}, { mayBlock: true });
+    const table = new MappingTable<ImportedMapping>(() => {}, { mayBlock: true });
     const map = () => ({ context, epoch: context.epoch, base, byteLength: BYTE_LENGTH });
     const [first, second] = [0, 1].map(() => table.use('name', 1, context, map));
     const released: string[] = [];
@@ -268,7 +268,7 @@ describe('MappingTable', () => {
   test('a mapping is unmapped behind the work of every context that used it', async () => {
     const { own, other, stream, latch } = twoContexts();
     let unmapped = 0;
-    const table = new MappingTable<Mapping>(() => (unmapped += 1), { mayBlock: false });
+    const table = new MappingTable<ImportedMapping>(() => (unmapped += 1), { mayBlock: false });
     const base = 4096 as CUdeviceptr;
     const map = () => ({ context: own, epoch: own.epoch, base, byteLength: BYTE_LENGTH });
     // Either context may release it last.
@@ -315,9 +315,9 @@ describe('MappingTable', () => {
     const context = Context.primary();
     const base = 4096 as CUdeviceptr;
     const map = () => ({ context, epoch: context.epoch, base, byteLength: BYTE_LENGTH });
-    const forgotten: Mapping[] = [];
+    const forgotten: ImportedMapping[] = [];
     let unmapped = 0;
-    const table = new MappingTable<Mapping>(() => (unmapped += 1), {
+    const table = new MappingTable<ImportedMapping>(() => (unmapped += 1), {
       mayBlock: false,
       onContextReset: (mapping) => forgotten.push(mapping),
     });

@@ -276,12 +276,12 @@ describe('SendQueue', () => {
       [
         [...sizes, most - HEADER_BYTE_LENGTH - 1],
         1 - HEADER_BYTE_LENGTH,
-        /^5 values of 67108864 bytes \(64 MiB\) wait to be sent already: await send\(\) before the next one$/,
+        /^5 values of 67108864 bytes \(64 MiB\) are already waiting to be sent: await send\(\) before the next one$/,
       ],
       [
         new Array<number>(MAX_UNSENT_VALUES - 1).fill(1),
         1,
-        /^1024 values of 21504 bytes \(21 KiB\) wait to be sent already: await send\(\) before the next one$/,
+        /^1024 values of 21504 bytes \(21 KiB\) are already waiting to be sent: await send\(\) before the next one$/,
       ],
     ] as const) {
       const queue = new SendQueue();

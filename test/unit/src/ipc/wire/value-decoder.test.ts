@@ -243,7 +243,7 @@ describe('EncodedValue', () => {
     assert.equal(((await receiving) as unknown[]).length, most.length);
     await assert.rejects(
       pair.a.send([...most, empty]),
-      /^RangeError: a value may have 131072 typed/,
+      /^RangeError: the value has more than 131072 typed/,
     );
     const largest = BigInt(`0x${digits}`);
     const bigint = pair.b.receive();
@@ -259,7 +259,7 @@ describe('EncodedValue', () => {
     assert.equal(((await receivingMaps) as unknown[]).length, maps.length);
     await assert.rejects(
       pair.a.send([...maps, new Error('one more')]),
-      /^RangeError: a value may have 131072 Maps, Sets and errors, and this one has more: send plain/,
+      /^RangeError: the value has more than 131072 Maps, Sets and errors: send plain/,
     );
     for (const [body, message] of [
       [listOf(MAX_VALUE_BINARIES + 1, emptyFloats), /more than 131072 parts of binary data/],
