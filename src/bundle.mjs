@@ -78,12 +78,13 @@ await build({
 });
 
 // Beside the chunks, one of which loads it.
+const { version: zodVersion } = JSON.parse(readFileSync('node_modules/zod/package.json', 'utf8'));
 const zodLicense = readFileSync('node_modules/zod/LICENSE', 'utf8').trim();
 await build({
   ...options,
   entryPoints: ['src/ipc/zod.ts'],
   outfile: 'dist/ffi/zod.js',
-  banner: { js: `/*\nParts of zod (https://zod.dev):\n\n${zodLicense}\n*/` },
+  banner: { js: `/*\nParts of zod ${zodVersion} (https://zod.dev):\n\n${zodLicense}\n*/` },
 });
 
 for (const name of readdirSync('dist', { recursive: true })) {

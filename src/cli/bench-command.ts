@@ -15,8 +15,9 @@ import {
   UsageError,
 } from './command.ts';
 import { chooseDriver, describeDriver } from './driver-choice.ts';
-import { print, printJson, showProgress } from './output.ts';
-import { columns, shortBytes, shortTime } from './table.ts';
+import { print, printedWidth, printJson, showProgress } from './output.ts';
+import { columns, heading, shortBytes, shortTime } from './table.ts';
+import type { Line } from './text.ts';
 
 export const benchCommand: Command = {
   summary: 'measures hand-overs of GPU memory to another process, by sharing and by copying',
@@ -26,11 +27,14 @@ Hands GPU buffers of several sizes to a second process, which reads a word of ea
 device: by sharing them (over a connection, through a channel) and by copying them (through
 a socket, shared memory, page-locked memory). A time is that of the way there and back: from
 when the data is ready until the other process has read the word and this one knows. It
-takes less than a minute, and three times the largest size of GPU memory and of the host's.
+takes less than a minute, and three times the largest size of GPU memory and of the host's; four
+times with --python.
 
   --size S       a size, such as 64KiB, 1MiB or 1GiB, or several with commas between
                  them; may be repeated (default: six from 4 KiB to 1 GiB; with the
                  emulated driver four, to 16 MiB)
+  --python       also share them with a process in Python, by the companion of this package:
+                 CUFFI_PYTHON, the virtual environment's, or python3
   --svg FILE     also draw the medians, with logarithmic axes
   --device N     the device, by its ordinal (default 0)
   --driver D     cuda, emulated, or the path of a libcuda (default: CUFFI_DRIVER, else
@@ -56,6 +60,7 @@ interface BenchCommandOptions {
   /** Ascending; undefined for those of the driver. */
   readonly sizes: readonly number[] | undefined;
   readonly svg: string | undefined;
+  readonly python: boolean;
   readonly device: number;
   readonly driver: string | undefined;
   readonly json: boolean;
@@ -65,6 +70,7 @@ interface BenchCommandOptions {
 export function readOptions(argv: readonly string[]): BenchCommandOptions {
   const { values, positionals } = parseCommand(argv, {
     size: { type: 'string', multiple: true },
+    python: { type: 'boolean', default: false },
     svg: { type: 'string' },
     device: { type: 'string', default: '0' },
     driver: { type: 'string' },
@@ -75,6 +81,7 @@ export function readOptions(argv: readonly string[]): BenchCommandOptions {
   return {
     sizes: sizes && [...new Set(sizes)].sort((a, b) => a - b),
     svg: fileOf(values.svg),
+    python: values.python,
     device: deviceOption(values.device),
     driver: driverOption(values.driver),
     json: values.json,
@@ -117,7 +124,7 @@ const speed = (bytesPerSecond: number | null): string =>
   bytesPerSecond === null ? '-' : (bytesPerSecond / 1e9).toPrecision(3);
 
 /** The table: numbers to the right, in at most 80 columns. */
-function describeFigures(figures: readonly Figures[], isEmulated: boolean): string[] {
+function describeFigures(figures: readonly Figures[], isEmulated: boolean): Line[] {
   const cells = figures.map(({ byteLength, way, rounds, medianMs, p95Ms, bytesPerSecond }) => [
     shortBytes(byteLength),
     way,
@@ -126,8 +133,10 @@ function describeFigures(figures: readonly Figures[], isEmulated: boolean): stri
     speed(bytesPerSecond),
     isEmulated ? NO_GPU : String(rounds),
   ]);
-  const head = ['SIZE', 'WAY', 'MEDIAN', 'P95', 'GB/S', isEmulated ? 'NO GPU:' : 'ROUNDS'];
-  return columns([head, ...cells], (at) => at !== 1 && !(at === 5 && isEmulated));
+  const last = isEmulated ? 'NO GPU:' : 'ROUNDS';
+  const head = heading('SIZE', 'WAY', 'MEDIAN', 'P95', 'GB/S', last);
+  const isRight = (at: number): boolean => at !== 1 && !(at === 5 && isEmulated);
+  return columns([head, ...cells], { isRight, width: printedWidth() });
 }
 
 const describeOmitted = ({ omitted }: BenchResult): string[] =>
@@ -156,7 +165,7 @@ function interruption(): Disposable & { readonly signal: AbortSignal } {
 }
 
 async function run(argv: readonly string[]): Promise<boolean> {
-  const { sizes, svg, device: ordinal, driver: requested, json } = readOptions(argv);
+  const { sizes, svg, python, device: ordinal, driver: requested, json } = readOptions(argv);
   if (svg !== undefined) checkWritable(svg);
   const driver = chooseDriver(requested);
   const isEmulated = driver.name === 'emulated';
@@ -170,6 +179,7 @@ async function run(argv: readonly string[]): Promise<boolean> {
       sizes: sizes ?? (isEmulated ? EMULATED_SIZES : DEFAULT_SIZES),
       device: ordinal,
       driver,
+      python,
       ...(isEmulated ? EMULATED_TIME : GPU_TIME),
       signal: interrupted.signal,
       onSize: (byteLength) => showProgress(`measuring ${shortBytes(byteLength)} ...`),

@@ -6,6 +6,8 @@ import { shortBytes, shortTime } from './table.ts';
 const COLOURS: Readonly<Record<WayName, string>> = {
   connection: '#0072B2',
   channel: '#009E73',
+  'connection, Python': '#56B4E9',
+  'channel, Python': '#000000',
   'copying, socket': '#D55E00',
   'copying, shared memory': '#E69F00',
   'copying, page-locked': '#CC79A7',

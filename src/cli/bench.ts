@@ -5,6 +5,7 @@ import { Context } from '../context.ts';
 import { CudaError, CuffiError, NotSupportedError } from '../errors.ts';
 import { Channel } from '../ipc/channel/channel.ts';
 import { type ChildPeer, type SpawnPeerOptions, spawnPeer } from '../ipc/peer/spawn.ts';
+import { spawnPython } from '../ipc/peer/spawn-python.ts';
 import { ipcSupport } from '../ipc/sharing/support.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import { PinnedBuffer } from '../memory/pinned.ts';
@@ -21,6 +22,9 @@ export const ways = {
   connection: { isCopy: false },
   /** A slot of a channel. */
   channel: { isCopy: false },
+  /** The same two, to a process in Python. */
+  'connection, Python': { isCopy: false },
+  'channel, Python': { isCopy: false },
   /** All bytes through a Unix socket. */
   'copying, socket': { isCopy: true },
   /** All bytes through ordinary memory that both processes map. */
@@ -63,6 +67,8 @@ export interface BenchOptions {
   readonly warmUpMs: number;
   /** Ends the measurement and the child; {@link bench} throws its reason. */
   readonly signal: AbortSignal;
+  /** Whether a process in Python gets buffers, too. */
+  readonly python?: boolean;
   /** Called when a size begins. */
   onSize?(byteLength: number): void;
   /** The child's program; tests pass one that fails. */
@@ -77,7 +83,7 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
   const context = Context.primary(device);
   const omitted: Omitted = [];
   const sizes = options.sizes.filter((byteLength) => {
-    const reason = lacksRoom(byteLength, context);
+    const reason = lacksRoom(byteLength * (options.python ? COPIES + 1 : COPIES), context);
     if (reason !== undefined) omitted.push({ what: shortBytes(byteLength), reason });
     return reason === undefined;
   });
@@ -88,6 +94,7 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
   const fd = createMemfd('cuffi-bench', mostBytes);
   let memory: Mapping | undefined;
   let child: ChildPeer | undefined;
+  let python: ChildPeer | undefined;
   let pinned: PinnedBuffer | undefined;
   try {
     memory = mapShared(fd, mostBytes);
@@ -98,6 +105,7 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
       signal: watch.signal,
     });
     await receiveFrom(child);
+    if (options.python) python = await startPython(options, watch.signal, omitted);
     pinned = openOrOmit(omitted, 'copying, page-locked', () =>
       PinnedBuffer.allocate(mostBytes, { context, shareable: true }),
     );
@@ -110,7 +118,7 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
     // Each hand-over has a word of its own, so that the old contents of reused memory never pass for it.
     let words = 0;
     const shared = new Uint8Array(memory.view());
-    const place = { context, stream, child, shared, pinned, kind, isShared, omitted };
+    const place = { context, stream, child, python, shared, pinned, kind, isShared, omitted };
     for (const byteLength of sizes) {
       options.onSize?.(byteLength);
       const open = await openWays(byteLength, place);
@@ -132,6 +140,7 @@ export async function bench(options: BenchOptions): Promise<BenchResult> {
     throw error;
   } finally {
     if (child) await end(child);
+    if (python) await endPython(python);
     pinned?.close();
     memory?.unmap();
     closeFd(fd);
@@ -169,13 +178,47 @@ async function end(child: ChildPeer): Promise<void> {
   await child[Symbol.asyncDispose]();
 }
 
-/** How many times the size is in use at once, of GPU memory and of host memory. */
+/**
+ * Starts the process in Python, which is ended if `signal` aborts. If there is no Python here, or none that the
+ * companion runs in, adds the reason to `omitted`, and returns undefined.
+ */
+async function startPython(
+  { driver }: BenchOptions,
+  signal: AbortSignal,
+  omitted: Omitted,
+): Promise<ChildPeer | undefined> {
+  const child = spawnPython(
+    { module: 'cuffi._bench' },
+    {
+      env: { ...process.env, CUFFI_DRIVER: driver.name },
+      // What it complains of is printed.
+      stdio: ['ignore', 'ignore', 'inherit'],
+      signal,
+    },
+  );
+  signal.addEventListener('abort', () => killLater(child));
+  try {
+    await receiveFrom(child);
+    return child;
+  } catch (error) {
+    await endPython(child);
+    signal.throwIfAborted();
+    omitted.push({ what: 'Python', reason: (error as Error).message });
+    return undefined;
+  }
+}
+
+async function endPython(child: ChildPeer): Promise<void> {
+  killLater(child);
+  await child[Symbol.asyncDispose]();
+}
+
+/** How many times the size is in use at once, of GPU memory and of host memory; Python uses it once more. */
 const COPIES = 3;
 const SPARE_BYTES = 256 << 20;
 
-/** Returns why there is no room for a size. */
-function lacksRoom(byteLength: number, context: Context): string | undefined {
-  const needed = COPIES * byteLength;
+/** Returns why there is no room for so many bytes. */
+function lacksRoom(needed: number, context: Context): string | undefined {
   const { free } = context.memoryInfo();
   const places = [
     ['the GPU', free],
@@ -249,6 +292,7 @@ interface Place {
   readonly context: Context;
   readonly stream: Stream;
   readonly child: ChildPeer;
+  readonly python: ChildPeer | undefined;
   readonly shared: Uint8Array<ArrayBuffer>;
   readonly pinned: PinnedBuffer | undefined;
   /** The kind of the buffer. */
@@ -301,30 +345,32 @@ async function timed(
   return ms;
 }
 
-/** Opens all ways that work here, in both processes. */
+/** A process that shares, and what its ways are called. */
+interface Receiver {
+  readonly peer: ChildPeer;
+  readonly suffix: '' | ', Python';
+}
+
+/** Opens all ways that work here, in all processes. */
 async function openWays(byteLength: number, place: Place) {
-  const { context, stream, child, shared, pinned, kind, isShared, omitted } = place;
+  const { context, stream, child, python, shared, pinned, kind, isShared, omitted } = place;
   const memory = kinds[kind].allocate(byteLength, context);
   const { buffer } = memory;
-  let channel: Channel | undefined;
+  const receivers: readonly Receiver[] = [
+    { peer: child, suffix: '' },
+    ...(python ? [{ peer: python, suffix: ', Python' } as const] : []),
+  ];
+  const channels: Channel[] = [];
   const close = async (): Promise<void> => {
     try {
-      channel?.close();
-      await tell(child, { type: 'close' });
+      for (const channel of channels) channel.close();
+      for (const { peer } of receivers) await tell(peer, { type: 'close' });
     } finally {
       memory[Symbol.dispose]();
       await context.flush();
     }
   };
   try {
-    channel = openOrOmit(
-      omitted,
-      'channel',
-      () => Channel.create({ slots: 1, byteLength, deliver: 'all', context }),
-      byteLength,
-    );
-    await tell(child, { type: 'open', byteLength, buffer: isShared ? buffer : undefined, channel });
-
     /** A way to hand over the buffer, whose last word is set before. */
     const way = (name: WayName, give: () => Promise<unknown>): OpenWay => ({
       name,
@@ -345,25 +391,46 @@ async function openWays(byteLength: number, place: Place) {
         return send(bytes);
       });
     };
-    const through = channel;
-    const open: readonly (OpenWay | false | undefined)[] = [
-      isShared &&
-        way('connection', async () => {
-          await child.send(buffer);
-          return receiveFrom(child);
-        }),
-      through && {
-        name: 'channel',
-        async handOver(value) {
-          const slot = await through.acquire();
-          setLastWord(slot.buffer, value);
-          const give = (): Promise<void> => {
-            slot.publish({ stream });
-            return through.drained();
-          };
-          return timed('channel', value, give, () => tell(child, { type: 'seen' }));
+    /** The ways that share, to a process. */
+    const sharing = async ({ peer, suffix }: Receiver): Promise<(OpenWay | false)[]> => {
+      const name: WayName = `channel${suffix}`;
+      const channel = openOrOmit(
+        omitted,
+        name,
+        () => Channel.create({ slots: 1, byteLength, deliver: 'all', context }),
+        byteLength,
+      );
+      if (channel) channels.push(channel);
+      await tell(peer, {
+        type: 'open',
+        byteLength,
+        buffer: isShared ? buffer : undefined,
+        channel,
+      });
+      return [
+        isShared &&
+          way(`connection${suffix}`, async () => {
+            await peer.send(buffer);
+            return receiveFrom(peer);
+          }),
+        channel !== undefined && {
+          name,
+          async handOver(value) {
+            const slot = await channel.acquire();
+            setLastWord(slot.buffer, value);
+            const give = (): Promise<void> => {
+              slot.publish({ stream });
+              return channel.drained();
+            };
+            return timed(name, value, give, () => tell(peer, { type: 'seen' }));
+          },
         },
-      },
+      ];
+    };
+    const shares: (OpenWay | false)[] = [];
+    for (const receiver of receivers) shares.push(...(await sharing(receiver)));
+    const open: readonly (OpenWay | false | undefined)[] = [
+      ...shares,
       copying('copying, socket', shared, (bytes) => {
         socketOf(child).write(bytes);
         return receiveFrom(child);

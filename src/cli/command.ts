@@ -19,10 +19,10 @@ export interface Command {
   run(argv: readonly string[]): boolean | Promise<boolean>;
 }
 
-/** Invalid arguments: printed with the usage, exit code 2. */
+/** Invalid arguments: printed with where help is, exit code 2. */
 export class UsageError extends Error {}
 
-/** A command that could not do its work: printed without the usage, exit code 2. */
+/** A command that could not do its work: exit code 2. */
 export class CannotRunError extends Error {}
 
 /** A command that a signal ended: all that it had started and opened is gone. */
@@ -44,11 +44,11 @@ export function parseCommand<O extends NonNullable<ParseArgsConfig['options']>>(
     return parseArgs({ args: [...argv], allowPositionals: true as const, options });
   } catch (error) {
     const { message, code } = error as NodeJS.ErrnoException;
-    const unknown = /'(--[^'=]+)/.exec(message)?.[1];
+    const unknown = /'(-[^'=]+)/.exec(message)?.[1];
     if (code !== 'ERR_PARSE_ARGS_UNKNOWN_OPTION' || unknown === undefined)
       throw new UsageError(message);
     const known = [...Object.keys(options), 'help'].map((name) => `--${name}`);
-    throw new UsageError(`Unknown option '${unknown}'${didYouMean(unknown, known)}`);
+    throw new UsageError(`unknown option '${unknown}'${didYouMean(unknown, known)}`);
   }
 }
 

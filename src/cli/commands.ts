@@ -17,6 +17,7 @@ import { lsCommand } from './ls-command.ts';
 import { print, printError } from './output.ts';
 import { pythonCommand } from './python-command.ts';
 import { roundtripCommand } from './roundtrip-command.ts';
+import { type Line, styled } from './text.ts';
 
 const commands: Readonly<Record<string, Command>> = {
   roundtrip: roundtripCommand,
@@ -32,7 +33,7 @@ const commands: Readonly<Record<string, Command>> = {
     run: help,
   },
   version: {
-    summary: 'prints the version of cuffi, as does --version',
+    summary: 'prints the version of cuffi, as do -v and --version',
     usage: 'usage: cuffi version',
     run(argv) {
       refuseArguments('version', argv);
@@ -44,13 +45,16 @@ const commands: Readonly<Record<string, Command>> = {
 
 /** Runs a command line, and prints what prevents it. Returns the exit code. */
 export async function runCommandLine(argv: readonly string[]): Promise<number> {
-  usage = overview();
+  helpFor = undefined;
   try {
     return (await run(argv)) ? 0 : 1;
   } catch (error) {
     const message = error instanceof Error ? error.message : String(error);
     const isUsage = error instanceof UsageError;
-    printError([`cuffi: ${message}`, ...(isUsage ? ['', ...usage.split('\n')] : [])]);
+    printError([
+      [styled('bad', 'cuffi:'), ` ${message}`],
+      ...(isUsage ? [`See cuffi help${helpFor === undefined ? '' : ` ${helpFor}`}.`] : []),
+    ]);
     if (error instanceof InterruptedError) return error.exitCode;
     return isUsage || error instanceof CannotRunError ? 2 : 1;
   }
@@ -64,8 +68,8 @@ function overview(): string {
   return ['usage: cuffi COMMAND [options]', '', ...lines].join('\n');
 }
 
-/** What is printed with a usage error. */
-let usage = '';
+/** The command whose help a usage error names; undefined for that of all commands. */
+let helpFor: string | undefined;
 
 /** @throws UsageError if there is no such command */
 function commandNamed(name: string): Command {
@@ -77,7 +81,10 @@ function commandNamed(name: string): Command {
 function help(argv: readonly string[]): boolean {
   const [name, ...others] = argv;
   refuseArguments('help', others);
-  print((name === undefined ? overview() : commandNamed(name).usage).split('\n'));
+  const text = name === undefined ? overview() : commandNamed(name).usage;
+  const [usage = '', ...more] = text.split('\n');
+  const lines: Line[] = [[styled('heading', usage)], ...more];
+  print(lines);
   return true;
 }
 
@@ -86,9 +93,9 @@ async function run(argv: readonly string[]): Promise<boolean> {
   const [name, ...rest] = argv;
   if (name === undefined) throw new UsageError('no command given');
   if (name === '--help' || name === '-h') return help(rest);
-  if (name === '--version') return (commands['version'] as Command).run(rest);
+  if (name === '--version' || name === '-v') return (commands['version'] as Command).run(rest);
   const command = commandNamed(name);
-  if (name !== 'help') usage = command.usage;
-  if (rest.includes('--help')) return help([name]);
+  if (name !== 'help') helpFor = name;
+  if (rest.includes('--help') || rest.includes('-h')) return help([name]);
   return command.run(rest);
 }

@@ -1,18 +1,20 @@
 /** `cuffi devices`: the devices that this process sees, and what they can share. */
+import { Context } from '../context.ts';
 import { type Device, devices } from '../device.ts';
 import { deviceFacts } from '../ipc/inspect/process-facts.ts';
 import { type IpcSupport, ipcSupport } from '../ipc/sharing/support.ts';
 import { type Command, driverOption, parseCommand, refuseArguments } from './command.ts';
 import { chooseDriver } from './driver-choice.ts';
-import { print, printJson } from './output.ts';
-import { columns, shortBytes } from './table.ts';
+import { print, printedWidth, printJson } from './output.ts';
+import { columns, heading, shortBytes } from './table.ts';
 
 export const devicesCommand: Command = {
   summary: 'lists the devices, and what each can share',
   usage: `usage: cuffi devices [options]
 
-Lists the devices that this process sees: ordinal, UUID, name, memory, compute capability, what
-other processes can be given, and which other devices it can access.
+Lists the devices that this process sees: ordinal, UUID, name, memory, how much of it is free,
+compute capability, what other processes can be given, and which other devices it can access. The
+command uses some memory of each device itself, which does not count as free.
 
   --driver D     cuda, emulated, or the path of a libcuda (default: CUFFI_DRIVER, else
                  cuda with a GPU and emulated without)
@@ -40,6 +42,7 @@ function run(argv: readonly string[]): boolean {
     ...deviceFacts(device, all),
     pciAddress: device.pciAddress,
     totalMemory: device.totalMemory,
+    ...freeMemoryOf(device),
     computeCapability: `${device.computeCapability.major}.${device.computeCapability.minor}`,
     support: ipcSupport(device),
   }));
@@ -54,12 +57,34 @@ function run(argv: readonly string[]): boolean {
     device.uuid,
     device.name,
     shortBytes(device.totalMemory),
+    device.freeMemory === undefined ? '?' : shortBytes(device.freeMemory),
     device.computeCapability,
     sharedBy(device.support),
     device.peers.map((uuid) => ordinalOf(all, uuid)).join(', ') || '-',
   ]);
-  print(columns([['#', 'UUID', 'NAME', 'MEMORY', 'CC', 'SHARES', 'ACCESSES'], ...rows]));
+  const names = heading('#', 'UUID', 'NAME', 'MEMORY', 'FREE', 'CC', 'SHARES', 'ACCESSES');
+  const isRight = (at: number): boolean => at === 3 || at === 4;
+  print(columns([names, ...rows], { isRight, width: printedWidth() }));
+  print(
+    facts.flatMap(({ ordinal, freeMemoryError }) =>
+      freeMemoryError === undefined
+        ? []
+        : [`The free memory of device ${ordinal} is unknown: ${freeMemoryError}`],
+    ),
+  );
   return true;
+}
+
+/** The free memory of a device, or why it cannot be asked: e.g. another process has it for itself. */
+function freeMemoryOf(device: Device): {
+  readonly freeMemory?: number;
+  readonly freeMemoryError?: string;
+} {
+  try {
+    return { freeMemory: Context.primary(device).memoryInfo().free };
+  } catch (error) {
+    return { freeMemoryError: (error as Error).message };
+  }
 }
 
 const sharedBy = (support: IpcSupport): string =>

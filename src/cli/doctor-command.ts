@@ -13,12 +13,20 @@ import {
   UsageError,
 } from './command.ts';
 import { readDescriptor } from './descriptor-input.ts';
-import { describeFindings, type Finding, finding, isSound } from './doctor/finding.ts';
+import {
+  describeFindings,
+  type Finding,
+  failures,
+  finding,
+  isSound,
+  namesOf,
+} from './doctor/finding.ts';
 import { gatherFacts, useDriver } from './doctor/gather.ts';
 import { gatherExporter, gatherPair } from './doctor/pair.ts';
 import { judgePair, type PairFacts } from './doctor/pair-rules.ts';
 import { isEmulated, judge, type MachineFacts } from './doctor/rules.ts';
 import { print, printJson } from './output.ts';
+import { type Line, type Span, styled } from './text.ts';
 
 export const doctorCommand: Command = {
   summary: 'tries what works here, or with another process, and says what to do about the rest',
@@ -63,19 +71,24 @@ export async function runDoctor(
   const findings = judge(facts);
   const ok = isSound(findings);
   if (values.json) printJson({ ok, findings, facts });
-  else print([...header(facts), '', ...describeFindings(findings), '', verdict(ok, facts)]);
+  else print([...header(facts), '', ...describeFindings(findings), '', [verdict(findings, facts)]]);
   return ok;
 }
 
-const header = ({ versions }: MachineFacts): string[] => [
+const header = ({ versions }: MachineFacts): Line[] => [
   `cuffi ${versions.cuffi}, Node ${versions.node.slice(1)}, ${platform} ${arch} ${versions.kernel}`,
 ];
 
-function verdict(ok: boolean, facts: MachineFacts): string {
-  if (!ok) return 'Something does not work: see the lines with no.';
-  return isEmulated(facts)
-    ? 'All works, with the emulated driver: this says nothing about a GPU.'
-    : 'All that sharing needs works.';
+function verdict(findings: readonly Finding[], facts: MachineFacts): Span {
+  const failed = failures(findings);
+  if (failed.length > 0)
+    return styled('bad', `Does not work: ${namesOf(failed)}. Each line with no says what to do.`);
+  return styled(
+    'good',
+    isEmulated(facts)
+      ? 'All works, with the emulated driver: this says nothing about a GPU.'
+      : 'All that sharing needs works.',
+  );
 }
 
 // ---- With another process ----
@@ -111,7 +124,7 @@ async function runWith(
       '',
       ...describeFindings(findings),
       '',
-      pairVerdict(findings),
+      [pairVerdict(findings, ok)],
     ]);
   return ok;
 }
@@ -139,12 +152,14 @@ function descriptorFinding({ openable, code, reason, hint }: Explanation): Findi
   return finding('descriptor', 'openable', status, reason || 'yes', { remedy: hint });
 }
 
-function pairVerdict(findings: readonly Finding[]): string {
+function pairVerdict(findings: readonly Finding[], ok: boolean): Span {
   const kinds = findings.filter(({ group }) => group === 'works between them');
   const list = (status: Finding['status']): string =>
-    kinds
-      .filter((each) => each.status === status)
-      .map(({ name }) => name)
-      .join(', ') || 'none';
-  return `Works: ${list('ok')}. Does not: ${list('no')}. Unknown: ${list('unknown')}.`;
+    namesOf(kinds.filter((each) => each.status === status)) || 'none';
+  const isClosed = failures(findings).some(({ group }) => group === 'descriptor');
+  const kept = isClosed ? ' The descriptor cannot be opened.' : '';
+  return styled(
+    ok ? 'good' : 'bad',
+    `Works: ${list('ok')}. Does not: ${list('no')}. Unknown: ${list('unknown')}.${kept}`,
+  );
 }

@@ -8,6 +8,7 @@ import { type Command, driverOption, parseCommand, singleArgument, UsageError } 
 import { readDescriptor } from './descriptor-input.ts';
 import { chooseDriver } from './driver-choice.ts';
 import { print, printJson } from './output.ts';
+import { type Line, type Style, styled } from './text.ts';
 
 export const explainCommand: Command = {
   summary: 'says what a descriptor describes, and whether it can be opened here',
@@ -53,16 +54,20 @@ function run(argv: readonly string[]): boolean {
 function describe(
   descriptor: IpcDescriptor | undefined,
   { openable, code, reason, hint }: Explanation,
-): string[] {
-  const lines = descriptor ? describeDescriptor(descriptor) : [];
-  if (code === undefined) return [...lines, 'openable  yes'];
-  const verdict =
+): Line[] {
+  const lines: Line[] = descriptor ? describeDescriptor(descriptor) : [];
+  const verdict = (style: Style, text: string): Line => ['openable  ', styled(style, text)];
+  if (code === undefined) return [...lines, verdict('good', 'yes')];
+  return [
+    ...lines,
     code === NEEDS_FDS
-      ? 'with its file descriptors, which travel through a socket beside it'
+      ? verdict('unsure', 'with its file descriptors, which travel through a socket beside it')
       : openable
-        ? 'yes, as far as can be seen here'
-        : `no (${code})`;
-  return [...lines, `openable  ${verdict}`, `why       ${reason}`, `remedy    ${hint}`];
+        ? verdict('good', 'yes, as far as can be seen here')
+        : verdict('bad', `no (${code})`),
+    `why       ${reason}`,
+    `remedy    ${hint}`,
+  ];
 }
 
 function describeDescriptor(descriptor: IpcDescriptor): string[] {

@@ -13,6 +13,7 @@ import { chooseDriver, describeDriver } from './driver-choice.ts';
 import { defaultKind, type KindName, kindNames, kinds } from './kinds.ts';
 import { print, printJson } from './output.ts';
 import { type DeviceSupport, inspectDevice, type RoundtripResult, roundtrip } from './roundtrip.ts';
+import { type Line, styled } from './text.ts';
 
 export const roundtripCommand: Command = {
   summary: 'shares a GPU buffer with a child process and back, without copying it',
@@ -103,7 +104,7 @@ const comparison = (ratio: number): string =>
     : `${(1 / ratio).toFixed(1)} times as fast: IPC pays for larger buffers`;
 
 /** The lines about the result, the verdict last. */
-function describeResult(result: RoundtripResult): string[] {
+function describeResult(result: RoundtripResult): Line[] {
   const { parent, child, mismatches } = result;
   const values = (list: readonly number[]): string => `${list.join(', ')}, ...`;
   return [
@@ -125,7 +126,7 @@ function describeResult(result: RoundtripResult): string[] {
         `the child's free device memory fell by ${formatCount(result.childMemoryFell)} bytes`,
     ),
     ...(result.noCopy ? ['No copy was made.'] : []),
-    `round trip: ${result.ok ? 'OK' : 'FAILED'}`,
+    [styled(result.ok ? 'good' : 'bad', `round trip: ${result.ok ? 'OK' : 'FAILED'}`)],
   ];
 }
 
@@ -137,7 +138,7 @@ async function run(argv: readonly string[]): Promise<boolean> {
   const options = readOptions(argv);
   const { elements, device: ordinal, json } = options;
   const driver = chooseDriver(options.driver);
-  const say = (...lines: string[]): void => {
+  const say = (...lines: Line[]): void => {
     if (!json) print(lines);
   };
   say(labelled('driver', describeDriver(driver)));

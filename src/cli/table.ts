@@ -1,39 +1,89 @@
-/** Prints rows in columns. */
+/** Lays out rows in columns. */
+import { type Line, MIN_ROOM, type Span, styled, textOf, withText } from './text.ts';
 
 /** A cell is cut to this length: another process chooses some of the text. */
 const MAX_CELL_LENGTH = 60;
 /** The last cell of a line pads no other. */
 const MAX_LAST_CELL_LENGTH = 400;
 
+/** Options of {@link columns}. */
+export interface TableOptions {
+  /** Whether the cells of a column, by its number from 0, end rather than begin together. */
+  readonly isRight?: (column: number) => boolean;
+  /** Of the terminal: columns that do not fit continue in a further line of each row. Default: all fit. */
+  readonly width?: number;
+}
+
 /**
  * Returns a line of cells for each row. Each column is as wide as its widest cell; the last cell of a
  * row is as long as it is. Longer cells end with `…`.
- *
- * @param isRight whether the cells of a column, by its number from 0, end rather than begin together
  */
 export function columns(
-  rows: readonly (readonly string[])[],
-  isRight: (column: number) => boolean = () => false,
-): string[] {
+  rows: readonly (readonly (string | Span)[])[],
+  { isRight = () => false, width = Number.POSITIVE_INFINITY }: TableOptions = {},
+): Line[] {
   const widths: number[] = [];
+  // Of the last column, which is not padded and may be wrapped, a part.
+  const needed: number[] = [];
   const cut = rows.map((row) =>
     row.map((cell, at) => {
       const isLast = at === row.length - 1;
-      const text = truncate(cell, isLast ? MAX_LAST_CELL_LENGTH : MAX_CELL_LENGTH);
+      const text = truncate(textOf(cell), isLast ? MAX_LAST_CELL_LENGTH : MAX_CELL_LENGTH);
       if (!isLast || isRight(at)) widths[at] = Math.max(widths[at] ?? 0, text.length);
-      return text;
+      needed[at] = Math.max(needed[at] ?? 0, widths[at] ?? Math.min(text.length, MIN_ROOM));
+      return withText(cell, text);
     }),
   );
-  return cut.map((row) =>
-    row
-      .map((cell, at) => {
-        if (isRight(at)) return cell.padStart(widths[at] as number);
-        return at === row.length - 1 ? cell : cell.padEnd(widths[at] as number);
-      })
-      .join('  ')
-      .trimEnd(),
-  );
+  const starts = lineStarts(needed, width);
+  return cut.flatMap((row) => {
+    const cells = row.map((cell, at) => {
+      const text = textOf(cell);
+      if (isRight(at)) return withText(cell, text.padStart(widths[at] as number));
+      const isLast = at === row.length - 1;
+      return withText(cell, isLast ? text : text.padEnd(widths[at] as number));
+    });
+    return starts
+      .filter((start) => start === 0 || start < cells.length)
+      .map((start, line) => {
+        const own = cells.slice(start, starts[line + 1]);
+        // Indented by a gap.
+        return joined(start === 0 ? own : ['', ...own]);
+      });
+  });
 }
+
+/** The numbers of the columns that begin a line. */
+function lineStarts(widths: readonly number[], width: number): number[] {
+  const starts = [0];
+  let end = 0;
+  for (const [at, each] of widths.entries()) {
+    if (at > 0 && end + GAP.length + each > width) {
+      starts.push(at);
+      end = 0;
+    }
+    end += (at === 0 ? 0 : GAP.length) + each;
+  }
+  return starts;
+}
+
+/** The names of columns. */
+export const heading = (...names: readonly string[]): Span[] =>
+  names.map((name) => styled('heading', name));
+
+/** Joins the cells of a row, without spaces at its end. */
+function joined(cells: readonly (string | Span)[]): Line {
+  const last = cells.findLastIndex((cell) => textOf(cell).trim() !== '');
+  const parts = cells.slice(0, last + 1).map((cell, at) => {
+    if (at < last) return cell;
+    return withText(cell, textOf(cell).trimEnd());
+  });
+  return parts.every((part) => typeof part === 'string')
+    ? parts.join(GAP)
+    : parts.flatMap((part, at) => (at === 0 ? [part] : [GAP, part]));
+}
+
+/** Between two columns. */
+const GAP = '  ';
 
 /** Returns a text of at most so many characters. Longer ones end with `…`. */
 function truncate(text: string, length: number): string {
@@ -42,6 +92,10 @@ function truncate(text: string, length: number): string {
   // Half of a character does not stay.
   return `${start.replace(/[\ud800-\udbff]$/, '')}…`;
 }
+
+/** A number of things: `1 object`, `2 objects`. */
+export const countOf = (count: number, noun: string): string =>
+  `${count} ${noun}${count === 1 ? '' : 's'}`;
 
 /** A number of bytes for a table: `64 KiB`. */
 export function shortBytes(byteLength: number): string {

@@ -6,23 +6,31 @@ import { join } from 'node:path';
 import { after, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { closeFd, createMemfd } from '../../ffi/linux/libc.ts';
-import { type Figures, wayNames } from '../../src/cli/bench.ts';
+import { wayNames as allWays, type Figures } from '../../src/cli/bench.ts';
 import type { Order } from '../../src/cli/bench-messages.ts';
 import { spawnPeer } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';
 import { programFile, startProgram } from '../support/program.ts';
+import { noPython } from '../support/python.ts';
 
 const main = new URL('../../src/cli/main.ts', import.meta.url);
 const options = { timeout: 60_000 };
+/** The ways without --python. */
+const wayNames = allWays.filter((name) => !name.endsWith('Python'));
 
 const folder = mkdtempSync(join(tmpdir(), 'cuffi-bench-'));
 after(() => rmSync(folder, { recursive: true }));
 
 /** Starts the command as from a shell; what it and its child would leave behind lies in `folder`. */
 function start(...args: string[]) {
+  return startIn({}, ...args);
+}
+
+/** The same, with variables. */
+function startIn(env: NodeJS.ProcessEnv, ...args: string[]) {
   const child = startProgram(main, ['bench', ...args], {
     stdio: ['ignore', 'pipe', 'pipe'],
-    env: { ...process.env, XDG_RUNTIME_DIR: folder, CUFFI_INSPECT: '' },
+    env: { ...process.env, XDG_RUNTIME_DIR: folder, CUFFI_INSPECT: '', ...env },
   });
   const said = { out: '', err: '' };
   child.stdout.on('data', (data) => {
@@ -56,10 +64,10 @@ async function startLong() {
 
 const programOf = (pid: number): string => readFileSync(`/proc/${pid}/cmdline`, 'latin1');
 
-/** Whether a process has a handler for a signal. */
-function catches(pid: number, signal: NodeJS.Signals): boolean {
-  const [, mask = ''] =
-    /^SigCgt:\t(\w+)$/m.exec(readFileSync(`/proc/${pid}/status`, 'latin1')) ?? [];
+/** Whether a process has a handler for a signal; or ignores it. */
+function catches(pid: number, signal: NodeJS.Signals, field = 'SigCgt'): boolean {
+  const status = readFileSync(`/proc/${pid}/status`, 'latin1');
+  const [, mask = ''] = new RegExp(`^${field}:\\t(\\w+)$`, 'm').exec(status) ?? [];
   return ((BigInt(`0x${mask}`) >> BigInt(constants.signals[signal] - 1)) & 1n) === 1n;
 }
 
@@ -111,6 +119,57 @@ describe('cuffi bench', () => {
       assert.ok(rounds >= 3 && medianMs > 0 && p95Ms >= medianMs);
       assert.equal(bytesPerSecond !== null, way.startsWith('copying'), way);
     }
+  });
+
+  test('--python hands buffers to a process in Python, too, which ends with the command', {
+    ...options,
+    skip: noPython,
+  }, async () => {
+    const { code, out, err } = await start('--json', '--size=4KiB,64KiB', '--python').ended;
+    assert.deepEqual([code, err], [0, '']);
+    const { figures, omitted } = JSON.parse(out);
+    assert.deepEqual(omitted, []);
+    assert.deepEqual(
+      figures.map(({ way }: Figures) => way),
+      [...allWays, ...allWays],
+    );
+    const long = start('--size', MANY_SIZES, '--python');
+    const pid = long.child.pid as number;
+    const python = (): number | undefined =>
+      childrenOf(pid)
+        .map(Number)
+        .find(
+          (each) => programOf(each).includes('cuffi._bench') && catches(each, 'SIGHUP', 'SigIgn'),
+        );
+    while (python() === undefined) await delay(10);
+    await delay(400);
+    const children = childrenOf(pid);
+    // A terminal sends it to all of them.
+    process.kill(python() as number, 'SIGINT');
+    await delay(200);
+    long.child.kill('SIGINT');
+    assert.deepEqual(await long.ended.then((end) => [end.code, end.err]), [
+      130,
+      'cuffi: interrupted\n',
+    ]);
+    assert.deepEqual(
+      children.filter((each) => existsSync(`/proc/${each}`)),
+      [],
+    );
+  });
+
+  test('without a Python, --python says why, and measures the rest', options, async () => {
+    const env = { CUFFI_PYTHON: '/nowhere/python3' };
+    const { code, out } = await startIn(env, '--json', '--size=4KiB', '--python').ended;
+    assert.equal(code, 0);
+    const { figures, omitted } = JSON.parse(out);
+    assert.deepEqual(
+      figures.map(({ way }: Figures) => way),
+      wayNames,
+    );
+    assert.equal(omitted.length, 1);
+    assert.equal(omitted[0].what, 'Python');
+    assert.match(omitted[0].reason, /\/nowhere\/python3 ENOENT: .* CUFFI_PYTHON$/);
   });
 
   test('a signal ends both processes, which leave nothing', options, async () => {

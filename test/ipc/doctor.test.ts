@@ -64,9 +64,14 @@ function sockets(): string[] {
 }
 
 /** Runs the doctor beside a process. */
-function doctor(pid: number | '-', place: readonly string[] = [], input = '') {
+function doctor(
+  pid: number | '-',
+  place: readonly string[] = [],
+  input = '',
+  options = ['--json'],
+) {
   const url = new URL('../../src/cli/main.ts', import.meta.url);
-  const [file = '', ...args] = commandOf(place, url, ['doctor', '--json', '--with', String(pid)]);
+  const [file = '', ...args] = commandOf(place, url, ['doctor', ...options, '--with', String(pid)]);
   const { status, stdout, stderr } = spawnSync(file, args, {
     env: environment,
     encoding: 'utf8',
@@ -74,9 +79,12 @@ function doctor(pid: number | '-', place: readonly string[] = [], input = '') {
     timeout: 60_000,
     killSignal: 'SIGKILL',
   });
-  const { findings = [] } = (stdout === '' ? {} : JSON.parse(stdout)) as { findings?: Finding[] };
+  const { findings = [] } = (stdout.startsWith('{') ? JSON.parse(stdout) : {}) as {
+    findings?: Finding[];
+  };
   return {
     code: status,
+    stdout,
     stderr,
     find: (name: string) => findings.find((each) => each.name === name),
     kinds: Object.fromEntries(
@@ -115,7 +123,10 @@ describe('cuffi doctor --with', () => {
     const nobody = doctor(0x3f_fff0);
     assert.equal(nobody.code, 2);
     assert.match(nobody.stderr, /^cuffi: there is no process 4194288 that is seen here\n$/);
-    assert.match(doctor('-', [], '{}').stderr, /^cuffi: stdin has no descriptor: .*\n\nusage/s);
+    assert.match(
+      doctor('-', [], '{}').stderr,
+      /^cuffi: stdin has no descriptor: .*\nSee cuffi help doctor\.\n$/s,
+    );
   });
 
   test('compares with the process that made a descriptor, and says if it can be opened', () => {
@@ -133,6 +144,15 @@ describe('cuffi doctor --with', () => {
       assert.match(String(find('asked')?.fact), source);
       assert.deepEqual([find('openable')?.status, ended], [openable, code]);
       assert.match(String(find('openable')?.fact), /process|file descriptors|namespace/);
+    }
+    const gone = JSON.stringify(withChecksum({ ...plain, startTime: 1 }));
+    for (const [input, isOpenable] of [
+      [gone, false],
+      [JSON.stringify(plain), true],
+    ] as const) {
+      const { stdout } = doctor('-', [], input, []);
+      assert.match(stdout, /\nWorks: .*\. Does not: .*\. Unknown: [^.]*\.( The [^.]*\.)?\n$/);
+      assert.equal(stdout.endsWith(' The descriptor cannot be opened.\n'), !isOpenable);
     }
   });
 

@@ -1,4 +1,5 @@
 /** A line of the doctor's report. */
+import { type Line, mark, type Style, styled } from '../text.ts';
 
 /** `unknown`: it could not be tried, or nothing here tells. */
 export type Status = 'ok' | 'no' | 'unknown';
@@ -31,24 +32,36 @@ export const finding = (
   { remedy = '', isOptional = false }: FindingDetails = {},
 ): Finding => ({ group, name, status, fact, remedy, isOptional });
 
+/** What sharing needs and does not work. */
+export const failures = (findings: readonly Finding[]): Finding[] =>
+  findings.filter(({ status, isOptional }) => status === 'no' && !isOptional);
+
 /** Whether everything that sharing needs works, as far as it could be tried. */
-export const isSound = (findings: readonly Finding[]): boolean =>
-  findings.every(({ status, isOptional }) => status !== 'no' || isOptional);
+export const isSound = (findings: readonly Finding[]): boolean => failures(findings).length === 0;
+
+/** The names of findings, each once. */
+export const namesOf = (findings: readonly Finding[]): string =>
+  [...new Set(findings.map(({ name }) => name))].join(', ');
+
+const STYLES: Readonly<Record<Status, Style>> = { ok: 'good', no: 'bad', unknown: 'unsure' };
 
 const STATUS_WIDTH = 9;
 const MIN_NAME_WIDTH = 15;
 
 /** The report as text: a heading for each group, and a line or two for each finding. */
-export function describeFindings(findings: readonly Finding[]): string[] {
+export function describeFindings(findings: readonly Finding[]): Line[] {
   const width = Math.max(MIN_NAME_WIDTH, ...findings.map(({ name }) => name.length + 2));
   const indent = ' '.repeat(2 + STATUS_WIDTH + width);
-  const lines: string[] = [];
+  const lines: Line[] = [];
   let heading: string | undefined;
   for (const { group, name, status, fact, remedy, isOptional } of findings) {
-    if (group !== heading) lines.push(...(heading === undefined ? [] : ['']), group);
+    if (group !== heading)
+      lines.push(...(heading === undefined ? [] : ['']), [styled('heading', group)]);
     heading = group;
-    const word = status === 'no' && isOptional ? '(no)' : status;
-    lines.push(`  ${word.padEnd(STATUS_WIDTH)}${name.padEnd(width)}${fact}`);
+    const isMinor = status === 'no' && isOptional;
+    const style = isMinor ? 'faint' : STYLES[status];
+    const word = styled(style, (isMinor ? '(no)' : status).padEnd(STATUS_WIDTH));
+    lines.push([mark(style), word, `${name.padEnd(width)}${fact}`]);
     if (remedy !== '') lines.push(`${indent}→ ${remedy}`);
   }
   return lines;

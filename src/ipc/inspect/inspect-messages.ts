@@ -82,7 +82,13 @@ function makeSchemas() {
     driver: driver.optional(),
     devices: z.array(device).max(1024).optional(),
   });
-  const holder = z.object({ pid: count, ageMs: z.number().nonnegative(), isRevoked: z.boolean() });
+  const holder = z.object({
+    pid: count,
+    ageMs: z.number().nonnegative(),
+    isRevoked: z.boolean(),
+    // Processes with cuffi 0.2.0 name a holder once for each lease.
+    leases: z.int().positive().optional(),
+  });
   const list = z.object({
     process: facts.pick({ pid: true, program: true, user: true, driver: true }),
     objects: z
@@ -90,6 +96,7 @@ function makeSchemas() {
         z.object({
           kind: text,
           byteLength: count,
+          device: text.optional(),
           isOrphaned: z.boolean(),
           holders: z.array(holder).max(65_536),
         }),

@@ -176,12 +176,20 @@ const namespaceOf = (folder: string, name: Namespace): number | undefined =>
     return Number(/\[(\d+)\]$/.exec(link)?.[1]);
   });
 
+/** The options of Node after which another module is named than the script: a loader such as tsx. */
+const LOADS = /^(-r|--(require|import|loader|experimental-loader|test-reporter))$/;
+
 /** The script of an interpreter, else the program. */
 export function programOf(commandLine: string | undefined): string | undefined {
   const [program, ...args] = (commandLine ?? '').split('\0').filter(Boolean);
   if (program === undefined) return undefined;
   const isInterpreter = /(^|\/)(node|bun|deno|python[\d.]*)$/.test(program);
-  const script = isInterpreter ? args.find((arg) => /\.([cm]?[jt]s|py)$/.test(arg)) : undefined;
+  const script = isInterpreter
+    ? args.find(
+        (arg, at) =>
+          /\.([cm]?[jt]sx?|py)$/.test(arg) && !/^-/.test(arg) && !LOADS.test(args[at - 1] ?? ''),
+      )
+    : undefined;
   return (script ?? program).slice(0, MAX_VALUE_LENGTH);
 }
 

@@ -1,4 +1,5 @@
 import type { Context } from '../../context.ts';
+import type { Device } from '../../device.ts';
 import { diagnostics } from '../../diagnostics.ts';
 import { IpcError } from '../../errors.ts';
 import { ReferenceCount, type Resource, releaseOrWarn } from '../../lifetime.ts';
@@ -15,6 +16,7 @@ import type { AddressRange, Kind } from '../sharing/kind.ts';
 import {
   byteLengthOf,
   contextOf,
+  deviceOf,
   kindOf,
   kindOfFields,
   labelOf,
@@ -185,6 +187,7 @@ export class Lease {
       byteLength: byteLengthOf(object),
       owner: new WeakRef(ownerOf(object)),
       context: contextOf(object),
+      device: deviceOf(object),
       range: rangeOf(object),
       stream,
       descriptor,
@@ -209,6 +212,10 @@ export class Lease {
 
   get byteLength(): number {
     return this.#object.byteLength;
+  }
+
+  get device(): Device | undefined {
+    return this.#object.device;
   }
 
   get owner(): WeakRef<Resource> {
@@ -317,6 +324,8 @@ interface LeasedObject {
   /** The kept object. It may be closed, and even garbage collected. */
   readonly owner: WeakRef<Resource>;
   readonly context: Context | undefined;
+  /** Undefined for host memory. */
+  readonly device: Device | undefined;
   /** The stream that the object was sent with. Later work there runs behind the holder's work. */
   readonly stream: Stream | undefined;
   /** What it was exported as. */

@@ -36,6 +36,7 @@ export const channel: Kind<Channel, HostFields<'channel'>> = {
   keep: (object, name) => object.exported.addSeat(name),
   ownerOf: ({ memory }) => memory,
   byteLengthOf: ({ memory }) => memory.mappedByteLength,
+  deviceOf: ({ device }) => device,
   // Others have its memory by the channel only.
   rangeOf: ({ memory: { buffer } }) => ({
     begin: buffer.readableAddress,

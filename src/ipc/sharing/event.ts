@@ -19,6 +19,7 @@ export const event: DescribedKind<CudaEvent, DescriptorFields<'event'>> = {
   isByPid: true,
   includes: (object) => object instanceof CudaEvent,
   description: 'an interprocess event, by its handle',
+  deviceOf: ({ context }) => context.device,
   export: (object) => ({ descriptor: exportEvent(object), fds: [] }),
   import: (fields, ...given) => openDescriptor(event, fields, ...given),
   open: openEvent,

@@ -5,6 +5,7 @@
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import type { Context, PlaceOptions } from '../../context.ts';
+import type { Device } from '../../device.ts';
 import { IpcError } from '../../errors.ts';
 import type { CudaEvent } from '../../event.ts';
 import type { Resource } from '../../lifetime.ts';
@@ -54,6 +55,8 @@ export interface Kind<T extends object = object, F extends AnyFields = AnyFields
   byteLengthOf?(object: T): number;
   /** The context whose streams use an object. Default: no stream uses it. */
   contextOf?(object: T): Context;
+  /** The device that it is on; undefined for host memory. Default: that of its context. */
+  deviceOf?(object: T): Device | undefined;
   /** Its addresses; for an array, those of its items. Default: it has none. */
   rangeOf?(object: T): AddressRange;
   /**

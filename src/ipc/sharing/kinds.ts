@@ -2,6 +2,7 @@
 
 import type { DeviceArray } from '../../array/device-array.ts';
 import type { Context } from '../../context.ts';
+import type { Device } from '../../device.ts';
 import type { CudaEvent } from '../../event.ts';
 import type { Resource } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
@@ -99,6 +100,12 @@ export const rangeOf = (object: Shareable): AddressRange | undefined =>
 /** The context whose streams use an object. */
 export const contextOf = (object: object): Context | undefined =>
   kindOf(object)?.contextOf?.(object);
+
+/** The device that an object is on; undefined for one in host memory only. */
+export function deviceOf(object: Shareable): Device | undefined {
+  const kind = kindOf(object);
+  return kind?.deviceOf ? kind.deviceOf(object) : contextOf(object)?.device;
+}
 
 /** Closes an imported object that nobody received. */
 export function discardImported(object: object): void {

@@ -12,6 +12,7 @@ export const pinned: Kind<PinnedBuffer, HostFields<'pinned'>> = {
   isConstant: () => true,
   contextOf: ({ context }) => context,
   byteLengthOf: ({ byteLength }) => byteLength,
+  deviceOf: () => undefined,
   export: exportPinned,
   import: openPinned,
   keep: keepUntilClosed,

@@ -77,6 +77,7 @@ export const pool: DescribedKind<MemoryPool | ImportedPool, PoolFields> = {
     const { baseByteLength, layout, readyEvent } = fields;
     checkMemory(fields, baseByteLength > 0 || layout || readyEvent ? INCONSISTENT : undefined);
   },
+  deviceOf: ({ context }) => context.device,
   export: exportPool,
   import: (fields, ...given) => openDescriptor(pool, fields, ...given),
   open(request) {

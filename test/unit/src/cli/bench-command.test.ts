@@ -28,12 +28,13 @@ describe('readOptions of bench', () => {
       (error) => error instanceof UsageError && /^--svg must be the path of a/.test(error.message),
     );
     assert.equal(readOptions(['--svg=a.svg']).svg, 'a.svg');
+    assert.deepEqual([readOptions([]).python, readOptions(['--python']).python], [false, true]);
   });
 
   test('an unknown option and an argument throw', () => {
     assert.throws(
       () => readOptions(['--sizes=4KiB']),
-      /^Error: Unknown option '--sizes' \(did you mean '--size'\?\)$/,
+      /^Error: unknown option '--sizes' \(did you mean '--size'\?\)$/,
     );
     assert.throws(() => readOptions(['4KiB']), /^Error: bench takes no '4KiB'$/);
     for (const ordinal of ['x', '1024', '0x1', '1e2'])

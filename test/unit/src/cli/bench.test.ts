@@ -1,13 +1,22 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { selectDriver } from '../../../../ffi/driver.ts';
-import { type BenchOptions, bench, figuresOf, wayNames } from '../../../../src/cli/bench.ts';
+import {
+  wayNames as allWays,
+  type BenchOptions,
+  bench,
+  figuresOf,
+} from '../../../../src/cli/bench.ts';
 import { withFaults } from '../../../support/faults.ts';
 import { openDescriptors } from '../../../support/process-state.ts';
+import { noPython } from '../../../support/python.ts';
 import { emulate } from '../emulate.ts';
 import { clearVariablesAfterEach, failureOf, fixture } from './child-failures.ts';
 
 clearVariablesAfterEach();
+
+/** The ways without a process in Python. */
+const wayNames = allWays.filter((name) => !name.endsWith('Python'));
 
 const run = (options: Partial<BenchOptions> = {}) =>
   bench({
@@ -88,6 +97,20 @@ describe('bench', () => {
       wayNames.filter((name) => name !== 'channel'),
     );
     assert.deepEqual(await run({ sizes: [2 ** 31] }), { figures: [], omitted: [omitted[0]] });
+  });
+
+  test('a process in Python gets buffers in two more ways, and takes the size once more', {
+    skip: noPython,
+  }, async () => {
+    emulate();
+    const { omitted } = await run({ sizes: [2 ** 31], python: true });
+    assert.match(omitted[0]?.reason ?? '', /^it takes 8 GiB of the GPU and some to spare, and /);
+    const { figures, omitted: none } = await run({ python: true });
+    assert.deepEqual(none, []);
+    assert.deepEqual(
+      figures.map(({ way }) => way),
+      allWays,
+    );
   });
 
   test('what does not work here is named once, whatever the number of sizes', async () => {

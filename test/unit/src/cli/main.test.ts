@@ -51,16 +51,17 @@ function cuffiInShell(args: string, to: string): { readonly code: number; readon
 }
 
 describe('cuffi command', () => {
-  test('an invalid command line prints the usage on stderr, and nothing runs', () => {
+  test('an invalid command line prints why and where help is on stderr, and nothing runs', () => {
     const { code, stdout, stderr } = cuffi('roundtrip --elements=0');
     assert.deepEqual({ code, stdout }, { code: 2, stdout: '' });
-    assert.match(stderr, /^cuffi: --elements must be .+\n\nusage: cuffi roundtrip/s);
+    assert.match(stderr, /^cuffi: --elements must be .+\nSee cuffi help roundtrip\.\n$/);
   });
 
   test('version prints that of package.json', () => {
     const file = new URL('../../../../package.json', import.meta.url);
     const { version } = JSON.parse(readFileSync(file, 'utf8')) as { version: string };
-    assert.deepEqual(cuffi('--version'), { code: 0, stdout: `${version}\n`, stderr: '' });
+    for (const option of ['--version', '-v'])
+      assert.deepEqual(cuffi(option), { code: 0, stdout: `${version}\n`, stderr: '' });
   });
 
   test('doctor tries every kind of sharing, and says what it tried with', () => {
@@ -124,7 +125,7 @@ describe('cuffi command', () => {
       /^ {2}no +GPU driver +cuInit failed .*\(CUDA_ERROR_UNKNOWN, 999\)\n +→ Likely causes: .* Check dmesg/m,
     );
     assert.match(stdout, /^ {2}unknown +plain memory +not tried/m);
-    assert.match(stdout, /\nSomething does not work: see the lines with no\.\n$/);
+    assert.match(stdout, /\nDoes not work: GPU driver\. Each line with no says what to do\.\n$/);
   });
 
   test('devices lists what the driver shows, and what it can share', async () => {
@@ -135,14 +136,51 @@ describe('cuffi command', () => {
       stdout,
       /^The emulated driver is used, as CUFFI_DRIVER says: these are no GPUs\.\n/,
     );
-    assert.match(stdout, /^0 {2}GPU-\S+ .* plain, pools, virtual {2}\d?/m);
+    assert.match(
+      stdout,
+      /^0 {2}GPU-\S+ .* 4 GiB {2}4 GiB {2}9\.0 {2}plain, pools, virtual {2}\d?/m,
+    );
     const { driver, devices } = JSON.parse((await inTurn('devices --json', env)).stdout);
+    const small = { ...env, CUFFI_EMULATED_MEMORY: '64M' };
+    assert.deepEqual(
+      JSON.parse((await inTurn('devices --json', small)).stdout).devices.map(
+        (device: { freeMemory: number }) => device.freeMemory,
+      ),
+      [64 << 20, 64 << 20],
+    );
     assert.equal(driver, 'emulated');
     assert.deepEqual(
       devices.map((device: { ordinal: number }) => device.ordinal),
       [0, 1],
     );
     assert.equal(devices[1].support.events.supported, false);
+  });
+
+  test('devices says why the free memory of a device is unknown, and lists it', async () => {
+    const env = {
+      CUFFI_EMULATED_DEVICES: '2',
+      CUFFI_EMULATED_FAULTS: 'cuDevicePrimaryCtxRetain:2=101',
+    };
+    const { code, stdout } = await inTurn('devices', env);
+    assert.equal(code, 0);
+    assert.match(
+      stdout,
+      /^0 {2}GPU-.* 4 GiB {2}4 GiB {2}9\.0 .*\n1 {2}GPU-.* 4 GiB {6}\? {2}9\.0 /m,
+    );
+    assert.match(stdout, /\nThe free memory of device 1 is unknown: .*INVALID_DEVICE, 101\)/);
+    const { devices } = JSON.parse((await inTurn('devices --json', env)).stdout);
+    assert.match(devices[1].freeMemoryError, /INVALID_DEVICE/);
+    assert.equal(devices[1].freeMemory, undefined);
+  });
+
+  test('a pipe gets no colours and no marks, unless FORCE_COLOR asks for colours', async () => {
+    const env = { FORCE_COLOR: undefined, NO_COLOR: undefined };
+    // As `cat -v` shows it.
+    const shown = (text: string): string => text.replaceAll('\u001b', '^[');
+    assert.doesNotMatch(shown(cuffi('doctor', env).stdout), /\^\[|✓/);
+    const { stdout } = cuffi('doctor', { ...env, FORCE_COLOR: '1' });
+    assert.match(shown(stdout), /^ {2}\^\[\[32mok +\^\[\[39mpool /m);
+    assert.doesNotMatch(stdout, /✓/);
   });
 
   test('the text of a file does not reach the terminal as it is, and its length is bounded', () => {
@@ -216,7 +254,7 @@ describe('cuffi command', () => {
         stdout: 'No process of this user shares anything.\n',
         stderr: '',
       });
-      assert.equal((await inTurn('ls --json', env)).stdout, '{"processes":[]}\n');
+      assert.match((await inTurn('ls --json', env)).stdout, /^\{"processes":\[\],"totals":.*\}\n$/);
     } finally {
       rmSync(runtime, { recursive: true });
     }

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { columns, shortBytes, shortTime } from '../../../../src/cli/table.ts';
+import { columns, countOf, heading, shortBytes, shortTime } from '../../../../src/cli/table.ts';
 
 describe('table', () => {
   test('columns are as wide as their widest cell, and lines end without spaces', () => {
@@ -14,11 +14,12 @@ describe('table', () => {
 
   test('the cells of a column may end together, the last column included', () => {
     const rows = [['a', 'bbb', 'c'], ['aaaa', 'b', 'cc'], ['x']];
-    assert.deepEqual(
-      columns(rows, (column) => column !== 1),
-      ['   a  bbb   c', 'aaaa  b    cc', '   x'],
-    );
-    const [long = '', short = ''] = columns([['z'.repeat(500)], ['x']], () => true);
+    assert.deepEqual(columns(rows, { isRight: (column) => column !== 1 }), [
+      '   a  bbb   c',
+      'aaaa  b    cc',
+      '   x',
+    ]);
+    const [long = '', short = ''] = columns([['z'.repeat(500)], ['x']], { isRight: () => true });
     assert.equal(long, `${'z'.repeat(399)}…`);
     assert.equal(short, 'x'.padStart(400));
   });
@@ -32,8 +33,55 @@ describe('table', () => {
     assert.equal(short, `${'a'.padEnd(60)}  ${'b'.padEnd(60)}  c`);
   });
 
+  test('columns that do not fit continue in a further line, aligned among themselves', () => {
+    const rows = [
+      ['#', 'NAME', 'SIZE', 'CC', 'WAYS'],
+      ['0', 'a device', '4 GiB', '9.0', 'x'.repeat(40)],
+      ['1', 'b'],
+    ];
+    const isRight = (at: number): boolean => at === 2;
+    assert.deepEqual(
+      columns(rows, { isRight, width: 18 }),
+      [
+        '#  NAME       SIZE',
+        '  CC ',
+        '  WAYS',
+        '0  a device  4 GiB',
+        '  9.0',
+        `  ${'x'.repeat(40)}`,
+        '1  b',
+      ].map((line) => line.trimEnd()),
+    );
+    // The last column needs but some room: it is long, and is wrapped.
+    const [first, second] = columns(rows, { isRight, width: 3 + 10 + 7 + 5 + 24 });
+    assert.equal(first, '#  NAME       SIZE  CC   WAYS');
+    assert.equal(second, `0  a device  4 GiB  9.0  ${'x'.repeat(40)}`);
+    assert.equal(columns(rows, { isRight, width: 3 + 10 + 7 + 5 + 23 })[1], '  WAYS');
+  });
+
+  test('a styled cell keeps its style, and the spaces that follow it', () => {
+    const bold = (text: string) => ({ text, style: 'heading' as const });
+    assert.deepEqual(
+      columns([
+        [bold('A'), bold('B'), bold('C')],
+        ['aa', 'b', ''],
+      ]),
+      [[bold('A '), '  ', bold('B'), '  ', bold('C')], 'aa  b'],
+    );
+    assert.deepEqual(heading('A', 'B'), [bold('A'), bold('B')]);
+  });
+
   test('there may be more rows than a call has arguments', () => {
     assert.equal(columns(Array.from({ length: 300_000 }, () => ['a', 'b'])).length, 300_000);
+  });
+});
+
+describe('countOf', () => {
+  test('one thing is singular', () => {
+    assert.deepEqual(
+      [0, 1, 2].map((count) => countOf(count, 'object')),
+      ['0 objects', '1 object', '2 objects'],
+    );
   });
 });
 

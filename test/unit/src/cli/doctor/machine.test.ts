@@ -155,12 +155,22 @@ function judges(table: string, args: readonly string[]): void {
       const next = lines[at + 1]?.startsWith('→ ') ? lines[at + 1]?.slice(2) : undefined;
       assert.equal(next, remedy && texts[remedy]);
       assert.equal(ok, !line.startsWith('no '));
+      const last = String(lines.at(-1));
       const verdict = args.includes('--with')
         ? `Works: none. Does not: ${kinds.replace('DEVICE', DEVICE)}. Unknown: `
         : ok
           ? 'All works, with the emulated driver: this says nothing about a GPU.'
-          : 'Something does not work: see the lines with no.';
-      assert.equal(lines.at(-1)?.slice(0, verdict.length), verdict);
+          : 'Does not work: ';
+      assert.equal(last.slice(0, verdict.length), verdict);
+      if (ok || args.includes('--with')) return;
+      const [, names = ''] = /: (.+)\. Each line with no says what to do\.$/.exec(last) ?? [];
+      // Each once.
+      assert.equal(new Set(names.split(', ')).size, names.split(', ').length);
+      assert.deepEqual(
+        names.split(', ').filter((name) => !lines.some((each) => each.startsWith(`no ${name} `))),
+        [],
+      );
+      assert.ok(names.split(', ').some((name) => line.startsWith(`no ${name} `)));
     });
   }
 }
@@ -176,8 +186,11 @@ describe('cuffi doctor', () => {
       emulate({ CUFFI_EMULATED_ATTRIBUTES: `20=${mode}`, CUFFI_EMULATED_DEVICES: '2' });
       const { ok, lines } = await doctor('', NO_DEVICE);
       assert.equal(ok, mode === 0);
+      // Both devices have it, and it is named once.
+      const verdict = ok ? /^All / : /^Does not work: compute mode\. Each line/;
+      assert.match(String(lines.at(-1)), verdict);
       assert.deepEqual(
-        lines.filter((line) => /compute mode|peer access/.test(line)),
+        lines.slice(0, -1).filter((line) => /compute mode|peer access/.test(line)),
         said.flatMap((word) => [0, 1].map((each) => `no compute mode device ${each}: ${word}`)),
       );
     }

@@ -4,12 +4,15 @@ import { describe, test } from 'node:test';
 import { describeFindings, type Finding } from '../../../../../src/cli/doctor/finding.ts';
 import { remedies } from '../../../../../src/cli/doctor/remedies.ts';
 import { judge, type MachineFacts } from '../../../../../src/cli/doctor/rules.ts';
+import { type Line, textOf } from '../../../../../src/cli/text.ts';
 import { PROBES } from '../../../../../src/ipc/inspect/probes.ts';
 import { deviceA, deviceB, machineFacts, processFacts } from './facts.ts';
 
 /** The lines, with one space for several. */
 const linesOf = (facts: MachineFacts): string[] =>
-  describeFindings(judge(facts)).map((line) => line.trim().replace(/ +/g, ' '));
+  describeFindings(judge(facts)).map((line) => plain(line).trim().replace(/ +/g, ' '));
+
+const plain = (line: Line): string => (typeof line === 'string' ? line : line.map(textOf).join(''));
 
 const noDriver = (error: string): Partial<MachineFacts> => ({
   driver: { name: undefined, version: undefined, reason: '', error },
@@ -140,7 +143,8 @@ describe('describeFindings', () => {
       { ...common, name: 'b', status: 'no', fact: 'bad', remedy: 'mend it' },
       { ...common, group: 'libraries', name: 'c', status: 'no', fact: 'none', isOptional: true },
     ];
-    assert.deepEqual(describeFindings(findings), [
+    const lines = describeFindings(findings);
+    assert.deepEqual(lines.map(plain), [
       'limits',
       '  ok       a              fine',
       '  no       b              bad',
@@ -148,6 +152,14 @@ describe('describeFindings', () => {
       '',
       'libraries',
       '  (no)     c              none',
+    ]);
+    const styles = (line: Line | undefined) =>
+      typeof line === 'object' && line.map((part) => typeof part === 'object' && part.style);
+    assert.deepEqual([lines[0], lines[1], lines[2], lines[6]].map(styles), [
+      ['heading'],
+      ['good', 'good', false],
+      ['bad', 'bad', false],
+      ['faint', 'faint', false],
     ]);
   });
 });

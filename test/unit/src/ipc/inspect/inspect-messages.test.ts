@@ -60,7 +60,7 @@ describe('a reply', () => {
       kind: 'memory',
       byteLength: 5000 - index,
       isOrphaned: false,
-      holders: [{ pid: 123, ageMs: 1000, isRevoked: false }],
+      holders: [{ pid: 123, ageMs: 1000, isRevoked: false, leases: 1 }],
     }));
     const reply = listReply(ownFacts(), objects);
     assert.ok(JSON.stringify(reply).length < 64 << 10);
@@ -74,6 +74,14 @@ describe('a reply', () => {
 describe('facts from the text of /proc', () => {
   test('a program is its script, or the program itself', () => {
     assert.equal(programOf('/usr/bin/node\0--import\0tsx\0server.ts\0--port\0'), 'server.ts');
+    assert.equal(
+      programOf(
+        '/usr/bin/node\0--require\0/t/preflight.cjs\0--import\0file:///t/loader.mjs\0a.tsx\0',
+      ),
+      'a.tsx',
+    );
+    for (const option of ['-r', '--loader', '--experimental-loader', '--test-reporter'])
+      assert.equal(programOf(`node\0${option}\0./x.js\0--import=./y.mjs\0a.cts\0b.js\0`), 'a.cts');
     assert.equal(programOf('python3.12\0-u\0model.py\0'), 'model.py');
     assert.equal(programOf('/usr/bin/node\0-e\x001\0'), '/usr/bin/node');
     assert.equal(programOf('/opt/server\0a.js\0'), '/opt/server');
