@@ -27,7 +27,7 @@ import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { isAvailable } from '../../src/driver.ts';
 import { differences, type Expected, expectedFrom, type Report } from './expected.ts';
-import { groupFiles } from './groups.ts';
+import { groupFiles, LONG } from './groups.ts';
 import { isSoak, iterations } from './iterations.ts';
 import { compile } from './kernels.ts';
 import { RunFolders } from './leftovers.ts';
@@ -184,7 +184,7 @@ process.on('exit', () => {
   }
 });
 
-/** Writes a module for each group of files, in place of theirs. The groups come first: some take long. */
+/** Writes a module for each group of files, in place of theirs. The groups come first, and the files that take long. */
 function shareProcesses(): void {
   const places = new Map([...filesOf].map(([path, [source]]) => [source, path]));
   const groups: [string, readonly string[]][] = [];
@@ -205,9 +205,11 @@ function shareProcesses(): void {
     writeFileSync(path, imports.join(''));
     groups.push([path, sources]);
   }
+  const isLong = ([, [source = '']]: [string, readonly string[]]): boolean => LONG.includes(source);
   const alone = [...filesOf];
+  const inOrder = [...groups, ...alone.filter(isLong), ...alone.filter((each) => !isLong(each))];
   filesOf.clear();
-  for (const [path, sources] of [...groups, ...alone]) filesOf.set(path, sources);
+  for (const [path, sources] of inOrder) filesOf.set(path, sources);
 }
 
 /** Writes a module for each file, in place of it, which runs it in a worker thread. */

@@ -256,12 +256,13 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
     socket: number,
     child: ChildProcess,
     init: ChildInit,
-    { startTimeoutMs, ...options }: ChildConnectionOptions,
+    options: ChildConnectionOptions,
   ) {
     assertInternal(child, Object, 'ChildPeer', 'spawnPeer');
     const pid = child.pid ?? 0;
     const peerProcess = PeerProcess.ofChild(pid);
-    super(socket, { pid, uid: process.getuid?.() ?? 0 }, { process: peerProcess, ...options });
+    const { startTimeoutMs, ...rest } = options;
+    super(socket, { pid, uid: process.getuid?.() ?? 0 }, { process: peerProcess, ...rest });
     this.process = child;
     const { connection } = this;
     connection.awaitExit(init.findFault, init.parentCall);

@@ -6,7 +6,13 @@ import { devices as allDevices, Device } from '../../device.ts';
 import { diagnostics } from '../../diagnostics.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
 import { counted, describeObject } from '../../inspect.ts';
-import { checkInteger, checkOptions, formatValue, messageOf } from '../../validate.ts';
+import {
+  assertInternal,
+  checkInteger,
+  checkOptions,
+  formatValue,
+  messageOf,
+} from '../../validate.ts';
 import type { Anything, Outgoing } from '../peer/sendable.ts';
 import { type ChildPeer, type SpawnPeerOptions, scriptPath, spawnPeer } from '../peer/spawn.ts';
 import { type SpawnPythonOptions, spawnPython } from '../peer/spawn-python.ts';
@@ -119,6 +125,7 @@ export class PeerPool<Receives = unknown, Sends = Anything> implements AsyncDisp
   #onDrained: (() => void) | undefined;
 
   private constructor(settings: Settings) {
+    assertInternal(settings, Object, 'PeerPool', 'PeerPool.create');
     this.#settings = settings;
     const places = settings.devices.flatMap((device) =>
       Array.from({ length: settings.perDevice }, () => device),

@@ -25,8 +25,11 @@ const classes = Object.values<unknown>({ ...cuffi, ...ipc })
   .filter(isClass)
   .filter(({ prototype }) => !(prototype instanceof Error));
 
-/** What cannot be made in one process: its test is test/unit/src/ipc/sharing/marshal.test.ts. */
-const ELSEWHERE: readonly AnyClass[] = [ipc.ImportedPool];
+/**
+ * What cannot be made in one process: see test/unit/src/ipc/sharing/marshal.test.ts and
+ * test/ipc/peer-pool.test.ts.
+ */
+const ELSEWHERE: readonly AnyClass[] = [ipc.ImportedPool, ipc.PeerPool as unknown as AnyClass];
 
 describe('console.log of every class', () => {
   test('an object says what it is, besides its class, and whether it is closed', async () => {
