@@ -37,11 +37,9 @@ const LEAKING = [
 /** Files that take longest. A run starts them early, so that none of them is left for its end. */
 export const LONG: readonly string[] = [
   'test/ipc/python-hostile.test.ts',
-  'test/driver/questions.test.ts',
   'test/unit/src/faults.test.ts',
   'test/unit/src/libc-faults.test.ts',
   'test/ipc/lease.test.ts',
-  'test/ipc/bench.test.ts',
   'test/unit/docs.test.ts',
   'test/unit/src/cli/main.test.ts',
 ];

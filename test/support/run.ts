@@ -5,7 +5,8 @@
  *       [--test-concurrency=N] [--test-name-pattern=REGEX] [--test-timeout=MS] [--compare | --record]
  *       [--verbose]
  *
- * Words keep only the files whose path contains one of them. Each of those runs in a process of its own;
+ * `--in` may also name a file; `--without` names files that a run without words leaves out. Words keep only
+ * the files whose path contains one of them. Each of those runs in a process of its own;
  * without words, on the emulated driver, quick files share some (groups.ts). The driver is the emulated one unless
  * `CUFFI_DRIVER` says otherwise. It fails where node passes in silence: when a folder is missing or
  * has no test file, when a file holds no test, when no test ran, when a `todo` fails.
@@ -46,6 +47,7 @@ const { values: given, positionals: words } = parseArgs({
   allowPositionals: true,
   options: {
     in: { type: 'string', default: '' },
+    without: { type: 'string', default: '' },
     compare: { type: 'boolean' },
     record: { type: 'boolean' },
     verbose: { type: 'boolean' },
@@ -57,10 +59,17 @@ const { values: given, positionals: words } = parseArgs({
 });
 if (given.variant !== undefined) Object.assign(process.env, variantOf(given.variant));
 
+/** What a whole run leaves to another one. */
+const left = given.without.split(',').filter((path) => path !== '');
+for (const path of left) testFiles(path);
 const files = given.in
   .split(',')
   .flatMap(testFiles)
-  .filter((file) => words.length === 0 || words.some((word) => file.includes(word)));
+  .filter((file) =>
+    words.length === 0
+      ? !left.some((path) => file === join('test', path))
+      : words.some((word) => file.includes(word)),
+  );
 if (files.length === 0) fail(`no test file in ${given.in} ${words.join(' ')}`);
 
 process.env['CUFFI_DRIVER'] ||= 'emulated';
@@ -240,9 +249,11 @@ function findPython(): void {
   process.env['PATH'] = [found, process.env['PATH']].join(delimiter);
 }
 
+/** The test files of a folder of test/, or the one file. */
 function testFiles(folder: string): string[] {
   const path = join('test', folder);
   if (!existsSync(path)) fail(`there is no folder ${path}`);
+  if (path.endsWith('.test.ts')) return [path];
   const found = readdirSync(path, { recursive: true, encoding: 'utf8' })
     .filter((file) => file.endsWith('.test.ts'))
     .sort()
