@@ -69,7 +69,18 @@ describe('output', () => {
       columns: width,
       rows,
     }));
-    const names = ['TERM', 'NO_COLOR', 'FORCE_COLOR', 'NODE_DISABLE_COLORS'];
+    // What Node looks at, a CI's own variables among them.
+    const names = [
+      'TERM',
+      'COLORTERM',
+      'TMUX',
+      'NO_COLOR',
+      'FORCE_COLOR',
+      'NODE_DISABLE_COLORS',
+      'CI',
+      'TF_BUILD',
+      'TEAMCITY_VERSION',
+    ];
     const variables = names.map((name) => [name, process.env[name]] as const);
     for (const name of names) delete process.env[name];
     Object.assign(process.env, { TERM: 'xterm-256color', ...env });
