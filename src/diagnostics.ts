@@ -96,7 +96,7 @@ export interface RequestTrace {
   readonly pid: number;
   /** The answer, in `asyncEnd`. */
   result?: unknown;
-  /** Why there is none, in `error`. */
+  /** Why the request has failed, in `error`. */
   error?: unknown;
 }
 

@@ -47,7 +47,7 @@ export function openInspection(): void {
     try {
       new InspectionServer(fd);
     } catch (error) {
-      // Whoever asks would wait for an answer.
+      // A client would wait for an answer.
       unlink();
       closeSocket(fd);
       throw error;

@@ -65,7 +65,7 @@ export interface PoolRunOptions extends WaitOptions {
 
 /** What a {@link PeerPool} has done, and does. */
 export interface PeerPoolStats {
-  /** The processes. `pid` is undefined while there is none. */
+  /** The processes. `pid` is undefined while no process runs. */
   readonly members: readonly (PoolMember & {
     readonly pid: number | undefined;
     readonly state: Member['state'];
@@ -104,7 +104,7 @@ type Settings = ReturnType<typeof checkPoolOptions>;
  * answer. Tasks wait in order until a process is free.
  *
  * When a process ends, or its context is lost, its tasks reject with the reason, and another one is started. No
- * task is run again: whoever called {@link run} knows whether it may be. A pool keeps this process alive until
+ * task is run again: only the caller of {@link run} knows whether it may be. A pool keeps this process alive until
  * it is closed.
  *
  * @example
