@@ -144,7 +144,7 @@ describe('the socket for inspection', () => {
     });
   });
 
-  test('what fails is told as it is, and is no process that is busy', async (t) => {
+  test('an error is reported as it is, not as a busy process', async (t) => {
     const path = join(runtime, 'silent');
     const silent = listenSocket(path);
     await assert.rejects(inspect(path, 'list', 5), /did not answer within 0\.005 s/);

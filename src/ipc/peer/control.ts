@@ -244,8 +244,8 @@ export class Control {
       if (session.isGone || timeline.isReached(points)) remove();
       else if (!timeline.wait(points, stream?.context ?? place.context, stream))
         throw new CuffiError(
-          `${session.peerName} has returned this memory but still works on it, and no more streams of this ` +
-            'process can wait for it: await leases.returned(buffer) first',
+          `${session.peerName} has returned this memory but still works on it, and this process has reached ` +
+            'its limit of waiting streams: await leases.returned(buffer) first',
         );
     };
     const remove = addUseOrder(memory, order);

@@ -125,7 +125,7 @@ describe('TimelineCounter', () => {
     for (const each of [counter, copy]) each.close();
   });
 
-  test('what an ended process had promised stays broken, whoever notes what, and in which order', () => {
+  test('a value that an ended process had promised stays broken, in whichever order that is noted', () => {
     const endings = ['markEnded', 'abandon'] as const;
     for (const first of endings)
       for (const second of endings) {
