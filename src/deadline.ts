@@ -36,7 +36,7 @@ export type HintOf = () => string | undefined;
 type MaybeUndefined<T> = { readonly [K in keyof T]: T[K] | undefined };
 
 /** The longest that a timer can be set to. */
-const MAX_TIMEOUT_MS = 2 ** 31 - 1;
+export const MAX_TIMER_MS = 2 ** 31 - 1;
 
 /** Returns checked options. @throws TypeError, RangeError for invalid options */
 export function checkDeadline(
@@ -47,7 +47,7 @@ export function checkDeadline(
   if (options === undefined) return {};
   const { signal, timeoutMs } = checkOptions(options, ['signal', 'timeoutMs'], call);
   if (signal !== undefined) checkSignal(signal);
-  if (timeoutMs !== undefined) checkInteger(timeoutMs, 'timeoutMs', 0, MAX_TIMEOUT_MS);
+  if (timeoutMs !== undefined) checkInteger(timeoutMs, 'timeoutMs', 0, MAX_TIMER_MS);
   return { ...(signal && { signal }), ...(timeoutMs !== undefined && { timeoutMs }) };
 }
 

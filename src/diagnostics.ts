@@ -6,11 +6,28 @@ import { type Channel, channel, tracingChannel } from 'node:diagnostics_channel'
 
 /** How many messages went one way, what they held, and what was shared with them. */
 export interface Traffic {
-  messages: number;
+  readonly messages: number;
   /** The bytes of the messages: plain data and the descriptions of objects. */
-  byteLength: number;
+  readonly byteLength: number;
   /** How many GPU objects came with them. */
-  objects: number;
+  readonly objects: number;
+}
+
+/** Counts the messages of one way. */
+export class TrafficCounter {
+  #messages = 0;
+  #byteLength = 0;
+  #objects = 0;
+
+  add(byteLength: number, objects: number): void {
+    this.#messages += 1;
+    this.#byteLength += byteLength;
+    this.#objects += objects;
+  }
+
+  get counts(): Traffic {
+    return { messages: this.#messages, byteLength: this.#byteLength, objects: this.#objects };
+  }
 }
 
 /** The messages of cuffi's channels of `node:diagnostics_channel`, by the channel's name. */

@@ -157,7 +157,7 @@ function startChild(
   stdio[SOCKET_FD] = 'pipe';
   stdio[MEMORY_FD] = fd;
   const child = spawnPeer(program, { ...options, stdio });
-  options.signal.addEventListener('abort', () => killLater(child));
+  options.signal.addEventListener('abort', () => child.killLater(GRACE_MS));
   // A child that dies breaks its socket; its exit is reported instead.
   socketOf(child).on('error', () => {});
   return child;
@@ -166,14 +166,8 @@ function startChild(
 /** How long a child that was asked to exit may clean up before it is killed. */
 const GRACE_MS = 3000;
 
-function killLater({ process: child }: ChildPeer): void {
-  if (child.exitCode !== null || child.signalCode !== null) return;
-  const timer = setTimeout(() => child.kill('SIGKILL'), GRACE_MS);
-  child.once('exit', () => clearTimeout(timer));
-}
-
 async function end(child: ChildPeer): Promise<void> {
-  killLater(child);
+  child.killLater(GRACE_MS);
   socketOf(child).destroy();
   await child[Symbol.asyncDispose]();
 }
@@ -196,7 +190,7 @@ async function startPython(
       signal,
     },
   );
-  signal.addEventListener('abort', () => killLater(child));
+  signal.addEventListener('abort', () => child.killLater(GRACE_MS));
   try {
     await receiveFrom(child);
     return child;
@@ -209,7 +203,7 @@ async function startPython(
 }
 
 async function endPython(child: ChildPeer): Promise<void> {
-  killLater(child);
+  child.killLater(GRACE_MS);
   await child[Symbol.asyncDispose]();
 }
 

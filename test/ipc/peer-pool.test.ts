@@ -229,7 +229,7 @@ describe('PeerPool', () => {
   });
 
   test(
-    'a task that is given up is told to its handler, and one that waits is not begun',
+    'an aborted task aborts its handler, and a task that waits does not begin',
     deadline,
     async () => {
       const pool = start();

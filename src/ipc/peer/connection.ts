@@ -32,8 +32,8 @@ import { Session } from './session.ts';
 /** The result of `peer.stats()`. */
 export interface PeerStats {
   /** All that was sent, answers and requests included, and all that has arrived. */
-  readonly sent: Readonly<Traffic>;
-  readonly received: Readonly<Traffic>;
+  readonly sent: Traffic;
+  readonly received: Traffic;
   /** What waits to be sent, because the other process does not read. */
   readonly unsent: { readonly messages: number; readonly byteLength: number };
   /** How many values have arrived that nobody has received. */
@@ -182,8 +182,8 @@ export class Connection implements FramedSocketHandler, Hosts {
     const { sendQueue } = this.#socket;
     const { exports, imports } = this.#session;
     return {
-      sent: { ...this.#outgoing.traffic },
-      received: { ...this.#incoming.traffic },
+      sent: this.#outgoing.traffic.counts,
+      received: this.#incoming.traffic.counts,
       unsent: { messages: sendQueue.length, byteLength: sendQueue.byteLength },
       waiting: this.#values.length,
       requests: this.#requests.counts,

@@ -1,7 +1,7 @@
 /** What a connection receives: a message becomes a value with opened objects, and is given to a caller. */
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
-import { diagnostics, type Traffic } from '../../diagnostics.ts';
+import { diagnostics, TrafficCounter } from '../../diagnostics.ts';
 import { FrameKind } from '../protocol.ts';
 import { type ControlBlock, readControlMessage } from '../wire/control-block.ts';
 import type { FramedSocket } from '../wire/framed-socket.ts';
@@ -41,7 +41,7 @@ export class Incoming {
   readonly #to: Receivers;
   readonly #host: IncomingHost;
   /** All that has arrived. */
-  readonly traffic: Traffic = { messages: 0, byteLength: 0, objects: 0 };
+  readonly traffic = new TrafficCounter();
   /** Why nothing is read at the moment. */
   readonly #held = { byFullQueue: false, byHostWait: false, byLongValue: false };
 
@@ -150,9 +150,7 @@ export class Incoming {
   }
 
   #note({ kind, bytes: { byteLength } }: Message, objects: number): void {
-    this.traffic.messages += 1;
-    this.traffic.byteLength += byteLength;
-    this.traffic.objects += objects;
+    this.traffic.add(byteLength, objects);
     if (!diagnostics.peerReceive.isOn) return;
     const { pid } = this.#to.session.process;
     diagnostics.peerReceive.publish({ pid, type: typeOfMessage(kind), byteLength, objects });

@@ -3,7 +3,7 @@
 import { types } from 'node:util';
 import { closeFd, isShortage, SystemError } from '../../../ffi/linux/libc.ts';
 import type { Context } from '../../context.ts';
-import { diagnostics, type Traffic } from '../../diagnostics.ts';
+import { diagnostics, TrafficCounter } from '../../diagnostics.ts';
 import { CuffiError, IpcError, prefixMessage } from '../../errors.ts';
 import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { orderedMemoryCount } from '../../memory/use-order.ts';
@@ -71,7 +71,7 @@ export class Outgoing {
   readonly #control: Control;
   readonly #host: OutgoingHost;
   /** All that was sent. */
-  readonly traffic: Traffic = { messages: 0, byteLength: 0, objects: 0 };
+  readonly traffic = new TrafficCounter();
 
   constructor(session: Session, socket: FramedSocket, control: Control, host: OutgoingHost) {
     this.#session = session;
@@ -140,9 +140,7 @@ export class Outgoing {
   }
 
   #note({ kind }: OutgoingMessage, byteLength: number, leases: readonly Lease[]): void {
-    this.traffic.messages += 1;
-    this.traffic.byteLength += byteLength;
-    this.traffic.objects += leases.length;
+    this.traffic.add(byteLength, leases.length);
     if (!diagnostics.peerSend.isOn) return;
     diagnostics.peerSend.publish({
       pid: this.#session.process.pid,

@@ -2,6 +2,7 @@
 
 import { runtimeWithoutWatches } from '../../../ffi/linux/poll.ts';
 import { checkSettings } from '../../../ffi/settings.ts';
+import { MAX_TIMER_MS } from '../../deadline.ts';
 import { NotSupportedError } from '../../errors.ts';
 import { checkInteger } from '../../validate.ts';
 import { checkBusyPollUs } from '../wire/busy-poll.ts';
@@ -40,9 +41,6 @@ export interface PeerOptions extends WaitingOptions, GraceOptions {}
 
 /** The names of the options. */
 export const peerOptionNames = ['busyPollUs', 'requestTimeoutMs', 'orphanGraceMs'] as const;
-
-/** The longest that a timer can be set to. */
-export const MAX_TIMER_MS = 2 ** 31 - 1;
 
 /**
  * Every function that makes a connection calls this first.

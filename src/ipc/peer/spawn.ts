@@ -1,11 +1,12 @@
 import { type ChildProcess, type SpawnOptions, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { existsSync, fstatSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { closeFd, setCloseOnExec } from '../../../ffi/linux/libc.ts';
 import { peerCredentials, socketPair } from '../../../ffi/linux/socket.ts';
 import { isMainThread } from '../../../ffi/thread.ts';
-import { checkDeadline } from '../../deadline.ts';
+import { checkDeadline, MAX_TIMER_MS } from '../../deadline.ts';
 import { IpcError, PeerGoneError } from '../../errors.ts';
 import type { Details } from '../../inspect.ts';
 import {
@@ -22,7 +23,6 @@ import { Peer } from './peer.ts';
 import {
   assertCanConnect,
   checkPeerOptions,
-  MAX_TIMER_MS,
   type PeerOptions,
   type WaitingOptions,
 } from './peer-options.ts';
@@ -333,14 +333,31 @@ export class ChildPeer<Receives = unknown, Sends = Anything>
    */
   async [Symbol.asyncDispose](): Promise<void> {
     this[Symbol.dispose]();
-    const child = this.process;
-    const hasStarted = child.pid !== undefined;
-    if (!hasStarted || child.exitCode !== null || child.signalCode !== null) return;
+    if (!this.isRunning) return;
     // The process must not exit while it waits.
-    child.ref();
-    await new Promise((resolve) => child.once('exit', resolve));
+    this.process.ref();
+    await this.whenExited();
     // What it has written is passed on before this process may exit.
     await this.#output?.whenEnded();
+  }
+
+  /** @internal Whether the child was started and has not exited. */
+  get isRunning(): boolean {
+    const { pid, exitCode, signalCode } = this.process;
+    return pid !== undefined && exitCode === null && signalCode === null;
+  }
+
+  /** @internal Resolves when the child has exited, and at once if it is not running. */
+  async whenExited(): Promise<void> {
+    if (this.isRunning) await once(this.process, 'exit');
+  }
+
+  /** @internal Kills the child if it has not exited by then. Returns the timer; undefined if it is not running. */
+  killLater(timeoutMs: number): NodeJS.Timeout | undefined {
+    if (!this.isRunning) return undefined;
+    const timer = setTimeout(() => this.process.kill('SIGKILL'), timeoutMs);
+    this.process.once('exit', () => clearTimeout(timer));
+    return timer;
   }
 
   override ref(): void {

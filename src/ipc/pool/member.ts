@@ -1,6 +1,5 @@
 /** One process of a pool: it is started, takes tasks, and is started again when it ends. */
 
-import { once } from 'node:events';
 import { CUresult } from '../../../ffi/results.ts';
 import type { Device } from '../../device.ts';
 import { type DiagnosticMessages, diagnostics } from '../../diagnostics.ts';
@@ -165,7 +164,7 @@ export class Member {
   #begin(peer: ChildPeer): void {
     this.#peer = peer;
     if (diagnostics.workerStart.isOn) diagnostics.workerStart.publish(this.#diagnostic);
-    const exit = hasExited(peer).then(() => this.#exits.delete(peer));
+    const exit = peer.whenExited().then(() => this.#exits.delete(peer));
     this.#exits.set(peer, exit);
     void peer.ended.then((reason) => {
       if (this.#peer === peer) this.#onEnd(reason);
@@ -224,17 +223,13 @@ export class Member {
   }
 
   /** Kills a process, whose peer then ends. */
-  #kill({ process }: ChildPeer): void {
-    if (process.exitCode === null && process.signalCode === null) process.kill('SIGKILL');
+  #kill(peer: ChildPeer): void {
+    if (peer.isRunning) peer.process.kill('SIGKILL');
   }
 
   /** Kills a process that has not exited in time. */
   #killLater(peer: ChildPeer): NodeJS.Timeout | undefined {
-    const exit = this.#exits.get(peer);
-    if (!exit) return undefined;
-    const timer = setTimeout(() => this.#kill(peer), this.#settings.closeTimeoutMs).unref();
-    void exit.then(() => clearTimeout(timer));
-    return timer;
+    return peer.killLater(this.#settings.closeTimeoutMs)?.unref();
   }
 
   // ---- The end ----
@@ -264,12 +259,6 @@ export class Member {
     clearTimeout(this.#restart);
     this.#restart = undefined;
   }
-}
-
-/** Resolves when a child has exited, or could not be started. */
-async function hasExited({ process }: ChildPeer): Promise<void> {
-  if (process.pid === undefined || process.exitCode !== null || process.signalCode !== null) return;
-  await once(process, 'exit');
 }
 
 /** Whether an error of a handler says that the context of its process is lost: nothing works there any more. */

@@ -1,7 +1,7 @@
 /** Several processes that share the tasks of this one. */
 
 import { inspect } from 'node:util';
-import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
+import { checkDeadline, MAX_TIMER_MS, type WaitOptions, withDeadline } from '../../deadline.ts';
 import { devices as allDevices, Device } from '../../device.ts';
 import { diagnostics } from '../../diagnostics.ts';
 import { ClosedError, IpcError } from '../../errors.ts';
@@ -186,7 +186,7 @@ export class PeerPool<Receives = unknown, Sends = Anything> implements AsyncDisp
     );
     const deadline = checkDeadline(wait, 'pool.run');
     const uuid = device === undefined ? undefined : checkDevice(device, 'device').uuid;
-    if (uuid !== undefined && !this.#members.some((member) => member.place.device.uuid === uuid))
+    if (this.#membersOn(uuid).length === 0)
       throw new RangeError(`the pool has no process on ${formatValue(device)}`);
     deadline.signal?.throwIfAborted();
     return withDeadline<unknown>(
@@ -470,7 +470,6 @@ function checkPoolOptions(options: PeerPoolOptions) {
 const MAX_PER_DEVICE = 1024;
 /** As many requests as a connection may have pending. */
 const MAX_CONCURRENCY = 1024;
-const MAX_TIMER_MS = 2 ** 31 - 1;
 
 /** @throws TypeError for what is no script */
 function checkScript(script: PoolScript | undefined): PoolScript {
