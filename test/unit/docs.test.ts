@@ -73,6 +73,39 @@ describe('the documents', () => {
   });
 });
 
+describe('the pictures of docs', () => {
+  const pictures = readdirSync(`${root}docs`).filter((name) => name.endsWith('.svg'));
+
+  test('each is shown by a page, has a title and a text, is readable in the dark, and is small', () => {
+    assert.ok(pictures.length >= 5, pictures.join());
+    const shown = ['README.md', ...readdirSync(`${root}docs`).map((name) => `docs/${name}`)]
+      .filter((name) => name.endsWith('.md'))
+      .flatMap((page) =>
+        [...read(page).matchAll(/!\[[^\]]+\]\(([\w./-]+\.svg)\)/g)].map(([, link = '']) =>
+          join(dirname(page), link),
+        ),
+      );
+    for (const name of pictures) {
+      const text = read(`docs/${name}`);
+      assert.ok(shown.includes(`docs/${name}`), `no page shows ${name}`);
+      assert.match(text, /<title id="title">.+<\/title>\n {2}<desc id="text">.+<\/desc>/, name);
+      assert.match(text, /@media \(prefers-color-scheme: dark\)/, name);
+      // They are in the package.
+      assert.ok(text.length < 6000, `${name} has ${text.length} characters`);
+    }
+  });
+
+  test('each names the classes of its style, and no other', () => {
+    for (const name of pictures) {
+      const text = read(`docs/${name}`);
+      const [style = ''] = /<style>.*<\/style>/s.exec(text) ?? [];
+      const styled = new Set([...style.matchAll(/\.([a-z]+)\b/g)].map(([, found]) => found));
+      const used = new Set([...text.matchAll(/class="([a-z]+)"/g)].map(([, found]) => found));
+      assert.deepEqual([...styled].sort(), [...used].sort(), name);
+    }
+  });
+});
+
 describe('docs/errors.md', () => {
   test('the table lists the code of every error class and every cause of an IpcError', () => {
     const source = read('src/errors.ts') + read('ffi/library.ts') + read('ffi/package.ts');
