@@ -65,7 +65,14 @@ function open(): Compiler {
       describe,
     };
   } catch (error) {
-    if (error instanceof LibraryNotFoundError) throw new CompilerNotFoundError(error.message);
+    if (error instanceof LibraryNotFoundError)
+      throw new CompilerNotFoundError(`${error.message}${noteForEmulated()}`);
     throw error;
   }
 }
+
+/** With a compiler, the next error would be that the emulated driver runs no code. */
+const noteForEmulated = (): string =>
+  process.env['CUFFI_DRIVER'] === 'emulated'
+    ? '\nThe emulated driver runs no compiled code: it runs what registerKernel names, which needs no compiler.'
+    : '';

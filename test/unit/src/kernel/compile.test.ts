@@ -222,22 +222,35 @@ describe('architectureFor', () => {
 });
 
 describe('compilerInUse', () => {
-  test('without a compiler, the error says what to install', () => {
-    const before = process.env['CUFFI_NVRTC'];
+  test('without a compiler, the error says what to install, and what the emulated driver runs', () => {
+    const { CUFFI_NVRTC: nvrtc, CUFFI_DRIVER: driver } = process.env;
+    const restore = (name: string, value: string | undefined): void => {
+      if (value === undefined) delete process.env[name];
+      else process.env[name] = value;
+    };
+    const messageWith = (name: string): string => {
+      process.env['CUFFI_DRIVER'] = name;
+      try {
+        compileSync(TWICE);
+      } catch (error) {
+        assert.ok(error instanceof CompilerNotFoundError);
+        return error.message;
+      }
+      throw new Error('compiled');
+    };
     try {
       process.env['CUFFI_NVRTC'] = '/nowhere/libnvrtc.so';
-      assert.throws(
-        () => compileSync(TWICE),
-        (error) => {
-          assert.ok(error instanceof CompilerNotFoundError);
-          assert.match(error.message, /\/nowhere\/libnvrtc\.so: /);
-          assert.match(error.message, /pip install nvidia-cuda-nvrtc.*\n.*need no compiler\.$/);
-          return true;
-        },
+      const message = messageWith('cuda');
+      assert.match(message, /\/nowhere\/libnvrtc\.so: /);
+      assert.match(message, /pip install nvidia-cuda-nvrtc.*\n.*need no compiler\.$/);
+      const emulated = messageWith('emulated');
+      assert.match(
+        emulated,
+        /need no compiler\.\nThe emulated driver runs no compiled code.*registerKernel.*compiler\.$/,
       );
     } finally {
-      if (before === undefined) delete process.env['CUFFI_NVRTC'];
-      else process.env['CUFFI_NVRTC'] = before;
+      restore('CUFFI_NVRTC', nvrtc);
+      restore('CUFFI_DRIVER', driver);
     }
   });
 });
