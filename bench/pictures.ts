@@ -3,7 +3,8 @@ import { parse, View } from 'vega';
 import { compile, type TopLevelSpec } from 'vega-lite';
 import { byClock, EMULATED, groupBy } from './format.ts';
 import { describeLimit, limitOf } from './machine.ts';
-import { type CaseResult, type Results, ratioOf, titleOf } from './results.ts';
+import { captionOf, colourOf, shapeOf, titleOfPicture } from './names.ts';
+import { type CaseResult, type Results, ratioOf } from './results.ts';
 import { contestantsIn, type Group, groupsOf } from './tables.ts';
 
 /** A specification of vega-lite, whose own types refuse read-only lists. */
@@ -52,6 +53,8 @@ const rounded = (attribute: string): string =>
   );
 
 const CONFIG = {
+  // The page says in words what a picture shows; inside an <img> nothing else is read aloud.
+  aria: false,
   background: 'white',
   padding: 16,
   font: 'sans-serif',
@@ -92,16 +95,24 @@ const bytesLabel =
   `datum.value < 1024 ? datum.value + ' B' : datum.value < 1048576 ? datum.value / 1024 + ' KiB' : ` +
   `datum.value < 1073741824 ? datum.value / 1048576 + ' MiB' : datum.value / 1073741824 + ' GiB'`;
 
-/** Colours that colour-blind readers can distinguish (Okabe and Ito), and shapes as well. */
-const COLOURS = [
-  ...['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9'],
-  ...['#000000', '#7A7A7A', '#8C510A', '#7B3FA0', '#B2182B', '#5AAE61'],
-];
-const SHAPES = [
-  ...['circle', 'square', 'triangle-up', 'diamond', 'cross', 'triangle-down'],
-  ...['circle', 'square', 'triangle-left', 'triangle-right', 'diamond', 'cross'],
-];
 const GREY = '#555555';
+
+/** The ticks of a logarithmic axis: powers of ten, or 1, 2 and 5 if the values lie close together. */
+function ticksFor(all: readonly number[]): number[] {
+  const values = all.filter((value) => value > 0);
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const first = Math.floor(Math.log10(low));
+  const powers = Array.from(
+    { length: Math.ceil(Math.log10(high)) - first + 1 },
+    (_, at) => 10 ** (first + at),
+  );
+  const ticks =
+    high / low >= 10 ? powers : powers.flatMap((power) => [power, 2 * power, 5 * power]);
+  return ticks.slice(
+    ticks.findLastIndex((tick) => tick <= low),
+    ticks.findIndex((tick) => tick >= high) + 1 || undefined,
+  );
+}
 
 /** Time or bandwidth by size or number; one line per contestant, log-log. */
 function linePlot(results: Results, group: Group, axis: NonNullable<Group['axis']>): Spec {
@@ -115,15 +126,16 @@ function linePlot(results: Results, group: Group, axis: NonNullable<Group['axis'
     }),
   );
   const names = contestantsIn(cases);
-  if (names.length > COLOURS.length) throw new Error(`${name}: two lines would look alike`);
+  if (new Set(names.map(colourOf)).size < names.length)
+    throw new Error(`${name}: two lines would have one colour`);
   const last = cases.at(-1) as CaseResult;
   const limit = limitOf(last, results.machine);
   const scale = { type: 'log', nice: false, padding: 24 } as const;
-  const marks = (range: readonly string[]) => ({
+  const marks = (of: (contestant: string) => string) => ({
     field: 'contestant',
     type: 'nominal',
     title: null,
-    scale: { domain: names, range: range.slice(0, names.length) },
+    scale: { domain: names, range: names.map(of) },
   });
   const x = {
     field: 'x',
@@ -138,14 +150,23 @@ function linePlot(results: Results, group: Group, axis: NonNullable<Group['axis'
       labelExpr: axis.of === 'size' ? bytesLabel : "format(datum.value, ',')",
     },
   };
+  const ticks = ticksFor([
+    ...values.flatMap(({ median = 0, p10 = 0, p90 = 0 }) => [median, p10, p90]),
+    ...(limit ? [limit / 1e9] : []),
+  ]);
   const y = {
     type: 'quantitative',
     title: isCopy ? 'GB/s (10⁹ bytes a second)' : 'time of each',
-    scale,
-    axis: { gridColor: '#eeeeee', ...(isCopy ? { format: '~g' } : { labelExpr: timeLabel }) },
+    scale: { ...scale, padding: 0, domain: [ticks[0], ticks.at(-1)] },
+    axis: {
+      gridColor: '#eeeeee',
+      values: ticks,
+      labelOverlap: false,
+      ...(isCopy ? { format: '~g' } : { labelExpr: timeLabel }),
+    },
   };
   const median = { ...y, field: 'median' };
-  const color = marks(COLOURS);
+  const color = marks(colourOf);
   const layers = [
     {
       mark: { type: 'area', opacity: 0.15 },
@@ -154,7 +175,7 @@ function linePlot(results: Results, group: Group, axis: NonNullable<Group['axis'
     { mark: { type: 'line', strokeWidth: 2 }, encoding: { x, y: median, color } },
     {
       mark: { type: 'point', filled: true, size: 60, opacity: 1 },
-      encoding: { x, y: median, color, shape: marks(SHAPES) },
+      encoding: { x, y: median, color, shape: marks(shapeOf) },
     },
   ];
   const text = `limit, ${describeLimit(last, results.machine)}`;
@@ -169,7 +190,12 @@ function linePlot(results: Results, group: Group, axis: NonNullable<Group['axis'
     },
   ];
   return {
-    ...framed(results, name, `${what}${byClock(last.clock)}`, 'lines: medians; bands: p10 to p90'),
+    ...framed(
+      results,
+      titleOfPicture(name),
+      `${what}${byClock(last.clock)}`,
+      'lines: medians; bands: p10 to p90',
+    ),
     width: 560,
     height: 340,
     data: { values },
@@ -188,12 +214,16 @@ function ratioPlot(results: Results, suite: string, cases: readonly CaseResult[]
       .map((one) => barOf(result, one.name, ratioOf(one, baseline), which));
   });
   const all = values.map(({ value }) => value);
+  // Where the text behind the longest bar has room.
   const domain = [Math.min(1, ...all) / 1.2, Math.max(...all) * 1.6];
+  const ticks = ticksFor(all).filter(
+    (tick) => tick >= (domain[0] ?? 0) && tick <= (domain[1] ?? 0),
+  );
   return bars(results, values, {
-    what: [suite, 'how many times as long as C each takes'],
+    what: [`${titleOfPicture(suite)}: ratios to C`, 'how many times as long as C each takes'],
     unit: 'times as long as C, logarithmic',
     scale: { type: 'log', domain },
-    axis: { tickCount: 8, format: '~g' },
+    axis: { values: ticks, labelOverlap: false, format: '~g' },
     from: 1,
     label: "format(datum.value, '.3~r')",
   });
@@ -207,7 +237,10 @@ function timePlot(results: Results, suite: string, cases: readonly CaseResult[])
   );
   const unit = isDelay ? 'p99' : 'median';
   return bars(results, values, {
-    what: [suite, `how long each takes: ${unit}`],
+    what: [
+      `${titleOfPicture(suite)}: times`,
+      isDelay ? 'how late a timer is: p99' : 'how long each takes: median',
+    ],
     unit,
     scale: { type: 'linear' },
     axis: { tickCount: 6, labelExpr: timeLabel },
@@ -223,7 +256,7 @@ interface Bar {
 }
 
 const barOf = (result: CaseResult, contestant: string, value: number, which: string): Bar => ({
-  case: `${titleOf(result)}${byClock(result.clock)}${which}`,
+  case: `${captionOf(result)}${which}`,
   contestant,
   value,
 });
@@ -259,12 +292,18 @@ function bars(
     sort: null,
     axis: { labelLimit: 0, ticks: false, domain: false },
   };
-  const isOwn = "indexof(datum.contestant, 'cuffi') === 0";
   const panels = [...groupBy(values, (value) => value.case)].map(([text, ofCase]) => ({
     title: { text, frame: 'group', fontSize: 13, offset: 6 },
     width: 520,
     height: { step: 24 },
-    data: { values: ofCase.map((each) => ({ ...each, from, end: Math.max(each.value, from) })) },
+    data: {
+      values: ofCase.map((each) => ({
+        ...each,
+        from,
+        end: Math.max(each.value, from),
+        colour: colourOf(each.contestant),
+      })),
+    },
     layer: [
       {
         mark: { type: 'bar', height: { band: 0.75 } },
@@ -272,7 +311,7 @@ function bars(
           y,
           x: { ...x, field: 'value' },
           x2: { field: 'from' },
-          color: { condition: { test: isOwn, value: COLOURS[0] }, value: '#A9B4BD' },
+          color: { field: 'colour', type: 'nominal', scale: null },
         },
       },
       {

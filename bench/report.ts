@@ -5,15 +5,18 @@ import { fileURLToPath } from 'node:url';
 import { markdownTable } from 'markdown-table';
 import { judge, readReasons } from './aims.ts';
 import { groupBy, sizeName } from './format.ts';
+import { wordsOf } from './names.ts';
 import { baselineOf, drawAll, lineFile, ratioFile, timeFile } from './pictures.ts';
 import { type CaseResult, type Results, readResults } from './results.ts';
 import {
+  aimCount,
   aimTable,
   contestantsIn,
   describePlace,
   type Group,
   groupsOf,
   groupTable,
+  headlineTable,
   ratioTable,
 } from './tables.ts';
 
@@ -119,27 +122,38 @@ function expand(word: string, about: string, results: Results): string {
     case 'table':
       return found ? groupTable(results, found) : '';
     case 'picture':
-      return found?.axis ? picture(found.name, `${folder}/${lineFile(found)}`) : '';
+      return found?.axis
+        ? picture(`${wordsOf(found.name)}, by ${found.axis.of}`, `${folder}/${lineFile(found)}`)
+        : '';
     case 'bars':
       return barPictures(about, ofSuite, folder).join('\n\n');
     case 'ratios':
       return ratioTable(results, casesAt(groups, about));
     case 'crossover':
       return crossoverTable(results).join('\n\n');
+    case 'headline':
+      return headlineTable(results);
     case 'aims':
       return aimTable(results, judge(results), readReasons());
+    case 'aim-count':
+      return `${aimCount(results, judge(results))}.`;
     default:
       throw new Error(`the template asks for '${word}'`);
   }
 }
 
-/** `SUITE`: the cases without a size or number; `SUITE/VARIANT`: those of one size. */
+/**
+ * `SUITE`: the cases without a size or number; `SUITE/VARIANT`: those of one size. Names of cases may
+ * follow: those alone.
+ */
 function casesAt(groups: readonly Group[], about: string): CaseResult[] {
-  const [suite, variant] = about.split('/');
+  const [at, ...names] = about.split(', ');
+  const [suite, variant] = at?.split('/') ?? [];
   return groups
     .filter((group) => group.suite === suite && (variant !== undefined || !group.axis))
     .flatMap(({ cases }) => cases)
-    .filter((result) => variant === undefined || result.variant === variant);
+    .filter((result) => variant === undefined || result.variant === variant)
+    .filter(({ name }) => names.length === 0 || names.includes(name));
 }
 
 /** The medians of two ways at one size. */
@@ -174,7 +188,7 @@ function crossoverTable(results: Results): string[] {
   const rows = groups.map(({ name, cases }) => {
     const sharing = cases[0]?.contestants[0]?.name ?? '';
     return [
-      name,
+      wordsOf(name),
       ...copies.map((copying) => sizeInWords(crossover(pairsOf(cases, sharing, all, copying)))),
     ];
   });

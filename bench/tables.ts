@@ -3,6 +3,7 @@ import { markdownTable } from 'markdown-table';
 import { type Aim, appliesTo, type Judgement, judgeCase, verdict } from './aims.ts';
 import { byClock, duration, EMULATED, groupBy, multiple, percent, speed } from './format.ts';
 import { describeLimit, limitOf } from './machine.ts';
+import { captionOf, wordsOf } from './names.ts';
 import type { Plan } from './plan.ts';
 import {
   type CaseResult,
@@ -11,7 +12,6 @@ import {
   type Results,
   ratioOf,
   type Samples,
-  titleOf,
 } from './results.ts';
 
 /** Where a run took place. */
@@ -69,7 +69,7 @@ export function caseTable(
     ...(isDelay ? [] : [first && one !== first ? multiple(ratioOf(first, one)) : '']),
   ]);
   const head = [
-    `${titleOf(result)}${byClock(result.clock)}`,
+    captionOf(result),
     'median',
     ...(isDelay ? ['p99', 'longest'] : ['p10 to p90']),
     ...(isCopy && byteLength ? [limit ? 'GB/s (part of the limit)' : 'GB/s'] : []),
@@ -125,6 +125,9 @@ export const contestantsIn = (cases: readonly CaseResult[]): string[] => [
   ...new Set(cases.flatMap(({ contestants }) => contestants.map(({ name }) => name))),
 ];
 
+/** What the number of a case counts, if it is the length of a kernel: its variant says so. */
+const UNITS: ReadonlySet<string> = new Set(['milliseconds', 'microseconds']);
+
 /** The table of a group: sizes or numbers as rows, contestants as columns. */
 export function groupTable(results: Results, { axis, cases }: Group): string {
   if (!axis) return cases.map((result) => caseTable(result, { ...results, aims: [] })).join('\n\n');
@@ -145,33 +148,81 @@ export function groupTable(results: Results, { axis, cases }: Group): string {
   const clock = first.clock === 'gpu' ? 'Times are by the GPU’s clock. ' : '';
   const note = `${clock}${limit ? `In brackets: the part of the limit (${limit}).` : ''}`.trim();
   return [
-    table([isCopy ? 'GB/s' : axis.of, ...names], rows, results),
+    table(
+      [
+        UNITS.has(axis.of) ? 'kernels' : axis.of,
+        ...names.map((name) => `${name}, ${isCopy ? 'GB/s' : 'median'}`),
+      ],
+      rows,
+      results,
+    ),
     ...(note ? [note] : []),
   ].join('\n\n');
 }
 
-/** Cases as rows: the first contestant's time, and its ratio to each other one. */
+/**
+ * Cases as columns, contestants as rows: the median of each, and in brackets the ratio of the first
+ * contestant's time to it. Cases that differ by their first contestant have tables of their own.
+ */
 export function ratioTable(results: Results, cases: readonly CaseResult[]): string {
   const byFirst = groupBy(cases, ({ contestants }) => contestants[0]?.name ?? '');
   return [...byFirst]
     .map(([first, alike]) => {
-      const others = contestantsIn(alike).filter((name) => name !== first);
-      const rows = alike.map((result) => {
-        const [own, ...rest] = result.contestants;
-        return [
-          `${titleOf(result)}${byClock(result.clock)}`,
-          own ? duration(own.median) : '',
-          ...others.map((name) => {
-            const other = rest.find((one) => one.name === name);
-            return own && other ? multiple(ratioOf(own, other)) : '';
-          }),
-        ];
-      });
-      const head = ['', first, ...others.map((name) => `/ ${name}`)];
-      return table(head, rows, results);
+      const sameVariant = new Set(alike.map(({ variant }) => variant)).size === 1;
+      const rows = contestantsIn(alike).map((name) => [
+        name,
+        ...alike.map(({ contestants: [own, ...rest] }) => {
+          const other = rest.find((one) => one.name === name);
+          if (own && name === first) return duration(own.median);
+          return own && other ? `${duration(other.median)} (${multiple(ratioOf(own, other))})` : '';
+        }),
+      ]);
+      const columns = alike.map((each) =>
+        sameVariant && alike.length > 1
+          ? `${wordsOf(each.name)}${byClock(each.clock)}`
+          : captionOf(each),
+      );
+      const others = rows.length > 1 ? ` (${first} divided by it)` : '';
+      return table([`median${others}`, ...columns], rows, results);
     })
     .join('\n\n');
 }
+
+const PAGE_LOCKED = 'copying, page-locked shared memory';
+const SHARED = 'copying, shared memory';
+const SOCKET = 'copying, socket';
+
+/** How long a word of a buffer takes to another process and back, by each way. */
+export function headlineTable(results: Results): string {
+  const sizes = ['1 MiB', '1 GiB'];
+  const medianOf = (name: string, contestant: string, variant: string): string => {
+    const found = results.cases
+      .filter((one) => one.name === name && one.variant === variant)
+      .flatMap(({ contestants }) => contestants)
+      .find((one) => one.name === contestant);
+    return found ? duration(found.median) : '';
+  };
+  const rows = HEADLINE.map(([way, name, contestant]) => [
+    way,
+    ...sizes.map((size) => medianOf(name, contestant, size)),
+  ]).filter(([, ...cells]) => cells.some((cell) => cell !== ''));
+  return rows.length > 0
+    ? table(['way', ...sizes.map((size) => `${size}, median`)], rows, results)
+    : '';
+}
+
+const HEADLINE: readonly (readonly [way: string, name: string, contestant: string])[] = [
+  ['cuffi, a channel', 'channel.roundTrip', 'cuffi, a word read'],
+  ['cuffi, a connection', 'hand-over.mapped', 'cuffi'],
+  ['cuffi, a connection, busy polling', 'hand-over.mapped', 'cuffi, busy polling'],
+  ['C: the driver’s calls, and a Unix socket', 'hand-over.mapped', 'C'],
+  ['numba', 'hand-over.mapped', 'numba'],
+  ['cuda.core', 'hand-over.mapped', 'cuda.core'],
+  ['torch', 'hand-over.mapped', 'torch'],
+  [PAGE_LOCKED, 'hand-over.mapped', PAGE_LOCKED],
+  [SHARED, 'hand-over.mapped', SHARED],
+  [SOCKET, 'hand-over.mapped', SOCKET],
+];
 
 /** Where and when a run took place, in one sentence. */
 export function describePlace({
@@ -187,7 +238,7 @@ export function describePlace({
     machine.driverVersion && `driver ${machine.driverVersion}`,
     `CUDA ${machine.cuda}`,
     clocks &&
-      `clocks ${clocks.sm} of ${clocks.smMax} MHz, memory ${clocks.memory} of ${clocks.memoryMax} MHz`,
+      `clocks of at most ${clocks.smMax} MHz (idle before the run: ${clocks.sm} MHz), memory ${clocks.memory} of ${clocks.memoryMax} MHz`,
     link && `PCI Express with ${link.current.width} lanes of at most ${link.max.speed} GT/s`,
     `${machine.cpuCount} CPU cores (${machine.cpu})`,
     `Node ${machine.node.replace(/^v/, '')}`,
@@ -199,19 +250,26 @@ export function describePlace({
   return `${parts.filter(Boolean).join(', ')}; medians of at most ${rounds} rounds${processes}${quick ? ', a quick run' : ''}.`;
 }
 
+/** How many aims are met. */
+export function aimCount({ driver }: Results, judged: readonly Judgement[]): string {
+  if (driver.emulated) return `Aims are not judged: ${EMULATED}.`;
+  const others = judged.filter(({ met }) => met !== true);
+  const accepted = others.filter(({ isAccepted }) => isAccepted).length;
+  return `${judged.length - others.length} of ${judged.length} aims are met. Of the others, ${accepted} are no worse than what is accepted`;
+}
+
 /** How many aims are met, those that are not, and one line for each case that misses one. */
 export function aimTable(
   results: Results,
   judged: readonly Judgement[],
   reasons: Readonly<Record<string, string>>,
 ): string {
-  if (results.driver.emulated) return `Aims are not judged: ${EMULATED}.`;
+  if (results.driver.emulated) return aimCount(results, judged);
   const others = judged.filter(({ met }) => met !== true);
   const rows = others.map((each) => [each.text, each.figure, verdict(each)]);
-  const accepted = others.filter(({ isAccepted }) => isAccepted).length;
   const missed = new Set(others.filter(({ met }) => met === false).map(({ aim }) => aim.case));
   return [
-    `${judged.length - others.length} of ${judged.length} aims are met. Of the others, ${accepted} are no worse than what is accepted:`,
+    `${aimCount(results, judged)}:`,
     table(['aim', 'measured', ''], rows, results),
     ...[...missed].map((name) => `- \`${name}\`: ${reasons[name] ?? 'the reason is unknown.'}`),
   ].join('\n\n');

@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, test } from 'node:test';
+import { colourOf } from '../names.ts';
 import { drawAll } from '../pictures.ts';
 import { crossover, fill, makePage, makeReport, PAGE, REPORT, RUN, report } from '../report.ts';
 import { readResults, writeResults } from '../results.ts';
@@ -35,6 +36,15 @@ describe('page', () => {
       assert.ok(existsSync(join(PAGE, '../..', file)), file);
     for (const [, file = ''] of written.matchAll(/!\[[^\]]*\]\(\.\/([^)]+)\)/g))
       assert.ok(existsSync(join(REPORT, file)), file);
+  });
+
+  test('docs/benchmark.md has titles in words, and no table with more than seven columns', () => {
+    const rows = readFileSync(PAGE, 'utf8').match(/^\|.*\|$/gm) ?? [];
+    assert.ok(rows.length > 100);
+    for (const row of rows) {
+      assert.ok(row.split('|').length - 2 <= 7, row);
+      assert.doesNotMatch(row, /hand-over\.|channel\.|scale\.|startup\.|waits\.|event-loop/, row);
+    }
   });
 
   test('docs/benchmark.md has at most 3,500 words', () => {
@@ -119,6 +129,61 @@ describe('report', () => {
     const text = fill('a\n\n{{table x/y}}\n\n{{crossover}}\n', results);
     assert.equal(text, 'a\n\nNot measured.\n\nNot measured.\n');
     assert.throws(() => fill('{{tables}}', results), /asks for 'tables'/);
+  });
+});
+
+describe('the tables of ratios', () => {
+  const calls = [single, caseOf('calls', 'event.record', { cuffi: [4], C: [1] })];
+
+  test('have contestants as rows, cases as columns, and in brackets what cuffi takes of their time', () => {
+    const lines = fill('{{ratios calls}}', resultsOf(calls)).replaceAll(/ +/g, ' ').split('\n');
+    assert.equal(lines[0], '| median (cuffi divided by it) | stream.done | event.record |');
+    assert.deepEqual(lines.slice(2), [
+      '| cuffi | 3.0 ns | 4.0 ns |',
+      '| C | 2.0 ns (1.50) | 1.0 ns (4.00) |',
+      '| numba | 9.0 ns (0.333) | |',
+    ]);
+  });
+
+  test('have only the cases that the template names, if it names some', () => {
+    const text = fill('{{ratios calls, event.record}}', resultsOf(calls));
+    assert.match(text, /^\| median \(cuffi divided by it\) \| +event\.record \|$/m);
+  });
+});
+
+describe('the pictures', () => {
+  const draw = async (ns: readonly number[]): Promise<string> => {
+    const cases = ns.map((median, at) =>
+      caseOf(
+        'hand-over',
+        'hand-over.mapped',
+        { cuffi: [median], C: [median / 2] },
+        { byteLength: 4 ** (at + 6), variant: `${4 ** (at + 1)} KiB` },
+      ),
+    );
+    return [...(await drawAll(resultsOf(cases))).values()].join();
+  };
+  const labels = (svg: string): string[] =>
+    [...svg.matchAll(/text-anchor="end"[^>]*>([^<]+ (?:ns|µs|ms))</g)].map(([, text = '']) => text);
+
+  test('have ticks at powers of ten, or at 1, 2 and 5 if the values lie close together', async () => {
+    assert.deepEqual(labels(await draw([40_000, 7e6])), ['10 µs', '100 µs', '1 ms', '10 ms']);
+    assert.deepEqual(labels(await draw([40_000, 60_000])), ['20 µs', '50 µs', '100 µs']);
+  });
+
+  test('have a title in words, and give a contestant the same colour everywhere', async () => {
+    const svg = await draw([40_000, 7e6]);
+    assert.match(svg, />Mapped buffer</);
+    const bars = [...(await drawAll(resultsOf([single]))).values()].join();
+    for (const drawn of [svg, bars]) assert.ok(drawn.includes(colourOf('cuffi')), 'cuffi is blue');
+    assert.notEqual(colourOf('cuffi'), colourOf('C'));
+  });
+
+  test('refuse two lines of one colour', async () => {
+    const alike = [4 * KIB, MIB].map((byteLength) =>
+      caseOf('memory', 'pool', { 'cupy one': [1], 'cupy two': [2] }, { byteLength }),
+    );
+    await assert.rejects(drawAll(resultsOf(alike)), /two lines would have one colour/);
   });
 });
 
