@@ -137,6 +137,7 @@ describe('the packed package', { skip: unavailable }, () => {
       /^src\/python\/(cuffi\/(\w+\.py|py\.typed)|cuffi_build\.py|pyproject\.toml)$/,
       /^src\/protocol\/protocol\.json$/,
       /^docs\/[\w-]+\.(md|svg)$/,
+      /^bench\/results\/nvidia-h100\/[\w.-]+\.svg$/,
       /^docs\/examples\/[\w-]+\.(ts|py)$/,
       /^(package\.json|LICENSE|README\.md|CHANGELOG\.md|\.github\/SECURITY\.md)$/,
     ];
@@ -199,6 +200,18 @@ describe('the packed package', { skip: unavailable }, () => {
           .map((to) => `${path}: ${to}`),
       );
     assert.deepEqual(broken, []);
+  });
+
+  test('has every picture that its pages show, and no other', () => {
+    const shown = packed
+      .filter((path) => path.endsWith('.md'))
+      .flatMap((path) =>
+        [...readFileSync(join(root, path), 'utf8').matchAll(/!\[[^\]]*\]\(([^)\s]+)\)/g)].map(
+          ([, link]) => join(dirname(path), String(link)),
+        ),
+      );
+    assert.ok(shown.length >= 10, shown.join());
+    assert.deepEqual(packed.filter((path) => path.endsWith('.svg')).sort(), shown.sort());
   });
 
   test('is imported as ES modules', () => {
