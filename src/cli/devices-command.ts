@@ -12,9 +12,9 @@ export const devicesCommand: Command = {
   summary: 'lists the devices, and what each can share',
   usage: `usage: cuffi devices [options]
 
-Lists the devices that this process sees: ordinal, UUID, name, memory, how much of it is free,
-compute capability, what other processes can be given, and which other devices it can access. The
-command uses some memory of each device itself, which does not count as free.
+Lists the devices that this process sees: ordinal, name, memory, how much of it is free,
+compute capability, what other processes can be given, which other devices it can access, and its
+UUID. The command uses some memory of each device itself, which does not count as free.
 
   --driver D     cuda, emulated, or the path of a libcuda (default: CUFFI_DRIVER, else
                  cuda with a GPU and emulated without)
@@ -54,16 +54,17 @@ function run(argv: readonly string[]): boolean {
     print([`The emulated driver is used, ${driver.reason}: these are no GPUs.`]);
   const rows = facts.map((device) => [
     String(device.ordinal),
-    device.uuid,
     device.name,
     shortBytes(device.totalMemory),
     device.freeMemory === undefined ? '?' : shortBytes(device.freeMemory),
     device.computeCapability,
     sharedBy(device.support),
     device.peers.map((uuid) => ordinalOf(all, uuid)).join(', ') || '-',
+    // The longest comes last: on a narrow terminal it has a line of its own.
+    device.uuid,
   ]);
-  const names = heading('#', 'UUID', 'NAME', 'MEMORY', 'FREE', 'CC', 'SHARES', 'ACCESSES');
-  const isRight = (at: number): boolean => at === 3 || at === 4;
+  const names = heading('#', 'NAME', 'MEMORY', 'FREE', 'CC', 'SHARES', 'ACCESSES', 'UUID');
+  const isRight = (at: number): boolean => at === 2 || at === 3;
   print(columns([names, ...rows], { isRight, width: printedWidth() }));
   print(
     facts.flatMap(({ ordinal, freeMemoryError }) =>

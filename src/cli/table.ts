@@ -30,7 +30,7 @@ export function columns(
       const isLast = at === row.length - 1;
       const text = truncate(textOf(cell), isLast ? MAX_LAST_CELL_LENGTH : MAX_CELL_LENGTH);
       if (!isLast || isRight(at)) widths[at] = Math.max(widths[at] ?? 0, text.length);
-      needed[at] = Math.max(needed[at] ?? 0, widths[at] ?? Math.min(text.length, MIN_ROOM));
+      needed[at] = Math.max(needed[at] ?? 0, widths[at] ?? leastRoom(text));
       return withText(cell, text);
     }),
   );
@@ -51,6 +51,10 @@ export function columns(
       });
   });
 }
+
+/** How much of a line a text needs that may be wrapped: its longest word stays whole. */
+const leastRoom = (text: string): number =>
+  Math.max(Math.min(text.length, MIN_ROOM), ...text.split(' ').map((word) => word.length));
 
 /** The numbers of the columns that begin a line. */
 function lineStarts(widths: readonly number[], width: number): number[] {

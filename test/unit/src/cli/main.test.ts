@@ -108,7 +108,7 @@ describe('cuffi command', () => {
     assert.equal(found('pool').status, 'ok');
     assert.match(
       cuffi('devices', env).stdout,
-      /no GPU is here: these are no GPUs\.\n.*\n0 {2}GPU-/,
+      /no GPU is here: these are no GPUs\.\n.*\n0 {2}cuffi emulated device .* GPU-/,
     );
     // Named, the emulated driver reads the list as the real one does.
     assert.match(
@@ -138,7 +138,7 @@ describe('cuffi command', () => {
     );
     assert.match(
       stdout,
-      /^0 {2}GPU-\S+ .* 4 GiB {2}4 GiB {2}9\.0 {2}plain, pools, virtual {2}\d?/m,
+      /^0 {2}cuffi emulated device {3}4 GiB {2}4 GiB {2}9\.0 {2}plain, pools, virtual {2}1 +GPU-\S+$/m,
     );
     const { driver, devices } = JSON.parse((await inTurn('devices --json', env)).stdout);
     const small = { ...env, CUFFI_EMULATED_MEMORY: '64M' };
@@ -165,7 +165,7 @@ describe('cuffi command', () => {
     assert.equal(code, 0);
     assert.match(
       stdout,
-      /^0 {2}GPU-.* 4 GiB {2}4 GiB {2}9\.0 .*\n1 {2}GPU-.* 4 GiB {6}\? {2}9\.0 /m,
+      /^0 {2}cuffi .* 4 GiB {2}4 GiB {2}9\.0 .*\n1 {2}cuffi .* 4 GiB {6}\? {2}9\.0 /m,
     );
     assert.match(stdout, /\nThe free memory of device 1 is unknown: .*INVALID_DEVICE, 101\)/);
     const { devices } = JSON.parse((await inTurn('devices --json', env)).stdout);

@@ -52,11 +52,14 @@ describe('table', () => {
         '1  b',
       ].map((line) => line.trimEnd()),
     );
-    // The last column needs but some room: it is long, and is wrapped.
-    const [first, second] = columns(rows, { isRight, width: 3 + 10 + 7 + 5 + 24 });
-    assert.equal(first, '#  NAME       SIZE  CC   WAYS');
-    assert.equal(second, `0  a device  4 GiB  9.0  ${'x'.repeat(40)}`);
-    assert.equal(columns(rows, { isRight, width: 3 + 10 + 7 + 5 + 23 })[1], '  WAYS');
+    const startsAt = (last: string, room: number): boolean =>
+      columns([...rows, ['2', 'c', '', '', last]], { isRight, width: 3 + 10 + 7 + 5 + room })[1] !==
+      '  WAYS';
+    rows[1]?.splice(4, 1, 'y');
+    // The last column needs but some room if its words can be wrapped, else that of the longest one.
+    assert.deepEqual([startsAt('x '.repeat(20), 24), startsAt('x '.repeat(20), 23)], [true, false]);
+    const word = `a ${'x'.repeat(40)}`;
+    assert.deepEqual([startsAt(word, 40), startsAt(word, 39)], [true, false]);
   });
 
   test('a styled cell keeps its style, and the spaces that follow it', () => {
