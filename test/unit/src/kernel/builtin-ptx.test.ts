@@ -68,9 +68,9 @@ describe('PTX in the repository', () => {
     }
   });
 
-  test('the kernels with shared memory in docs/kernels.md are the tested ones', () => {
+  test('the kernels with shared memory in docs/kernel-patterns.md are the tested ones', () => {
     const tested = readFileSync(join(root, 'test/support/ptx/shared-memory.cu'), 'utf8');
-    const page = readFileSync(join(root, 'docs/kernels.md'), 'utf8');
+    const page = readFileSync(join(root, 'docs/kernel-patterns.md'), 'utf8');
     const blocks = [...page.matchAll(/```cpp\n([\s\S]*?)```/g)].map(([, block = '']) => block);
     const found = blocks.filter((block) => tested.includes(block));
     assert.equal(found.length, 4);
