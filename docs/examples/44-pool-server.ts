@@ -43,20 +43,22 @@ if (process.argv[2] === 'worker') {
       response.writeHead(error instanceof SyntaxError ? 400 : 503).end((error as Error).message);
     }
   });
-  await once(server.listen(0), 'listening');
-
+  await once(server.listen(Number(process.argv[2] ?? 0)), 'listening');
   const url = `http://localhost:${(server.address() as AddressInfo).port}`;
-  const ask = async (row: number[]): Promise<string | number> => {
-    const answer = await fetch(url, { method: 'POST', body: JSON.stringify(row) });
-    return answer.ok ? answer.text() : answer.status;
-  };
-  const rows = Array.from({ length: 8 }, (_, n) => [n, n, n, n]);
-  console.log('answers:', ...(await Promise.all(rows.map(ask))));
-  console.log('a task that crashes its worker:', await ask([-1, 0, 0, 0]));
-  console.log('the next one:', await ask([1, 1, 1, 1]));
-  const { completed, failed, members } = pool.stats();
-  console.log(`${completed} done, ${failed} failed, ${members.length} workers`);
-  server.close();
-  await pool.close();
-  for (const each of weights) each.close();
+
+  if (process.argv[2] === undefined) {
+    const ask = async (row: number[]): Promise<string | number> => {
+      const answer = await fetch(url, { method: 'POST', body: JSON.stringify(row) });
+      return answer.ok ? answer.text() : answer.status;
+    };
+    const rows = Array.from({ length: 8 }, (_, n) => [n, n, n, n]);
+    console.log('answers:', ...(await Promise.all(rows.map(ask))));
+    console.log('a task that crashes its worker:', await ask([-1, 0, 0, 0]));
+    console.log('the next one:', await ask([1, 1, 1, 1]));
+    const { completed, failed, members } = pool.stats();
+    console.log(`${completed} done, ${failed} failed, ${members.length} workers`);
+    server.close();
+    await pool.close();
+    for (const each of weights) each.close();
+  } else console.log(`listening: curl -d '[1, 2, 3, 4]' ${url}`);
 }

@@ -1,15 +1,12 @@
 /** docs/examples/42-model-server, pasted into an empty folder: under load, and with clients that leave. */
 import assert from 'node:assert/strict';
-import type { ChildProcess } from 'node:child_process';
-import { once } from 'node:events';
-import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
-import { request } from 'node:http';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { onHardware } from '../support/driver.ts';
+import { type Answer, ExampleServer, isRunning } from '../support/example-server.ts';
 import { iterations, until } from '../support/iterations.ts';
 import { PackageFolder, writeCompiled } from '../support/page-programs.ts';
-import { killed, startProcess } from '../support/program.ts';
 import { noPython } from '../support/python.ts';
 
 const example = (ending: string): URL =>
@@ -18,6 +15,9 @@ const example = (ending: string): URL =>
 // torch takes its time to start.
 const timeout = iterations(onHardware ? 300_000 : 60_000, 900_000);
 const options = { skip: noPython, timeout };
+
+const start = (folder: string): Promise<ExampleServer> =>
+  ExampleServer.start(folder, '42-model-server.mjs', timeout);
 
 /** A model that prints what it is given, once there is a file `go`. */
 const patientModel = `
@@ -37,78 +37,9 @@ def score(batch):
 cuffi.parent().serve(score)
 `;
 
-interface Answer {
-  readonly status: number;
-  readonly text: string;
-}
-
-/** The server in a process of its own. */
-class ModelServer implements AsyncDisposable {
-  readonly process: ChildProcess;
-  readonly url: string;
-  printed = '';
-
-  private constructor(child: ChildProcess, url: string, printed: string) {
-    this.process = child;
-    this.url = url;
-    this.printed = printed;
-    child.stdout?.on('data', (data) => {
-      this.printed += data;
-    });
-  }
-
-  static async start(folder: string): Promise<ModelServer> {
-    const child = startProcess(process.execPath, ['42-model-server.mjs', '0'], {
-      cwd: folder,
-      stdio: ['ignore', 'pipe', 'inherit'],
-      timeout,
-    });
-    let printed = '';
-    for (;;) {
-      const [data] = await once(child.stdout, 'data');
-      printed += data;
-      const [, url] = /^listening: .* (http:\S+)$/m.exec(printed) ?? [];
-      if (url) return new ModelServer(child, url, printed);
-    }
-  }
-
-  /** The workers so far, oldest first. */
-  get workers(): number[] {
-    return [...this.printed.matchAll(/^worker (\d+) starts$/gm)].map(([, pid]) => Number(pid));
-  }
-
-  get descriptors(): number {
-    return readdirSync(`/proc/${this.process.pid}/fd`).length;
-  }
-
-  async ask(body: string): Promise<Answer> {
-    const headers = { connection: 'close' };
-    const response = await fetch(this.url, { method: 'POST', body, headers });
-    return { status: response.status, text: await response.text() };
-  }
-
-  /** Sends a request, and returns how to leave without its answer. */
-  async begin(body: string): Promise<() => void> {
-    const sent = request(this.url, { method: 'POST', agent: false });
-    sent.on('error', () => {});
-    await new Promise<void>((resolve) => sent.end(body, resolve));
-    return () => sent.destroy();
-  }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    await killed(this.process);
-    // The worker ends when its connection does.
-    await until(() => !this.workers.some(isRunning));
-  }
-}
-
-function isRunning(pid: number): boolean {
-  try {
-    return !/\) [ZX] /.test(readFileSync(`/proc/${pid}/stat`, 'utf8'));
-  } catch {
-    return false;
-  }
-}
+/** The workers so far, oldest first. */
+const workersOf = ({ printed }: ExampleServer): number[] =>
+  [...printed.matchAll(/^worker (\d+) starts$/gm)].map(([, pid]) => Number(pid));
 
 describe('docs/examples/42-model-server, pasted into an empty folder', options, () => {
   let folder: PackageFolder;
@@ -132,7 +63,7 @@ describe('docs/examples/42-model-server, pasted into an empty folder', options, 
   });
 
   test('answers or refuses each request once, while its worker is killed', options, async (t) => {
-    await using server = await ModelServer.start(paste('load'));
+    await using server = await start(paste('load'));
     assert.deepEqual(await server.ask('[1, 2, 3, 4]'), { status: 200, text: '10' });
     assert.deepEqual(await server.ask('[1, 2]'), { status: 400, text: 'not 4 numbers' });
     const [total, kills] = [iterations(60, 5000), iterations(2, 20)];
@@ -141,9 +72,9 @@ describe('docs/examples/42-model-server, pasted into an empty folder', options, 
     let [sent, done, dead] = [0, 0, 0];
     const killOften = async (): Promise<void> => {
       // A worker dies once: the next one must be running.
-      if (dead >= kills || dead >= server.workers.length) return;
+      if (dead >= kills || dead >= workersOf(server).length) return;
       if (done < ((dead + 1) * total) / (kills + 2)) return;
-      const pid = server.workers.at(-1) as number;
+      const pid = workersOf(server).at(-1) as number;
       dead += 1;
       // Every second one has requests that it has not answered.
       if (dead % 2 === 0) {
@@ -177,8 +108,12 @@ describe('docs/examples/42-model-server, pasted into an empty folder', options, 
     // One that has seen fewer crashes than it may is always tried again.
     if (kills < 3) assert.equal(refused, 0);
     assert.deepEqual(await server.ask('[1, 2, 3, 4]'), { status: 200, text: '10' });
-    assert.equal(server.workers.length, kills + 1);
-    assert.ok(server.workers.slice(0, -1).every((pid) => !isRunning(pid)));
+    assert.equal(workersOf(server).length, kills + 1);
+    assert.ok(
+      workersOf(server)
+        .slice(0, -1)
+        .every((pid) => !isRunning(pid)),
+    );
     // The driver and Node keep a few, whatever the number of workers.
     await until(() => server.descriptors <= before + 4);
   });
@@ -186,7 +121,7 @@ describe('docs/examples/42-model-server, pasted into an empty folder', options, 
   test('does not ask its model what clients have left', options, async () => {
     const made = paste('leave');
     writeFileSync(join(made, '42-model-server.py'), patientModel);
-    await using server = await ModelServer.start(made);
+    await using server = await start(made);
     const first = server.ask('[1, 0, 0, 0]');
     // The answer to a later request shows that the server has read the earlier ones.
     const isRead = async (): Promise<void> => {
@@ -201,7 +136,7 @@ describe('docs/examples/42-model-server, pasted into an empty folder', options, 
     writeFileSync(join(made, 'go'), '');
     assert.deepEqual([(await first).status, (await third).status], [200, 200]);
     // A batch whose last client leaves is aborted. The worker may have begun it.
-    const [pid] = server.workers as [number];
+    const [pid] = workersOf(server) as [number];
     process.kill(pid, 'SIGSTOP');
     const leaveNow = await server.begin('[4, 0, 0, 0]');
     await isRead();

@@ -25,7 +25,7 @@ const KEPT: readonly { readonly kind: string; readonly most: number; readonly pe
   { kind: 'descriptor of anon_inode:[eventpoll]', most: 1 },
   // How the driver wakes the event loop (ffi/linux/wake-file.ts).
   { kind: 'descriptor of anon_inode:[eventfd]', most: 1 },
-  { kind: 'entry of ffi/linux/poll.ts watches', most: 1 },
+  { kind: 'watch of anon_inode:[eventfd]', most: 1 },
   { kind: 'listener of process for exit', most: 1 },
   // The tables of the threads of a process (src/waits/worker-tables.ts).
   { kind: 'descriptor of cuffi-mappings-N', most: 2 },
@@ -123,6 +123,7 @@ async function finish(context: object): Promise<void> {
     found = differences(group, now, turns >= QUICK_TURNS);
     if (found.length > 0 && COLLECTING.has(turns)) releaseCached();
   }
+  forgetClosed(now);
   last = { suite: group.suite, open: now };
   if (found.length === 0) return;
   const error = new Error(`the test has left open:\n  ${found.join('\n  ')}`);
@@ -143,6 +144,15 @@ function releaseCached(): void {
 
 /** How many of each kind cuffi has begun to keep, with the selection of a driver where that counts. */
 const keptCounts = new Map<string, number>();
+
+/** What was closed after all, later than its test, was not kept. */
+function forgetClosed(now: OpenResources): void {
+  for (const { kind, per } of KEPT) {
+    const known = keptCounts.get(kind);
+    if (known !== undefined && per === undefined)
+      keptCounts.set(kind, Math.min(known, now.counts.get(kind) ?? 0));
+  }
+}
 
 /** @param isSettled whether what is left is taken for what cuffi keeps, if it may */
 function differences({ before, allowed }: Group, now: OpenResources, isSettled = false): string[] {

@@ -19,6 +19,8 @@ const NOT_COUNTED: ReadonlySet<string> = new Set([
   'src/ipc/first-use.ts isNoted',
   'src/ipc/peer/child-output.ts isBrokenStderrIgnored',
   'src/lifetime.ts warned',
+  // Compared by what is watched (open-resources.ts).
+  'ffi/linux/poll.ts watches',
   // Free objects and records.
   'src/ipc/bytes.ts idleWriters',
   'src/lifetime.ts spareTokens',

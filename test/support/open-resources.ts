@@ -29,6 +29,7 @@ export const openResources = (): OpenResources => ({
     // A real driver opens descriptors when it likes, and nobody can ask what it has open.
     ...(onHardware ? [] : [descriptors]),
     mappings,
+    watches,
     listeners,
     activeResources,
     liveTimers,
@@ -84,6 +85,15 @@ function* descriptors(): Found {
   for (const { open } of emulators)
     for (const [name, count] of Object.entries(open.countFds()))
       yield [`descriptor of ${name.replace(/\.$/, '')}`, -count];
+}
+
+/** What the event loop watches. A real driver has none. */
+function* watches(): Found {
+  const watched = moduleVariable('ffi/linux/poll.ts watches') as
+    | ReadonlyMap<number, unknown>
+    | undefined;
+  for (const fd of watched?.keys() ?? [])
+    yield [`watch of ${nameOf(readlinkSync(`/proc/self/fd/${fd}`))}`];
 }
 
 /** Without what differs from one to the next. */

@@ -13,6 +13,10 @@ const leftovers: Readonly<Record<string, readonly [leaves: string, says: RegExp]
     /1 × child process/,
   ],
   'a descriptor': ["openSync('/dev/zero');", /1 × descriptor of \/dev\/zero/],
+  'a watch': [
+    'const ends = createPipe(); watchFd(ends[0], { readable: true }, tick).unref();',
+    /1 × watch of pipe/,
+  ],
   'a memfd': ["createMemfd('planted', 4096);", /1 × descriptor of planted/],
   'a mapping': [
     "const fd = createMemfd('planted', 4096); mapShared(fd, 4096); closeSync(fd);",
@@ -42,6 +46,9 @@ const allowed: Readonly<Record<string, string>> = {
     "leaves('listener of process for SIGUSR1', 'planted'); process.on('SIGUSR1', tick);",
   'what is closed some turns later':
     'const fd = openSync("/dev/zero"); setTimeout(() => closeSync(fd), 20);',
+  'a watch of an eventfd that is closed later than others':
+    'const fd = libc.eventfd(0, 0); const watch = watchFd(fd, { readable: true }, tick); setTimeout(() => { watch.close(); closeSync(fd); }, 20);',
+  'the watch of the eventfd that cuffi keeps': 'takeWakeFile(tick).release();',
   'what is closed when it is collected': 'Stream.create({ context: Context.primary() });',
 };
 
@@ -56,7 +63,9 @@ describe('a test that leaves something open', () => {
 import { spawn } from 'node:child_process';
 import { closeSync, openSync } from 'node:fs';
 import { after, before, describe } from 'node:test';
-import { createMemfd, mapShared } from '${here('ffi/linux/libc.ts')}';
+import { createMemfd, createPipe, libc, mapShared } from '${here('ffi/linux/libc.ts')}';
+import { watchFd } from '${here('ffi/linux/poll.ts')}';
+import { takeWakeFile } from '${here('ffi/linux/wake-file.ts')}';
 import { Context, Stream } from '${here('src/index.ts')}';
 import { pollInBackground } from '${here('src/poller.ts')}';
 import { compareEachTest, leaves } from '${here('test/support/left-open.ts')}';

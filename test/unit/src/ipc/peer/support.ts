@@ -34,7 +34,7 @@ export function leavesLeases(most = Number.POSITIVE_INFINITY): void {
   leaves('driver: allocation', why);
   for (const kind of [
     'entry of src/ipc/lease/peer-process.ts watchedProcesses',
-    'entry of ffi/linux/poll.ts watches',
+    'watch of anon_inode:[pidfd]',
     'entry of ffi/linux/poll.ts urgentWatches',
     'descriptor of anon_inode:[pidfd]',
   ])
