@@ -14,10 +14,10 @@ import { devicesCommand } from './devices-command.ts';
 import { doctorCommand } from './doctor-command.ts';
 import { explainCommand } from './explain-command.ts';
 import { lsCommand } from './ls-command.ts';
-import { print, printError } from './output.ts';
+import { print, printError, printedWidth } from './output.ts';
 import { pythonCommand } from './python-command.ts';
 import { roundtripCommand } from './roundtrip-command.ts';
-import { type Line, styled } from './text.ts';
+import { type Line, refill, styled } from './text.ts';
 
 const commands: Readonly<Record<string, Command>> = {
   roundtrip: roundtripCommand,
@@ -82,7 +82,7 @@ function help(argv: readonly string[]): boolean {
   const [name, ...others] = argv;
   refuseArguments('help', others);
   const text = name === undefined ? overview() : commandNamed(name).usage;
-  const [usage = '', ...more] = text.split('\n');
+  const [usage = '', ...more] = refill(text, printedWidth());
   const lines: Line[] = [[styled('heading', usage)], ...more];
   print(lines);
   return true;

@@ -67,6 +67,42 @@ export function wrap(text: string, width: number): Row[] {
   return [...rows, { indent, begin, end: text.length }];
 }
 
+/**
+ * Fits text that was broken for a wider terminal: paragraphs are broken anew, and a row of two columns, such
+ * as an option, becomes one line, which {@link wrap} continues under its second column. Text that fits
+ * stays as it is, with its first paragraph.
+ */
+export function refill(text: string, width: number): string[] {
+  const lines = text.split('\n');
+  if (lines.every((line) => line.length <= width)) return lines;
+  const first = lines.indexOf('') + 1;
+  const joined: string[] = [];
+  for (const line of lines.slice(first)) {
+    const last = joined.at(-1) ?? '';
+    const isContinuation = SECOND_COLUMN.test(line)
+      ? /^ {2}\S/.test(last)
+      : /^\S/.test(line) && /^\S/.test(last);
+    if (isContinuation) joined[joined.length - 1] = `${last} ${line.trim()}`;
+    else joined.push(line);
+  }
+  const filled = joined.flatMap((line) => (/^\S/.test(line) ? fill(line, width) : [line]));
+  return [...lines.slice(0, first), ...filled];
+}
+
+/** A line that continues the second column of the one before. */
+const SECOND_COLUMN = /^ {10,}\S/;
+
+/** Breaks a paragraph between words. */
+function fill(text: string, width: number): string[] {
+  const lines: string[] = [];
+  for (const word of text.split(' ')) {
+    const longer = `${lines.at(-1)} ${word}`;
+    if (lines.length > 0 && longer.length <= width) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
+
 /** Where the rows of a text continue. */
 function hangOf(text: string, width: number, leading: number): number {
   const columns = [...text.matchAll(/(?<=\S) {2,}(?:→ )?(?=\S)|^ {2,}→ /g)]

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { wrap } from '../../../../src/cli/text.ts';
+import { refill, wrap } from '../../../../src/cli/text.ts';
 
 /** The rows of a text, as they are printed. */
 const rowsOf = (text: string, width: number): string[] =>
@@ -54,5 +54,46 @@ describe('wrap', () => {
           `${width}: ${row}`,
         );
     }
+  });
+});
+
+describe('refill', () => {
+  const text = [
+    'usage: cuffi one [options]',
+    '       cuffi one --with PID',
+    '',
+    'A paragraph that was broken for a terminal',
+    'that is wider.',
+    '',
+    '  --one N   a first text that continues in',
+    '            a further line',
+    '  --two     a second one',
+    '',
+    'The end.',
+  ].join('\n');
+
+  test('breaks paragraphs anew, and makes a row of two columns one line', () => {
+    assert.deepEqual(refill(text, 30), [
+      'usage: cuffi one [options]',
+      '       cuffi one --with PID',
+      '',
+      'A paragraph that was broken',
+      'for a terminal that is wider.',
+      '',
+      '  --one N   a first text that continues in a further line',
+      '  --two     a second one',
+      '',
+      'The end.',
+    ]);
+  });
+
+  test('leaves text that fits as it is, and words that do not fit whole', () => {
+    assert.deepEqual(refill(text, 42), text.split('\n'));
+    assert.deepEqual(refill('u\n\none averylongword two', 9).slice(2), [
+      'one',
+      'averylongword',
+      'two',
+    ]);
+    assert.deepEqual(refill('', 9), ['']);
   });
 });
