@@ -384,7 +384,7 @@ describe('worker threads', () => {
     async () => {
       leaves(/^descriptor of (socket|anon_inode:\[pidfd\]|cuffi\.virtual)$/, NOBODY_CLOSES, 6);
       leaves(
-        /^(entry of src\/ipc|entry of ffi\/linux\/poll|timer|driver: |listener of (a context|process for exit))/,
+        /^(entry of src\/ipc|entry of ffi\/linux\/poll|watch of (socket|anon_inode:\[pidfd\])|timer|driver: |listener of (a context|process for exit))/,
         'the leases of a thread that was terminated stay as long as the process',
         3,
       );
