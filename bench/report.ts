@@ -9,7 +9,6 @@ import { wordsOf } from './names.ts';
 import { baselineOf, drawAll, lineFile, ratioFile, timeFile } from './pictures.ts';
 import { type CaseResult, type Results, readResults } from './results.ts';
 import {
-  aimCount,
   aimTable,
   contestantsIn,
   describePlace,
@@ -136,11 +135,13 @@ function expand(word: string, about: string, results: Results): string {
     case 'aims':
       return aimTable(results, judge(results), readReasons());
     case 'aim-count':
-      return `${aimCount(results, judge(results))}.`;
+      return firstLine(expand('aims', '', results));
     default:
       throw new Error(`the template asks for '${word}'`);
   }
 }
+
+const firstLine = (text: string): string => String(text.split('\n', 1)[0]).replace(/:$/, '.');
 
 /**
  * `SUITE`: the cases without a size or number; `SUITE/VARIANT`: those of one size. Names of cases may

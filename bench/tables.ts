@@ -250,26 +250,19 @@ export function describePlace({
   return `${parts.filter(Boolean).join(', ')}; medians of at most ${rounds} rounds${processes}${quick ? ', a quick run' : ''}.`;
 }
 
-/** How many aims are met. */
-export function aimCount({ driver }: Results, judged: readonly Judgement[]): string {
-  if (driver.emulated) return `Aims are not judged: ${EMULATED}.`;
-  const others = judged.filter(({ met }) => met !== true);
-  const accepted = others.filter(({ isAccepted }) => isAccepted).length;
-  return `${judged.length - others.length} of ${judged.length} aims are met. Of the others, ${accepted} are no worse than what is accepted`;
-}
-
 /** How many aims are met, those that are not, and one line for each case that misses one. */
 export function aimTable(
   results: Results,
   judged: readonly Judgement[],
   reasons: Readonly<Record<string, string>>,
 ): string {
-  if (results.driver.emulated) return aimCount(results, judged);
+  if (results.driver.emulated) return `Aims are not judged: ${EMULATED}.`;
   const others = judged.filter(({ met }) => met !== true);
   const rows = others.map((each) => [each.text, each.figure, verdict(each)]);
+  const accepted = others.filter(({ isAccepted }) => isAccepted).length;
   const missed = new Set(others.filter(({ met }) => met === false).map(({ aim }) => aim.case));
   return [
-    `${aimCount(results, judged)}:`,
+    `${judged.length - others.length} of ${judged.length} aims are met. Of the others, ${accepted} are no worse than what is accepted:`,
     table(['aim', 'measured', ''], rows, results),
     ...[...missed].map((name) => `- \`${name}\`: ${reasons[name] ?? 'the reason is unknown.'}`),
   ].join('\n\n');
