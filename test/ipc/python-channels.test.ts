@@ -195,6 +195,7 @@ describe('timelines between Node and Python', { skip: options.skip }, () => {
       using stream = Stream.create({ nonBlocking: true });
       for (const name of ['own', 'private']) await one.ask('signal_value', { name, value: 1 });
       await theirs.reached(1);
+      await until(async () => (await two.evaluate("kept['given'].value")) === '1');
       theirs.wait(3, { stream });
       await two.ask('wait', { name: 'given', value: 3 });
       await two.ask('begin_reached', { name: 'given', value: 2 });
