@@ -162,7 +162,7 @@ export class CudaEvent extends Resource {
     else checkInstance(stream, Stream, 'stream');
     const { workCounters } = stream?.context ?? this.context;
     this.#isCounted =
-      workCounters.isActive && workCounters.isCounted(stream?.handle ?? CU_STREAM_LEGACY);
+      workCounters.isActive && workCounters.isCounted(stream?.queryHandle ?? CU_STREAM_LEGACY);
   }
 
   /**

@@ -25,7 +25,7 @@ import {
 } from './validate.ts';
 import { blockUntil, hasWaitingStreams } from './waits/waiting-streams.ts';
 import { wakeBehindStream } from './waits/wake-up.ts';
-import { assertNotCaptured } from './work-tracker.ts';
+import { assertNotCaptured, type FollowedStream } from './work-tracker.ts';
 
 /** Options of {@link Stream.create}. */
 export interface StreamOptions extends PlaceOptions {
@@ -63,12 +63,14 @@ export class Stream extends Resource implements AsyncDisposable {
   // The handles of default streams mean something only in the current context.
   readonly #isDefault: boolean;
   readonly #isOwn: boolean;
+  /** The work of a stream of its own; undefined for others, which are tracked call by call. */
+  readonly #followed: FollowedStream | undefined;
 
   private constructor(context: Context, handle: CUstream, isOwn: boolean) {
     assertInternal(context, Context, 'Stream', 'Stream.create');
     const isDefault = handle <= CU_STREAM_PER_THREAD;
     const { releases, epoch } = context;
-    const { streams } = context.workTracker;
+    const { workTracker } = context;
     super('Stream', {
       owner: isDefault ? undefined : context.resources,
       release: isOwn
@@ -77,7 +79,7 @@ export class Stream extends Resource implements AsyncDisposable {
             releases.enqueue(
               () => {
                 if (context.epoch !== epoch) return;
-                streams.delete(handle);
+                workTracker.forget(handle);
                 context.workCounters.delete(handle);
                 check(cu.cuStreamDestroy_v2(handle), 'cuStreamDestroy_v2');
               },
@@ -85,7 +87,7 @@ export class Stream extends Resource implements AsyncDisposable {
             )
         : undefined,
     });
-    if (isOwn) streams.add(handle);
+    this.#followed = isOwn ? workTracker.follow(handle, { isShared: false }) : undefined;
     this.context = context;
     this.#handle = handle;
     this.#isDefault = isDefault;
@@ -142,13 +144,24 @@ export class Stream extends Resource implements AsyncDisposable {
 
   /** The driver's handle. @throws ClosedError */
   get handle(): CUstream {
+    const handle = this.queryHandle;
+    // Whoever has the handle may queue work at any time.
+    if (this.#followed && !this.#followed.isShared) {
+      this.#followed.isShared = true;
+      this.context.workTracker.noteWork(this.#followed);
+    }
+    return handle;
+  }
+
+  /** @internal The handle, to tell streams apart, and for calls that queue no work. @throws ClosedError */
+  get queryHandle(): CUstream {
     if (this.closed) throw this.closedError();
     return this.#handle;
   }
 
   /** Whether all work queued so far is done. */
   get done(): boolean {
-    const handle = this.handle;
+    const handle = this.queryHandle;
     assertNotCapturing('querying a stream');
     const status = this.#isDefault ? this.#queryDefault() : cu.cuStreamQuery(handle);
     return isReady(status, 'cuStreamQuery');
@@ -161,14 +174,14 @@ export class Stream extends Resource implements AsyncDisposable {
 
   /** The priority that the driver assigned. */
   get priority(): number {
-    const handle = this.handle;
+    const handle = this.queryHandle;
     this.#query(() => check(cu.cuStreamGetPriority(handle, OUT0), 'cuStreamGetPriority'));
     return readInt32(OUT0);
   }
 
   /** Whether it does not synchronize with the legacy default stream. */
   get nonBlocking(): boolean {
-    const handle = this.handle;
+    const handle = this.queryHandle;
     this.#query(() => {
       assertNotCaptured(handle, 'reading whether a stream is non-blocking');
       check(cu.cuStreamGetFlags(handle, OUT0), 'cuStreamGetFlags');
@@ -178,10 +191,11 @@ export class Stream extends Resource implements AsyncDisposable {
 
   /** Makes later work wait for the work that `event` was recorded behind, without blocking the process. */
   wait(event: WaitableEvent): void {
-    const handle = this.handle;
+    const handle = this.queryHandle;
     if (!Resource.is(event, 'CudaEvent'))
       throw new TypeError(`event must be a CudaEvent, not ${formatValue(event)}`);
     const awaited = event.handle;
+    this.#noteWork();
     this.#query(() => check(cu.cuStreamWaitEvent(handle, awaited, 0), 'cuStreamWaitEvent'));
     if (event.mayStandBehindWait) this.context.workCounters.addEventWait(handle);
   }
@@ -205,7 +219,7 @@ export class Stream extends Resource implements AsyncDisposable {
    * @throws CudaError if the work failed
    */
   synchronizeSync(): void {
-    const handle = this.handle;
+    const handle = this.queryHandle;
     assertNotCapturing('waiting for a stream');
     if (hasWaitingStreams(this.context)) blockUntil(() => this.done);
     else this.#query(() => check(cu.cuStreamSynchronize(handle), 'cuStreamSynchronize'));
@@ -286,20 +300,29 @@ export class Stream extends Resource implements AsyncDisposable {
 
   /** @internal `event.record(stream)`: the hot path, so without a closure. */
   recordEvent(event: CUevent): void {
-    if (this.#isOwn) check(cu.cuEventRecord(event, this.handle), 'cuEventRecord');
-    else this.#recordInBorrowed(event);
+    if (this.#isOwn) {
+      this.#noteWork();
+      check(cu.cuEventRecord(event, this.queryHandle), 'cuEventRecord');
+    } else this.#recordInBorrowed(event);
   }
 
   #recordInBorrowed(event: CUevent): void {
     this.enqueueUncounted((handle) => check(cu.cuEventRecord(event, handle), 'cuEventRecord'));
   }
 
+  /** @internal Whether cuffi made it, and it is open: calls with its handle need no current context. */
+  get isOwn(): boolean {
+    return this.#isOwn && !this.closed;
+  }
+
   /**
-   * @internal The handle, if calls with it need neither a current context nor tracking; undefined for
-   * closed streams, and for default and borrowed ones: use {@link enqueue} for those.
+   * @internal The handle for a call that queues work, if that needs neither a current context nor an event behind
+   * it; undefined for closed streams, and for default and borrowed ones: use {@link enqueue} for those.
    */
   get untrackedHandle(): CUstream | undefined {
-    return this.#isOwn && !this.closed ? this.#handle : undefined;
+    if (!this.isOwn) return undefined;
+    this.#noteWork();
+    return this.#handle;
   }
 
   /** @internal As {@link untrackedHandle}; also undefined while the work of this stream is counted. */
@@ -317,14 +340,19 @@ export class Stream extends Resource implements AsyncDisposable {
    */
   enqueue(call: (handle: CUstream) => void): void {
     const { workCounters } = this.context;
-    if (workCounters.isActive) workCounters.count(this.handle);
+    if (workCounters.isActive) workCounters.count(this.queryHandle);
     this.enqueueUncounted(call);
   }
 
   /** @internal As {@link enqueue}, for calls that must not be refused, or that have limits of their own. */
   enqueueUncounted(call: (handle: CUstream) => void): void {
-    const handle = this.handle;
+    const handle = this.queryHandle;
     this.#queue(() => call(handle));
+  }
+
+  #noteWork(): void {
+    if (this.#followed && !this.#followed.mayHaveWork)
+      this.context.workTracker.noteWork(this.#followed);
   }
 
   /** Makes a call with this stream that queues no work. */
@@ -337,9 +365,16 @@ export class Stream extends Resource implements AsyncDisposable {
     const { context } = this;
     const { workTracker } = context;
     if (this.#isDefault) assertNotCapturing('work in a default stream');
-    if (this.#isOwn) call();
-    else if (this.#handle === CU_STREAM_PER_THREAD) {
-      workTracker.streams.add(this.#handle);
+    if (this.#isOwn) {
+      // Again behind the call, which may have asked whether the stream has work before it queued any.
+      this.#noteWork();
+      try {
+        call();
+      } finally {
+        this.#noteWork();
+      }
+    } else if (this.#handle === CU_STREAM_PER_THREAD) {
+      workTracker.follow(this.#handle, { isShared: true });
       context.run(call);
     } else context.run(() => workTracker.track(this.#handle, call));
   }

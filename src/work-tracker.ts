@@ -27,10 +27,21 @@ export interface TrackedContext {
   readonly workTracker: WorkTracker;
 }
 
+/** A stream whose work a {@link WorkTracker} follows. */
+export interface FollowedStream {
+  readonly handle: CUstream;
+  /** Whether others than cuffi may queue work there. */
+  isShared: boolean;
+  /** Whether it may have work: if not, it is not asked. */
+  mayHaveWork: boolean;
+}
+
 /** The streams of one context that may have work, and the contexts that use its memory. */
 export class WorkTracker {
   /** Default streams, and those that cuffi created. */
-  readonly streams = new Set<CUstream>([CU_STREAM_LEGACY]);
+  readonly #streams = new Map<CUstream, FollowedStream>();
+  /** Those that may have work: however many streams are open, only these are asked. */
+  readonly #maybeBusy = new Set<FollowedStream>();
   /** Events behind work in streams where no event may be recorded later: see {@link track}. */
   readonly #events = new EventPool();
   /** Other contexts whose streams may still use memory of this one. */
@@ -43,6 +54,51 @@ export class WorkTracker {
 
   constructor(context: () => CUcontext | undefined) {
     this.#context = context;
+    this.follow(CU_STREAM_LEGACY, { isShared: true });
+  }
+
+  /**
+   * Follows the work of a stream until {@link forget}. One that others may use is asked for ever; of any other,
+   * {@link noteWork} is called before work is queued.
+   */
+  follow(handle: CUstream, { isShared }: { readonly isShared: boolean }): FollowedStream {
+    const known = this.#streams.get(handle);
+    if (known) return known;
+    const stream = { handle, isShared, mayHaveWork: false };
+    this.#streams.set(handle, stream);
+    if (isShared) this.noteWork(stream);
+    return stream;
+  }
+
+  /** Ends {@link follow}, as the stream is destroyed. */
+  forget(handle: CUstream): void {
+    const stream = this.#streams.get(handle);
+    if (stream === undefined) return;
+    this.#streams.delete(handle);
+    this.#maybeBusy.delete(stream);
+  }
+
+  /** Whether the work of a stream is followed. */
+  follows(handle: CUstream): boolean {
+    return this.#streams.has(handle);
+  }
+
+  /** Notes that work may be queued in a stream. */
+  noteWork(stream: FollowedStream): void {
+    // A reset has forgotten it.
+    if (this.#streams.get(stream.handle) !== stream) return;
+    stream.mayHaveWork = true;
+    this.#maybeBusy.add(stream);
+  }
+
+  /** Queries a stream, which is not asked again before it gets work if it has none. */
+  #ask(stream: FollowedStream): CUresult {
+    const status = cu.cuStreamQuery(stream.handle);
+    if (status === CUresult.CUDA_SUCCESS && !stream.isShared) {
+      stream.mayHaveWork = false;
+      this.#maybeBusy.delete(stream);
+    }
+    return status;
   }
 
   /** How many events it has, in use or kept for later work. */
@@ -142,7 +198,7 @@ export class WorkTracker {
         worst = status;
     };
     if (this.#unrecorded.size > 0) this.#recordUnrecorded();
-    for (const stream of this.streams) note(cu.cuStreamQuery(stream));
+    for (const stream of this.#maybeBusy) note(this.#ask(stream));
     this.#events.pending(note);
     // In a lost context, all work has ended.
     if (this.#unrecorded.size > 0 && worst === CUresult.CUDA_SUCCESS)
@@ -168,6 +224,10 @@ export class WorkTracker {
     return !isDone;
   }
 
+  #isBusy(stream: FollowedStream): boolean {
+    return this.#ask(stream) === CUresult.CUDA_ERROR_NOT_READY;
+  }
+
   /** Returns a fence behind the work queued now that may use memory of this context. */
   fence(): Fence {
     return new Fence([this.#fence(), ...[...this.#otherContexts].map((other) => other.#fence())]);
@@ -177,8 +237,8 @@ export class WorkTracker {
   runningWork(): RunningWork {
     if (this.#unrecorded.size > 0) this.#recordUnrecorded();
     const streams: CUstream[] = [];
-    for (const stream of this.streams)
-      if (stream !== CU_STREAM_LEGACY && isStreamBusy(stream)) streams.push(stream);
+    for (const stream of this.#maybeBusy)
+      if (stream.handle !== CU_STREAM_LEGACY && this.#isBusy(stream)) streams.push(stream.handle);
     const isComplete =
       this.#unrecorded.size === 0 &&
       [...this.#otherContexts].every((other) => other.areStreamsIdle());
@@ -187,8 +247,9 @@ export class WorkTracker {
 
   /** Forgets all work, as the context was reset. */
   clear(): void {
-    this.streams.clear();
-    this.streams.add(CU_STREAM_LEGACY);
+    this.#streams.clear();
+    this.#maybeBusy.clear();
+    this.follow(CU_STREAM_LEGACY, { isShared: true });
     this.#events.clear();
     this.#otherContexts.clear();
     this.#unrecorded.clear();
@@ -211,11 +272,17 @@ export class WorkTracker {
       if (this.#unrecorded.size > 0) return fallback;
       for (const mark of this.#events.pending(undefined, only))
         events.push(this.#events.retain(mark));
-      for (const stream of this.streams) {
-        // An event in the legacy default stream would order other streams.
-        if (stream === CU_STREAM_LEGACY || (only !== undefined && stream !== only)) continue;
-        if (only !== undefined || isStreamBusy(stream))
-          events.push(this.#events.recordAndRetain(stream));
+      // An event in the legacy default stream would order other streams.
+      if (only === undefined) {
+        for (const stream of this.#maybeBusy)
+          if (stream.handle !== CU_STREAM_LEGACY && this.#isBusy(stream))
+            events.push(this.#events.recordAndRetain(stream.handle));
+      } else if (only !== CU_STREAM_LEGACY) {
+        const stream = this.#streams.get(only);
+        if (stream) {
+          events.push(this.#events.recordAndRetain(only));
+          this.noteWork(stream);
+        }
       }
       return { events, ...common };
     } catch {

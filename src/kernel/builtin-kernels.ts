@@ -212,7 +212,7 @@ const isAnyCaptured = (context: Context, stream: Stream | undefined): boolean =>
   isCapturing() ||
   // The answer for the legacy default stream covers all blocking streams.
   context.run(
-    () => isCaptured(CU_STREAM_LEGACY) || (stream !== undefined && isCaptured(stream.handle)),
+    () => isCaptured(CU_STREAM_LEGACY) || (stream !== undefined && isCaptured(stream.queryHandle)),
   );
 
 /** Loading may wait for the device, whose work may wait for this process. */

@@ -394,7 +394,7 @@ function captureStream(stream: Stream, work: () => void): CapturedGraph {
   if (typeof work !== 'function')
     throw new TypeError(`work must be a function, not ${formatValue(work)}`);
   assertNotCapturing('capturing a graph');
-  const { handle, context } = stream;
+  const { queryHandle: handle, context } = stream;
   if (handle <= CU_STREAM_PER_THREAD)
     throw new TypeError('a default stream cannot be captured: make one with nonBlocking: true');
   loadBuiltinKernels(context);

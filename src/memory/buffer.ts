@@ -350,7 +350,7 @@ export class DeviceBuffer extends Resource {
   orderUse(stream: Stream | undefined): void {
     const root = this.#root ?? this;
     if (isCapturing()) {
-      const handle = stream?.handle ?? CU_STREAM_LEGACY;
+      const handle = stream?.queryHandle ?? CU_STREAM_LEGACY;
       // Work in a default stream is refused.
       if (handle <= CU_STREAM_PER_THREAD || addCapturedMemory(handle, root)) return;
     }

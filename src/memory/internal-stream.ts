@@ -34,7 +34,7 @@ export function internalStream(context: Context, purpose: StreamPurpose): CUstre
     ),
   );
   const handle = readHandle<CUstream>(OUT0, cu.cuStreamDestroy_v2);
-  context.workTracker.streams.add(handle);
+  context.workTracker.follow(handle, { isShared: true });
   streams[purpose].set(context, { epoch: context.epoch, handle });
   return handle;
 }

@@ -205,7 +205,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     this.#address = address;
     this.#byteLength = byteLength;
     this.#stream = stream;
-    this.#handle = stream?.handle ?? (0 as CUstream);
+    this.#handle = stream?.queryHandle ?? (0 as CUstream);
     state.byteLength += byteLength;
     addOrderedMemory();
   }
@@ -279,7 +279,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
    * a stream that is not captured.
    */
   #addToCapture(stream: Stream | undefined): boolean {
-    const handle = stream?.handle ?? CU_STREAM_LEGACY;
+    const handle = stream?.queryHandle ?? CU_STREAM_LEGACY;
     return handle > CU_STREAM_PER_THREAD && addCapturedMemory(handle, this);
   }
 
@@ -296,7 +296,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     const { workCounters } = allocated.context;
     if (workCounters.isActive && workCounters.isCounted(this.#handle)) {
       const within = stream?.context ?? this.#context;
-      within.workCounters.addEventWait(stream?.handle ?? CU_STREAM_LEGACY);
+      within.workCounters.addEventWait(stream?.queryHandle ?? CU_STREAM_LEGACY);
     }
   }
 
@@ -308,7 +308,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
 
   /** Tells streams apart. Each call that names a default stream may make a new object of it. */
   #keyOf(stream: Stream | undefined): unknown {
-    const handle = stream?.handle ?? CU_STREAM_LEGACY;
+    const handle = stream?.queryHandle ?? CU_STREAM_LEGACY;
     const isForeignDefault =
       stream && handle <= CU_STREAM_PER_THREAD && stream.context !== this.#context;
     return isForeignDefault ? stream.context : handle;
@@ -317,7 +317,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
   setStream(stream: Stream): void {
     this.orderUse(stream);
     this.#stream = stream;
-    this.#handle = stream.handle;
+    this.#handle = stream.queryHandle;
     this.#isStreamChosen = true;
   }
 
@@ -359,10 +359,10 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     const isDone = (stream: Stream | undefined): boolean => isKnownIdle(stream, this.#context);
     if (streams.every(isDone)) return true;
     const [only] = streams;
-    if (streams.length > 1 || only?.untrackedHandle === undefined) return false;
+    if (streams.length > 1 || !only?.isOwn) return false;
     if (this.#isUsedInOwnStream && !isDone(this.#stream)) return false;
     this.#stream = only;
-    this.#handle = only.untrackedHandle;
+    this.#handle = only.queryHandle;
     return true;
   }
 
@@ -376,7 +376,7 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
     const call = (handle: CUstream): void => this.#call(handle);
     const stream = this.#stream;
     if (stream && !stream.closed) stream.enqueueUncounted(call);
-    else if (stream?.context.workTracker.streams.has(this.#handle))
+    else if (stream?.context.workTracker.follows(this.#handle))
       // The stream was closed with work in it, and is destroyed only after that work.
       stream.context.run(() => call(this.#handle));
     else if (stream?.context.workTracker.hasWork(this.#handle))
@@ -393,15 +393,14 @@ export class PoolAllocation implements StreamOrderedRelease, CapturedMemory {
 }
 
 const isDefault = (stream: Stream | undefined): boolean =>
-  stream === undefined || stream.handle <= CU_STREAM_PER_THREAD;
+  stream === undefined || stream.queryHandle <= CU_STREAM_PER_THREAD;
 
 /** Whether a stream can be asked, and has no work. The owner of a borrowed one may destroy it. */
 function isKnownIdle(stream: Stream | undefined, context: Context): boolean {
   if (stream?.closed) return false;
   if (isDefault(stream))
-    return (stream?.context ?? context).run(() => isIdle(stream?.handle ?? (0 as CUstream)));
-  const handle = stream?.untrackedHandle;
-  return handle !== undefined && isIdle(handle);
+    return (stream?.context ?? context).run(() => isIdle(stream?.queryHandle ?? (0 as CUstream)));
+  return stream?.isOwn === true && isIdle(stream.queryHandle);
 }
 
 const isIdle = (handle: CUstream): boolean => cu.cuStreamQuery(handle) === CUresult.CUDA_SUCCESS;

@@ -485,7 +485,7 @@ class GraphAllocation implements StreamOrderedRelease {
  *
  * @throws CuffiError
  */
-function assertNotCapturedElsewhere({ handle }: Stream): void {
+function assertNotCapturedElsewhere({ queryHandle: handle }: Stream): void {
   if (handle > CU_STREAM_PER_THREAD && isCaptured(handle))
     throw new CuffiError(
       'another library captures this stream, and its graph would own the memory: allocate before the ' +
@@ -496,7 +496,7 @@ function assertNotCapturedElsewhere({ handle }: Stream): void {
 /** The handle of a stream that is being captured. @throws CuffiError for any other stream */
 function capturedHandle(stream: Stream | undefined, operation: string): CUstream {
   // A default stream is never captured, and querying it would need a context.
-  const handle = stream?.handle ?? CU_STREAM_PER_THREAD;
+  const handle = stream?.queryHandle ?? CU_STREAM_PER_THREAD;
   if (handle > CU_STREAM_PER_THREAD && belongsToCapture(handle)) return handle;
   throw new CuffiError(
     `${operation} while a graph is captured needs a captured stream: pass one, or do it before or ` +

@@ -33,16 +33,12 @@ const BYTE_LENGTH = 3 * TABLE_BYTE_LENGTH;
  */
 export const acquireSharedUse = <T>(name: string, version: number, begin: () => T): T =>
   withTable('uses', (table) => {
-    const at = findOrAddRecord(table, name);
-    const users = table[at + USERS] as number;
-    if (users > 0 && table[at + VERSION] !== version) throw versionConflict();
-    table[at + VERSION] = version;
     // Counted before `begin`: the worker may be terminated in between.
-    table[at + USERS] = users + 1;
+    const at = addUser(table, name, version);
     try {
       return begin();
     } catch (error) {
-      table[at + USERS] = users;
+      removeUser(table, at);
       throw error;
     }
   });
@@ -60,14 +56,8 @@ export const acquireSharedMapping = <M extends { readonly base: number }>(
   map: (isUsed: (base: number) => boolean) => M,
 ): M =>
   withTable('uses', (table) => {
-    const usersAt = (base: number): number =>
-      table[findOrAddRecord(table, nameOfMapping(base)) + USERS] as number;
-    const mapping = map((base) => usersAt(base) > 0);
-    const at = findOrAddRecord(table, nameOfMapping(mapping.base));
-    const users = table[at + USERS] as number;
-    if (users > 0 && table[at + VERSION] !== version) throw versionConflict();
-    table[at + VERSION] = version;
-    table[at + USERS] = users + 1;
+    const mapping = map((base) => findUse(table, keyOf(nameOfMapping(base))) !== undefined);
+    addUser(table, nameOfMapping(mapping.base), version);
     return mapping;
   });
 
@@ -81,19 +71,16 @@ export const nameOfMapping = (base: number): string => `memory ${base}`;
 export const openSharedHandle = <H extends number>(open: () => H): H =>
   withTable('uses', (table) => {
     const handle = open();
-    const at = findOrAddRecord(table, nameOfHandle(handle));
-    const users = table[at + USERS] as number;
+    const at = addUser(table, nameOfHandle(handle));
     // How often the driver has opened it. Some of these uses may have ended.
-    table[at + VERSION] = (users > 0 ? (table[at + VERSION] as number) : 0) + 1;
-    table[at + USERS] = users + 1;
+    table[at + VERSION] = (table[at + VERSION] as number) + 1;
     return handle;
   });
 
 /** Adds a use of a handle that is open in this worker. */
 export const retainSharedHandle = (handle: number): void =>
   withTable('uses', (table) => {
-    const at = findOrAddRecord(table, nameOfHandle(handle)) + USERS;
-    table[at] = (table[at] as number) + 1;
+    addUser(table, nameOfHandle(handle));
   });
 
 /**
@@ -103,9 +90,10 @@ export const retainSharedHandle = (handle: number): void =>
  */
 export const releaseSharedHandle = (handle: number, close: () => void): void =>
   withTable('uses', (table) => {
-    const at = findOrAddRecord(table, nameOfHandle(handle));
+    const at = findUse(table, keyOf(nameOfHandle(handle)));
+    const opened = at === undefined ? 0 : (table[at + VERSION] as number);
     if (!removeUser(table, at)) return;
-    for (let left = Math.max(table[at + VERSION] as number, 1); left > 0; left -= 1) close();
+    for (let left = Math.max(opened, 1); left > 0; left -= 1) close();
   });
 
 const nameOfHandle = (handle: number): string => `handle ${handle}`;
@@ -119,41 +107,62 @@ const versionConflict = (): IpcError =>
 /** Releases a use. The last one in the process runs `end`. */
 export const releaseSharedUse = (name: string, end?: () => void): void =>
   withTable('uses', (table) => {
-    if (removeUser(table, findOrAddRecord(table, name))) end?.();
+    if (removeUser(table, findUse(table, keyOf(name)))) end?.();
   });
 
-/** Returns whether it was the last one. */
-function removeUser(table: Float64Array, at: number): boolean {
-  const users = Math.max((table[at + USERS] as number) - 1, 0);
-  table[at + USERS] = users;
-  return users === 0;
-}
-
-/** A record of a use is four numbers: the two halves of the key, the version, the users. */
-const USE_LENGTH = 4;
+/**
+ * A record of a use is five numbers: the two halves of the key, the version, the users (at least one), and the
+ * next record of its chain, or of the free ones.
+ */
+const USE_LENGTH = 5;
 const VERSION = 2;
 const USERS = 3;
+const NEXT_USE = 4;
 
-/** Returns the offset of the record with that name, and adds it if needed. @throws IpcError */
-function findOrAddRecord(table: Float64Array, name: string): number {
-  const { high, low } = keyOf(name);
-  const end = (table[END_OFFSET] as number) || USE_LENGTH;
-  let free = end;
-  for (let at = USE_LENGTH; at < end; at += USE_LENGTH) {
-    if (table[at + USERS] === 0) free = Math.min(free, at);
-    else if (table[at] === high && table[at + 1] === low) return at;
-  }
-  if (free + USE_LENGTH > table.length)
-    throw new IpcError(`more than ${MAX_USES} allocations of other processes are open here`);
-  table[free] = high;
-  table[free + 1] = low;
-  table[free + VERSION] = 0;
-  table[free + USERS] = 0;
-  if (free === end) table[END_OFFSET] = end + USE_LENGTH;
-  return free;
+/** Returns the record of a name, if it has users. */
+function findUse(table: Float64Array, { high, low }: Key): number | undefined {
+  for (let at = table[headOf(low)] as number; at !== 0; at = table[at + NEXT_USE] as number)
+    if (table[at] === high && table[at + 1] === low) return at;
+  return undefined;
 }
 
-const MAX_USES = TABLE_LENGTH / USE_LENGTH - 1;
+/**
+ * Adds a user of a name, and returns its record.
+ *
+ * @param version any by default @throws IpcError if it has users of another version, or the table is full
+ */
+function addUser(table: Float64Array, name: string, version?: number): number {
+  const key = keyOf(name);
+  const known = findUse(table, key);
+  if (known !== undefined) {
+    if (version !== undefined && table[known + VERSION] !== version) throw versionConflict();
+    table[known + USERS] = (table[known + USERS] as number) + 1;
+    return known;
+  }
+  const free = table[FREE_USE] as number;
+  const at = free || (table[END_OFFSET] as number) || FIRST_RECORD;
+  if (at + USE_LENGTH > table.length)
+    throw new IpcError(`more than ${MAX_USES} allocations of other processes are open here`);
+  if (free) table[FREE_USE] = table[at + NEXT_USE] as number;
+  else table[END_OFFSET] = at + USE_LENGTH;
+  const head = headOf(key.low);
+  table.set([key.high, key.low, version ?? 0, 1, table[head] as number], at);
+  // Last: the worker may be terminated before.
+  table[head] = at;
+  return at;
+}
+
+/** Removes a user. Returns whether it was the last one, as for a record that is not there. */
+function removeUser(table: Float64Array, at: number | undefined): boolean {
+  if (at === undefined) return true;
+  const users = (table[at + USERS] as number) - 1;
+  table[at + USERS] = users;
+  if (users > 0) return false;
+  unlink(table, table[at + 1] as number, at, NEXT_USE);
+  table[at + NEXT_USE] = table[FREE_USE] as number;
+  table[FREE_USE] = at;
+  return true;
+}
 
 interface Key {
   readonly high: number;
@@ -181,16 +190,17 @@ function keyOf(name: string): Key {
 // ---------------------------------------------------------------------------------------------
 
 /**
- * A record of an export is six numbers: the export id (0 for a free record), the index of the first
- * piece, the address, the size in bytes, how many threads use it, and whether the sharing thread has
- * closed it. The sharing thread counts as a user until all others have closed it.
+ * A record of an export is seven numbers: the export id (0 for a free record), the index of the first
+ * piece, the address, the size in bytes, how many threads use it, whether the sharing thread has closed it, and
+ * the next record of its chain. The sharing thread counts as a user until all others have closed it.
  */
-const EXPORT_LENGTH = 6;
+const EXPORT_LENGTH = 7;
 const PIECE = 1;
 const BASE = 2;
 const SIZE = 3;
 const EXPORT_USERS = 4;
 const IS_CLOSED = 5;
+const NEXT_EXPORT = 6;
 
 /** Memory that a thread shares with the others of the process. */
 export interface ThreadExport {
@@ -207,11 +217,13 @@ const freeRecords: number[] = [];
 /** Adds a record, and returns where. @throws IpcError if the table is full */
 export const addThreadExport = ({ id, piece, base, byteLength }: ThreadExport): number =>
   withTable('exports', (table) => {
-    const at = freeRecords.pop() ?? ((table[END_OFFSET] as number) || EXPORT_LENGTH);
+    const at = freeRecords.pop() ?? ((table[END_OFFSET] as number) || FIRST_RECORD);
     if (at + EXPORT_LENGTH > table.length)
       throw new IpcError('too many allocations are shared with other worker threads');
     table[END_OFFSET] = Math.max(table[END_OFFSET] as number, at + EXPORT_LENGTH);
-    table.set([id, piece, base, byteLength, 1, 0], at);
+    const head = headOf(id);
+    table.set([id, piece, base, byteLength, 1, 0, table[head] as number], at);
+    table[head] = at;
     return at;
   });
 
@@ -238,6 +250,7 @@ export const removeThreadExport = (at: number): void =>
   withTable('exports', (table) => removeRecord(table, at));
 
 function removeRecord(table: Float64Array, at: number): void {
+  unlink(table, table[at] as number, at, NEXT_EXPORT);
   table[at] = 0;
   freeRecords.push(at);
 }
@@ -270,8 +283,7 @@ export const releaseThreadExport = (at: number, id: number): void =>
 
 /** Returns the record of memory that its sharing thread has not closed. */
 function findExport(table: Float64Array, id: number, piece: number): number | undefined {
-  const end = table[END_OFFSET] as number;
-  for (let at = EXPORT_LENGTH; at < end; at += EXPORT_LENGTH)
+  for (let at = table[headOf(id)] as number; at !== 0; at = table[at + NEXT_EXPORT] as number)
     if (table[at] === id && table[at + PIECE] === piece)
       return table[at + IS_CLOSED] === 0 ? at : undefined;
   return undefined;
@@ -363,7 +375,26 @@ const ADDRESS = 1;
 /** Then two int32: whether the main thread is using the tables, and how many workers ever existed. */
 const BUSY = 4;
 const WORKERS = 5;
+/** In the header of the uses: the first record that is free. */
+const FREE_USE = 3;
 const HEADER_LENGTH = 4;
+/** Behind the header stand the first records of chains, so that no search reads a whole table. */
+const CHAIN_COUNT = 1 << 12;
+const FIRST_RECORD = HEADER_LENGTH + CHAIN_COUNT;
+const MAX_USES = Math.floor((TABLE_LENGTH - FIRST_RECORD) / USE_LENGTH);
+
+/** Where the first record of the chain of a key stands. */
+const headOf = (key: number): number => HEADER_LENGTH + (key % CHAIN_COUNT);
+
+/** Takes a record out of its chain. */
+function unlink(table: Float64Array, key: number, at: number, nextAt: number): void {
+  let link = headOf(key);
+  while (table[link] !== at) {
+    if (table[link] === 0) return;
+    link = (table[link] as number) + nextAt;
+  }
+  table[link] = table[at + nextAt] as number;
+}
 
 type TableName = 'uses' | 'exports' | 'waits';
 

@@ -91,7 +91,7 @@ describe('worker threads', () => {
   test('a worker thread may be terminated while values come to it', deadline, async () => {
     leaves(/^descriptor of (socket|anon_inode:\[pidfd\])$/, NOBODY_CLOSES, 2 * rounds);
     leaves(
-      /^(timer|entry of (ffi\/linux\/poll|src\/ipc))/,
+      /^(timer|watch of .*|entry of (ffi\/linux\/poll|src\/ipc))/,
       'what was sent and is not read keeps the connection for two seconds',
       2 * rounds,
     );
@@ -384,7 +384,7 @@ describe('worker threads', () => {
     async () => {
       leaves(/^descriptor of (socket|anon_inode:\[pidfd\]|cuffi\.virtual)$/, NOBODY_CLOSES, 6);
       leaves(
-        /^(entry of src\/ipc|entry of ffi\/linux\/poll|watch of (socket|anon_inode:\[pidfd\])|timer|driver: |listener of (a context|process for exit))/,
+        /^(entry of (src\/ipc|ffi\/linux\/poll)|watch of (socket|anon_inode:\[pidfd\])|timer|driver: |listener of (a context|process for exit))/,
         'the leases of a thread that was terminated stay as long as the process',
         3,
       );

@@ -26,7 +26,7 @@ export function checkAheadStream(stream: Stream, isAhead: boolean): void {
 }
 
 /** Whether a stream can take the work of one more slot, or should first do some of what it has. */
-export const hasRoomAhead = ({ context, handle }: Stream): boolean =>
+export const hasRoomAhead = ({ context, queryHandle: handle }: Stream): boolean =>
   context.workCounters.hasRoomAhead(handle);
 
 /** Resolves when a stream has room. Rejects with what `assertOpen` throws meanwhile. */

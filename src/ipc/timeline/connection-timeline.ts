@@ -215,8 +215,8 @@ export class Signaler {
   }
 
   #signalInStream(stream: Stream): TimelinePoint[] {
-    const { context, handle } = stream;
-    const isBorrowed = stream.untrackedHandle === undefined && handle > CU_STREAM_PER_THREAD;
+    const { context, queryHandle: handle } = stream;
+    const isBorrowed = !stream.isOwn && handle > CU_STREAM_PER_THREAD;
     const counter = isBorrowed
       ? this.#counters.ofBorrowed(stream)
       : this.#counters.ofHandle(context, handle);
@@ -327,9 +327,9 @@ export class StreamCounters {
     this.#byHandle.set(context, ofContext);
     const known = ofContext.get(handle);
     if (known) return known;
-    const { streams } = context.workTracker;
+    const { workTracker } = context;
     const counter = this.allocate(() => {
-      if (streams.has(handle)) return false;
+      if (workTracker.follows(handle)) return false;
       ofContext.delete(handle);
       return true;
     }, context);

@@ -31,7 +31,7 @@ export function storeFromDevice(
   if (!canUseStreams(context.device)) return false;
   try {
     const address = words.addressIn(context, index);
-    if (!context.workCounters.hasRoom(stream?.handle ?? CU_STREAM_LEGACY)) return false;
+    if (!context.workCounters.hasRoom(stream?.queryHandle ?? CU_STREAM_LEGACY)) return false;
     if (before?.() === false) return false;
     const write = (queue: CUstream): void => writeWord(queue, address, count);
     if (stream) stream.enqueueUncounted(write);
@@ -180,7 +180,7 @@ export class TrackedStores {
       this.#listener.onStored();
       return;
     }
-    const handle = stream?.handle ?? CU_STREAM_LEGACY;
+    const handle = stream?.queryHandle ?? CU_STREAM_LEGACY;
     const queued = { point, context, stream, handle };
     const { isLazy, isAwaited } = this.#listener;
     // Only the work of one stream is done in order.

@@ -378,7 +378,7 @@ export class TimelineState {
     if (this.#awaited.length >= MAX_LISTED_WAITS)
       this.#awaited = this.#awaited.filter((awaited) => !this.counter.isReached(awaited));
     this.#awaited.push(value);
-    const isLegacy = stream === undefined || stream.handle === CU_STREAM_LEGACY;
+    const isLegacy = stream === undefined || stream.queryHandle === CU_STREAM_LEGACY;
     const within = stream?.context ?? context;
     this.#waitingContexts.set(within, isLegacy || this.#waitingContexts.get(within) === true);
     return true;

@@ -39,7 +39,7 @@ export class StreamWaits implements WaitingStream {
 
   /** Returns the waits of a stream, by default of the legacy default stream. @throws ClosedError */
   static of(context: Context, stream: Stream | undefined): StreamWaits {
-    const handle = stream?.handle ?? CU_STREAM_LEGACY;
+    const handle = stream?.queryHandle ?? CU_STREAM_LEGACY;
     const within = stream?.context ?? context;
     let waits: StreamWaits | undefined;
     // Each context has its own default streams, and each use of one may have another object.

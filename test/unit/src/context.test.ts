@@ -246,7 +246,7 @@ describe('Context', () => {
     const context = Context.primary();
     using owner = Stream.create({ nonBlocking: true });
     const borrowed = Stream.fromHandle(owner.handle);
-    context.workTracker.streams.delete(owner.handle); // as if another library had made it
+    context.workTracker.forget(owner.handle); // as if another library had made it
     const latch = new Latch(context);
     const buffer = DeviceBuffer.allocate(4096);
     latch.hold(borrowed);

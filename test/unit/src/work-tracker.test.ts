@@ -5,10 +5,18 @@ import { CU_STREAM_LEGACY, CU_STREAM_NON_BLOCKING } from '../../../ffi/constants
 import { cu, recordCalls, selectDriver } from '../../../ffi/driver.ts';
 import { CUresult } from '../../../ffi/results.ts';
 import type { CUstream } from '../../../ffi/types.ts';
-import { Context, DeviceBuffer, Stream, VirtualMemory } from '../../../src/index.ts';
+import {
+  Context,
+  CudaEvent,
+  DeviceBuffer,
+  MemoryPool,
+  Stream,
+  VirtualMemory,
+} from '../../../src/index.ts';
 import { Timeline } from '../../../src/ipc/index.ts';
 import { recordCallsOf } from '../../support/arguments.ts';
 import { broken, failing } from '../../support/faults.ts';
+import { loadKernels } from '../../support/kernels.ts';
 import { Latch } from '../../support/latch.ts';
 import { emulate, ForeignContext } from './emulate.ts';
 
@@ -64,6 +72,84 @@ describe('WorkTracker', () => {
       }
       await context.flush();
     }
+  });
+
+  describe('asks a stream', () => {
+    let queries: ReturnType<typeof recordCallsOf>;
+    const isAsked = (stream: Stream): boolean => {
+      queries.length = 0;
+      Context.primary().workTracker.areStreamsIdle();
+      return queries.some(([, handle]) => handle === stream.queryHandle);
+    };
+
+    const queue: Readonly<
+      Record<string, (stream: Stream, buffer: DeviceBuffer) => Disposable | undefined>
+    > = {
+      'that filled memory': (stream, buffer) => {
+        buffer.fill(1, { stream });
+        return undefined;
+      },
+      'that waited for an event': (stream) => {
+        const event = CudaEvent.create();
+        event.record();
+        stream.wait(event);
+        return event;
+      },
+      'where an event was recorded': (stream) => {
+        const event = CudaEvent.create();
+        event.record(stream);
+        return event;
+      },
+      'that allocated memory of a pool': (stream) => {
+        const pool = MemoryPool.create();
+        pool.allocate(64, { stream });
+        return { [Symbol.dispose]: () => pool.close({ buffers: true }) };
+      },
+      'that launched a kernel': (stream, buffer) => {
+        const module = loadKernels();
+        module.kernel('narrow', ['pointer']).launch({ grid: 1, block: 7, stream }, buffer);
+        return module;
+      },
+    };
+    for (const [what, use] of Object.entries(queue))
+      test(`${what} once it may have work, and no more when that is done`, async () => {
+        queries = recordCallsOf(emulate(), 'cuStreamQuery');
+        using stream = Stream.create({ nonBlocking: true });
+        using buffer = DeviceBuffer.allocate(64);
+        assert.equal(isAsked(stream), false);
+        const used = use(stream, buffer);
+        assert.equal(isAsked(stream), true);
+        await Context.primary().synchronize();
+        assert.equal(isAsked(stream), false);
+        used?.[Symbol.dispose]();
+      });
+
+    test('always, once others have its handle', async () => {
+      emulate();
+      using latch = new Latch();
+      const stream = Stream.create({ nonBlocking: true });
+      const { handle } = stream;
+      await Context.primary().synchronize();
+      assert.equal(cu.cuStreamWaitValue32_v2(handle, latch.devicePointer, 1, 0), 0);
+      const buffer = DeviceBuffer.allocate(64);
+      buffer.close();
+      assert.equal(Context.primary().pendingReleases.count, 1);
+      latch.open();
+      await Context.primary().flush();
+      stream.close();
+    });
+
+    test('whose call found it idle before it queued its work', async () => {
+      emulate();
+      using stream = Stream.create({ nonBlocking: true });
+      using latch = new Latch();
+      const { workTracker } = Context.primary();
+      stream.enqueue((handle) => {
+        assert.equal(workTracker.areStreamsIdle(), true);
+        cu.cuStreamWaitValue32_v2(handle, latch.devicePointer, 1, 0);
+      });
+      assert.equal(workTracker.areStreamsIdle(), false);
+    });
   });
 
   /** Counts the events that the driver makes until it is disposed of. */

@@ -6,14 +6,20 @@ import { once } from 'node:events';
 import { readdirSync, readlinkSync, statSync } from 'node:fs';
 import { afterEach, describe, test } from 'node:test';
 import type { Worker } from 'node:worker_threads';
+import type { CUdeviceptr } from '../../../../ffi/types.ts';
 import {
   acquireSharedMapping,
   acquireSharedUse,
+  addThreadExport,
+  closeThreadExport,
+  hasThreadExport,
   nameOfMapping,
   openSharedHandle,
   releaseSharedHandle,
   releaseSharedUse,
+  removeThreadExport,
   retainSharedHandle,
+  withTable,
 } from '../../../../src/waits/worker-tables.ts';
 import { startWorker } from '../../../support/program.ts';
 import type { Task } from './fixtures/counting-worker.ts';
@@ -119,6 +125,47 @@ describe('acquireSharedUse', () => {
     acquireSharedUse(name, 3, () => {});
     releaseSharedUse(name, () => ended.push('third'));
     assert.deepEqual(ended, ['first', 'third']);
+  });
+});
+
+describe('many names', () => {
+  // More than there are chains in a table: several stand in each.
+  const COUNT = 10_000;
+
+  test('have a record each, which the next names get when all of its users are gone', () => {
+    const end = (): number => withTable('uses', ([length]) => length as number);
+    let most = 0;
+    for (const round of ['first', 'second']) {
+      const names = Array.from({ length: COUNT }, (_, n) => `${round} ${n}`);
+      for (const name of names) acquireSharedUse(name, 1, () => {});
+      // Those that were added first, last and between them.
+      for (const name of names) acquireSharedUse(name, 1, () => {});
+      assert.throws(() => acquireSharedUse(names[0] as string, 2, assert.fail), {
+        name: 'IpcError',
+      });
+      most ||= end();
+      assert.equal(end(), most);
+      for (const name of names) releaseSharedUse(name, assert.fail);
+      let ended = 0;
+      for (const name of [...names.slice(COUNT / 2), ...names.slice(0, COUNT / 2)])
+        releaseSharedUse(name, () => {
+          ended += 1;
+        });
+      assert.equal(ended, COUNT);
+    }
+  });
+
+  test('of memory that a thread shares are found until it closes that', () => {
+    const ids = Array.from({ length: COUNT }, (_, n) => 1e9 + n);
+    const shared = ids.map((id) => ({ id, piece: 0, base: id as CUdeviceptr, byteLength: 64 }));
+    const records = shared.map((each) => addThreadExport(each));
+    const removed = new Set(records.filter((_, n) => n % 3 === 1));
+    for (const at of removed) assert.equal(closeThreadExport(at), true);
+    for (const [n, id] of ids.entries())
+      assert.equal(hasThreadExport(id, 0), !removed.has(records[n] as number));
+    assert.equal(hasThreadExport(ids[0] as number, 1), false);
+    for (const at of records) if (!removed.has(at)) removeThreadExport(at);
+    assert.ok(ids.every((id) => !hasThreadExport(id, 0)));
   });
 });
 
