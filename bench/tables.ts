@@ -1,6 +1,14 @@
 /** Tables and sentences of results, for the terminal and for Markdown. */
 import { markdownTable } from 'markdown-table';
-import { type Aim, appliesTo, type Judgement, judgeCase, verdict } from './aims.ts';
+import {
+  type Aim,
+  appliesTo,
+  inWordsOf,
+  type Judgement,
+  judgeCase,
+  limitOf as limitOfAim,
+  verdict,
+} from './aims.ts';
 import { byClock, duration, EMULATED, groupBy, multiple, percent, speed } from './format.ts';
 import { describeLimit, limitOf } from './machine.ts';
 import type { Plan } from './plan.ts';
@@ -56,7 +64,7 @@ export function caseTable(
   const isDelay = suite === 'event-loop';
   const judged = aims
     .filter((aim) => appliesTo(aim, result))
-    .map((aim) => judgeCase(result, aim))
+    .map((aim) => judgeCase([result], aim))
     .map((each) => `${verdict(each)}: ${each.text}: ${each.figure}`);
   const [first] = contestants;
   const rows = contestants.map((one) => [
@@ -208,11 +216,45 @@ export function aimTable(
   if (results.driver.emulated) return `Aims are not judged: ${EMULATED}.`;
   const others = judged.filter(({ met }) => met !== true);
   const rows = others.map((each) => [each.text, each.figure, verdict(each)]);
-  const accepted = others.filter(({ isAccepted }) => isAccepted).length;
   const missed = new Set(others.filter(({ met }) => met === false).map(({ aim }) => aim.case));
+  const count = `${judged.length - others.length} of ${judged.length} aims are met.`;
+  if (others.length === 0) return count;
   return [
-    `${judged.length - others.length} of ${judged.length} aims are met. Of the others, ${accepted} are no worse than what is accepted:`,
+    `${count} The others:`,
     table(['aim', 'measured', ''], rows, results),
-    ...[...missed].map((name) => `- \`${name}\`: ${reasons[name] ?? 'the reason is unknown.'}`),
+    ...(missed.size === 0
+      ? []
+      : [[...missed].map((one) => `- \`${one}\`: ${reasons[one] ?? 'not known.'}`).join('\n')]),
   ].join('\n\n');
+}
+
+/** The goals, each with what was measured, and with the time of what it is compared with. */
+export function goalTable(results: Results, judged: readonly Judgement[]): string {
+  if (results.driver.emulated) return `Goals are not judged: ${EMULATED}.`;
+  const rows = [...groupBy(judged, ({ aim }) => JSON.stringify(aim)).values()].map((ofGoal) => {
+    const { aim } = ofGoal[0] as Judgement;
+    const floor = 'versus' in aim ? aim.versus : aim.floor;
+    return [
+      `${[aim.case, aim.variant, aim.contestant].filter(Boolean).join(', ')}: ${limitOfAim(aim)}`,
+      range(ofGoal, ({ value }) => value, inWordsOf(aim)) || 'not measured',
+      range(
+        ofGoal,
+        ({ floorNs }) => floorNs,
+        (ns) => `${floor} ${duration(ns)}`,
+      ),
+    ];
+  });
+  return table(['goal', 'measured', 'beside'], rows, results);
+}
+
+/** The smallest and the largest of several values. */
+function range(
+  judged: readonly Judgement[],
+  take: (one: Judgement) => number | undefined,
+  inWords: (value: number) => string,
+): string {
+  const values = judged.flatMap((one) => take(one) ?? []).sort((a, b) => a - b);
+  const [least, most] = [values[0], values.at(-1)];
+  if (least === undefined || most === undefined) return '';
+  return least === most ? inWords(least) : `${inWords(least)} to ${inWords(most)}`;
 }

@@ -16,7 +16,7 @@ import { copiedInPageLockedMemory, copiedInSharedMemory } from '../ways/copying.
 import { emptyMessage } from '../ways/messages.ts';
 import { mapped } from '../ways/sharing.ts';
 import { openWays, type Way } from '../ways/way.ts';
-import { type Case, inPeers } from './case.ts';
+import { type Case, inPeers, messageFloors } from './case.ts';
 
 const MIB = 1 << 20;
 const LARGE = 1024 * MIB;
@@ -41,7 +41,7 @@ const roundTrip = (byteLength: number): Case => ({
   calls: 200,
   untimed: UNTIMED,
   needsGpu: byteLength >= LARGE,
-  peers: inPeers('handOver.mapped', 'C', 'numba', 'cuda.core', 'torch'),
+  peers: [...inPeers('handOver.mapped', 'C', 'numba', 'cuda.core', 'torch'), ...messageFloors],
   open: openCase(
     [
       quietChannel,

@@ -8,6 +8,7 @@ import type { DriverChoice } from '../results.ts';
 import type { Children } from '../ways/children.ts';
 import { copiedBySocket, copiedInPageLockedMemory, copiedInSharedMemory } from '../ways/copying.ts';
 import {
+  bareNode,
   emptyMessage,
   emptyMessageBusyPolling,
   nodeNet,
@@ -31,7 +32,7 @@ import {
 } from '../ways/sharing.ts';
 import { polled, queuedAhead } from '../ways/timelines.ts';
 import { openWays, type Way } from '../ways/way.ts';
-import { type Case, inPeers } from './case.ts';
+import { type Case, inPeers, messageFloors } from './case.ts';
 
 const MIB = 1 << 20;
 const SIZES = [4 << 10, MIB, 64 * MIB, 1024 * MIB];
@@ -48,10 +49,10 @@ type Row = Omit<Case, 'open'> & { readonly ways: readonly Way[] };
 
 const connection: Row = {
   name: 'connection',
-  what: 'an empty message to another process and back; node:net: a byte through a Unix socket',
+  what: 'an empty message to another process and back; the others: a byte through node:net, 21 bytes by the calls of a connection alone, and in C',
   calls: 500,
-  ways: [emptyMessage, emptyMessageBusyPolling, nodeNet],
-  peers: [],
+  ways: [emptyMessage, emptyMessageBusyPolling, nodeNet, bareNode],
+  peers: messageFloors,
 };
 
 const message: Row = {
