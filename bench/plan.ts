@@ -128,8 +128,10 @@ export function resultPath(path: string): string {
   return json;
 }
 
-const hasAim = ({ variant = null, byteLength = null, ...of }: PlannedCase): boolean =>
-  readAims().some((aim) => appliesTo(aim, { ...of, variant, byteLength }));
+const hasAim = ({ suite, name, variant, byteLength }: PlannedCase): boolean => {
+  const of = { suite, name, variant: variant ?? null, byteLength: byteLength ?? null };
+  return readAims().some((aim) => appliesTo(aim, of));
+};
 
 /** Identifies a case across checkouts, which may have different cases. */
 export const keyOf = (of: {

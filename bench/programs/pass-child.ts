@@ -23,7 +23,8 @@ const prefix = `${name && `run ${name}, `}${pass.of > 1 ? `pass ${pass.index + 1
 
 /** The time of a case, over all passes. */
 const BUDGET_MS = 1000;
-const MIN_ROUNDS = 5;
+/** Two in each of three passes. */
+const MIN_ROUNDS = 6;
 const QUICK_PART = 0.25;
 const QUICK_MIN_ROUNDS = 3;
 

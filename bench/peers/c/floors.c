@@ -49,8 +49,8 @@ static void await(enum way way, enum side at, int before) {
   else if (way == BY_EVENTFD) taken = read(events[at], &count, sizeof count);
   else
     for (long looks = 0; __atomic_load_n(counter, __ATOMIC_SEQ_CST) == before; looks++)
-      if (way != BY_FUTEX) looks > LOOKS_BEFORE_YIELD && sched_yield();
-      else syscall(SYS_futex, counter, FUTEX_WAIT, before, NULL, NULL, 0);
+      if (way == BY_FUTEX) syscall(SYS_futex, counter, FUTEX_WAIT, before, NULL, NULL, 0);
+      else if (looks > LOOKS_BEFORE_YIELD) sched_yield();
   if (taken <= 0) _exit(1);
 }
 
