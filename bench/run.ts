@@ -123,6 +123,12 @@ class Run {
     return this.#begun !== undefined;
   }
 
+  /** Whether another pass could begin a case. */
+  get hasTime(): boolean {
+    const { within = Number.POSITIVE_INFINITY } = this.#plan;
+    return this.#begun === undefined || process.uptime() < within;
+  }
+
   /** Whether each case was measured in one pass at least. */
   get isComplete(): boolean {
     const isEmulated = this.#begun?.driver.emulated;
@@ -136,7 +142,7 @@ class Run {
     const { within } = this.#plan;
     if (within === undefined) return [];
     // The last one counts.
-    return [`--within=${Math.max(1, within - process.uptime())}`];
+    return [`--within=${Math.max(0.01, within - process.uptime())}`];
   }
 
   /** Prints how many cases failed. Returns true if none did, and all passes ended well. */
@@ -226,7 +232,7 @@ export async function run(args: readonly string[]): Promise<number> {
       console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
       if (json !== undefined) measured.write(json, isComplete);
     });
-    for (let index = 0; index < passes; index += 1)
+    for (let index = 0; index < passes && measured.hasTime; index += 1)
       if (!(await measured.pass(index, interrupted.signal))) return 1;
     measured.printRest();
     isComplete = measured.isComplete;
@@ -251,7 +257,8 @@ export async function repeat(args: readonly string[]): Promise<number> {
   const [printA, printB] = folder === undefined ? [console.log, silent] : [silent, console.log];
   const a = { path: pathA, run: new Run('A', given, printA, folder) };
   const b = { path: pathB, run: new Run('B', given, printB) };
-  if (a.run.plan.json !== undefined) throw new UsageError('repeat takes no --json');
+  if (a.run.plan.json !== undefined || a.run.plan.within !== undefined)
+    throw new UsageError('repeat takes no --json and no --within');
   using interrupted = interruption();
   let isComplete = false;
   let areWritten = false;

@@ -207,24 +207,23 @@ export function describePlace({
   return `${parts.filter(Boolean).join(', ')}; medians of at most ${rounds} rounds${processes}${quick ? ', a quick run' : ''}.`;
 }
 
-/** How many aims are met, those that are not, and one line for each case that misses one. */
+/** How many aims are met, those that are missed, and one line for each case that misses one. */
 export function aimTable(
   results: Results,
   judged: readonly Judgement[],
   reasons: Readonly<Record<string, string>>,
 ): string {
   if (results.driver.emulated) return `Aims are not judged: ${EMULATED}.`;
-  const others = judged.filter(({ met }) => met !== true);
-  const rows = others.map((each) => [each.text, each.figure, verdict(each)]);
-  const missed = new Set(others.filter(({ met }) => met === false).map(({ aim }) => aim.case));
-  const count = `${judged.length - others.length} of ${judged.length} aims are met.`;
-  if (others.length === 0) return count;
+  const of = (wanted: boolean | undefined) => judged.filter(({ met }) => met === wanted);
+  const missed = of(false);
+  const cases = (some: readonly Judgement[]) => [...new Set(some.map(({ aim }) => aim.case))];
+  const unmeasured = cases(of(undefined));
+  const rows = missed.map((each) => [each.text, each.figure]);
+  const why = cases(missed).map((one) => `- \`${one}\`: ${reasons[one] ?? 'not known.'}`);
   return [
-    `${count} The others:`,
-    table(['aim', 'measured', ''], rows, results),
-    ...(missed.size === 0
-      ? []
-      : [[...missed].map((one) => `- \`${one}\`: ${reasons[one] ?? 'not known.'}`).join('\n')]),
+    `Of ${judged.length} aims ${of(true).length} are met and ${missed.length} missed.`,
+    ...(unmeasured.length === 0 ? [] : [`Not measured: ${unmeasured.join(', ')}.`]),
+    ...(missed.length === 0 ? [] : [table(['missed', 'measured'], rows, results), why.join('\n')]),
   ].join('\n\n');
 }
 
@@ -234,14 +233,11 @@ export function goalTable(results: Results, judged: readonly Judgement[]): strin
   const rows = [...groupBy(judged, ({ aim }) => JSON.stringify(aim)).values()].map((ofGoal) => {
     const { aim } = ofGoal[0] as Judgement;
     const floor = 'versus' in aim ? aim.versus : aim.floor;
+    const beside = range(ofGoal, ({ floorNs }) => floorNs, duration);
     return [
       `${[aim.case, aim.variant, aim.contestant].filter(Boolean).join(', ')}: ${limitOfAim(aim)}`,
       range(ofGoal, ({ value }) => value, inWordsOf(aim)) || 'not measured',
-      range(
-        ofGoal,
-        ({ floorNs }) => floorNs,
-        (ns) => `${floor} ${duration(ns)}`,
-      ),
+      beside && `${floor} ${beside}`,
     ];
   });
   return table(['goal', 'measured', 'beside'], rows, results);
