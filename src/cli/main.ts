@@ -2,6 +2,7 @@
 /** The `cuffi` command as a program: its output, its exit code, and the compile cache. */
 import { homedir } from 'node:os';
 import { dirname, join } from 'node:path';
+import { printError } from './output.ts';
 
 /** Of `node:module` from Node 22.1 on, which the declarations of Node 20 lack. */
 interface CompileCache {
@@ -26,7 +27,7 @@ const READER_GONE = 141;
 process.stdout.on('error', (error: NodeJS.ErrnoException) => {
   // The reader, such as `head`, has read enough.
   if (error.code === 'EPIPE') process.exit(READER_GONE);
-  process.stderr.write(`cuffi: the output cannot be written: ${error.message}\n`);
+  printError([`cuffi: the output cannot be written: ${error.message}`]);
   process.exit(1);
 });
 // Nobody reads errors any longer; the exit code remains.
