@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 /** The `cuffi` command as a program: its output, its exit code, and the compile cache. */
 import { homedir } from 'node:os';
-import { dirname, join } from 'node:path';
+import { dirname, isAbsolute, join } from 'node:path';
 import { printError } from './output.ts';
 
 /** Of `node:module` from Node 22.1 on, which the declarations of Node 20 lack. */
@@ -14,9 +14,11 @@ interface CompileCache {
  * V8 trusts what it finds there. Does nothing before Node 22.1, and where that folder cannot be written.
  */
 function keepCompiledCode(): void {
-  const { XDG_CACHE_HOME: caches = join(homedir(), '.cache') } = process.env;
+  // Beside the folder of compiled kernels.
+  const { XDG_CACHE_HOME: given = '' } = process.env;
+  const caches = isAbsolute(given) ? given : join(homedir(), '.cache');
   const { enableCompileCache } = process.getBuiltinModule('node:module') as CompileCache;
-  const { directory } = enableCompileCache?.(join(caches, 'cuffi')) ?? {};
+  const { directory } = enableCompileCache?.(join(caches, 'cuffi', 'node')) ?? {};
   // Node has added a folder for its version.
   if (directory !== undefined) process.env['NODE_COMPILE_CACHE'] ??= dirname(directory);
 }
