@@ -106,7 +106,9 @@ describe('report', () => {
 
   test('says why an aim is missed, and only then', () => {
     const of = (ns: number) =>
-      resultsOf([caseOf('hand-over', 'hand-over.mapped', { cuffi: [ns], C: [10_000] })]);
+      resultsOf([
+        caseOf('hand-over', 'hand-over.mapped', { cuffi: [ns], C: [10_000] }, { variant: '1 MiB' }),
+      ]);
     const missed = fill('{{aims}}', of(50_000));
     assert.match(missed, /^Of \d+ aims 0 are met and 1 missed\.$/m);
     assert.match(missed, /^Not measured: connection, .*, stream\.synchronize\.$/m);
