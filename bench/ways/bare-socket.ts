@@ -7,49 +7,70 @@ import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
 import koffi from 'koffi';
 
-const libc = koffi.load('libc.so.6');
-const socketpair = libc.func('socketpair', 'int', ['int', 'int', 'int', 'uint64']);
-const fcntl = libc.func('fcntl', 'int', ['int', 'int', 'int64']);
-const sendmsg = libc.func('sendmsg', 'int64', ['int', 'uint64', 'int']);
-const recvmsg = libc.func('recvmsg', 'int64', ['int', 'uint64', 'int']);
-const close = libc.func('close', 'int', ['int']);
-
 const [AF_UNIX, SOCK_SEQPACKET] = [1, 5];
 const [F_GETFL, F_SETFL, O_NONBLOCK] = [3, 4, 0x800];
 const [MSG_DONTWAIT, MSG_NOSIGNAL, MSG_CMSG_CLOEXEC] = [0x40, 0x4000, 0x40000000];
 const MESSAGE_BYTES = 21;
 const [MOST_BYTES, CONTROL_BYTES] = [4000, 1024];
 
-/** The header, its one part, room for descriptors, and the bytes of the message. */
-const address = Number(koffi.address(koffi.alloc('uint8', 8192)));
 const [PART, PAIR, CONTROL, BYTES] = [64, 128, 512, 4096];
-const memory = new DataView(koffi.view(BigInt(address), 8192));
-memory.setBigUint64(16, BigInt(address + PART), true);
-memory.setBigUint64(24, 1n, true);
-memory.setBigUint64(32, BigInt(address + CONTROL), true);
-memory.setBigUint64(PART, BigInt(address + BYTES), true);
 
-function setLengths(bytes: number, control: number): void {
-  memory.setBigUint64(PART + 8, BigInt(bytes), true);
-  memory.setBigUint64(40, BigInt(control), true);
+/**
+ * What is called, and the memory of a message: its header, the one part, room for descriptors, and its bytes.
+ */
+class Calls {
+  readonly address = Number(koffi.address(koffi.alloc('uint8', 8192)));
+  readonly memory = new DataView(koffi.view(BigInt(this.address), 8192));
+  readonly socketpair;
+  readonly fcntl;
+  readonly sendmsg;
+  readonly recvmsg;
+  readonly close;
+
+  constructor() {
+    const libc = koffi.load('libc.so.6');
+    this.socketpair = libc.func('socketpair', 'int', ['int', 'int', 'int', 'uint64']);
+    this.fcntl = libc.func('fcntl', 'int', ['int', 'int', 'int64']);
+    this.sendmsg = libc.func('sendmsg', 'int64', ['int', 'uint64', 'int']);
+    this.recvmsg = libc.func('recvmsg', 'int64', ['int', 'uint64', 'int']);
+    this.close = libc.func('close', 'int', ['int']);
+    this.memory.setBigUint64(16, BigInt(this.address + PART), true);
+    this.memory.setBigUint64(24, 1n, true);
+    this.memory.setBigUint64(32, BigInt(this.address + CONTROL), true);
+    this.memory.setBigUint64(PART, BigInt(this.address + BYTES), true);
+  }
+
+  setLengths(bytes: number, control: number): void {
+    this.memory.setBigUint64(PART + 8, BigInt(bytes), true);
+    this.memory.setBigUint64(40, BigInt(control), true);
+  }
 }
+
+let opened: Calls | undefined;
+/** Opened late: cuffi can give koffi deep stacks only before it loads its first library. */
+const calls = (): Calls => {
+  opened ??= new Calls();
+  return opened;
+};
 
 /** The descriptor of the socket in the child. */
 export const BARE_FD = 3;
 
 /** One end of a socket. */
 export class BareSocket {
+  readonly #calls = calls();
   readonly #fd: number;
   readonly #poll: { close(): void };
 
   /** @param onMessage called in a turn of its own, as cuffi does: the callback of a poll runs no microtasks */
   constructor(fd: number, onMessage: () => void, onEnd: () => void) {
+    const own = this.#calls;
     this.#fd = fd;
-    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
+    own.fcntl(fd, F_SETFL, own.fcntl(fd, F_GETFL, 0) | O_NONBLOCK);
     this.#poll = koffi.node.poll(fd, { readable: true }, () => setImmediate(receive));
     function receive(): void {
-      setLengths(MOST_BYTES, CONTROL_BYTES);
-      const length = recvmsg(fd, address, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+      own.setLengths(MOST_BYTES, CONTROL_BYTES);
+      const length = own.recvmsg(fd, own.address, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
       if (length > 0) onMessage();
       else if (length === 0) onEnd();
     }
@@ -57,13 +78,14 @@ export class BareSocket {
 
   /** @returns false if the other end is gone */
   send(): boolean {
-    setLengths(MESSAGE_BYTES, 0);
-    return sendmsg(this.#fd, address, MSG_NOSIGNAL | MSG_DONTWAIT) === MESSAGE_BYTES;
+    const own = this.#calls;
+    own.setLengths(MESSAGE_BYTES, 0);
+    return own.sendmsg(this.#fd, own.address, MSG_NOSIGNAL | MSG_DONTWAIT) === MESSAGE_BYTES;
   }
 
   close(): void {
     this.#poll.close();
-    close(this.#fd);
+    this.#calls.close(this.#fd);
   }
 }
 
@@ -83,6 +105,7 @@ export class BareChild {
   }
 
   static async start(): Promise<BareChild> {
+    const { address, memory, socketpair, close } = calls();
     if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, address + PAIR) !== 0)
       throw new Error('there is no pair of sockets');
     const [here, there] = [memory.getInt32(PAIR, true), memory.getInt32(PAIR + 4, true)];
