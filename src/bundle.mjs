@@ -28,7 +28,7 @@ const ffi = layer('ffi', 'ffi/emulator');
 const core = layer('src', 'src/ipc', 'src/cli', 'src/python', 'src/protocol');
 const ipc = layer('src/ipc', 'src/ipc/inspect');
 
-/** The layers that each entry reaches. The last entry is loaded by `import()`. */
+/** The layers that each entry reaches. The last two entries are loaded by `import()`. */
 const entries = {
   'ffi/index.ts': ffi,
   'ffi/emulator/index.ts': ffi,
@@ -41,6 +41,8 @@ const entries = {
   'src/cli/bench-child.ts': [...ffi, ...core, ...ipc],
   'src/cli/doctor-child.ts': [...ffi, ...core, ...ipc],
   'src/ipc/inspect/inspect-server.ts': [...ffi, ...core, ...ipc],
+  // Without them it would share the helpers of the bundler alone: in one more file, which all imports read.
+  'src/cli/output.ts': [...ffi, ...core, ...ipc],
 };
 
 const layers = {
@@ -70,7 +72,7 @@ const options = {
 
 await build({
   ...options,
-  entryPoints: Object.keys(entries).slice(0, -1),
+  entryPoints: Object.keys(entries).slice(0, -2),
   splitting: true,
   packages: 'external',
   outbase: '.',

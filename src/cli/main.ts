@@ -2,7 +2,6 @@
 /** The `cuffi` command as a program: its output, its exit code, and the compile cache. */
 import { homedir } from 'node:os';
 import { dirname, isAbsolute, join } from 'node:path';
-import { printError } from './output.ts';
 
 /** Of `node:module` from Node 22.1 on, which the declarations of Node 20 lack. */
 interface CompileCache {
@@ -26,9 +25,10 @@ function keepCompiledCode(): void {
 /** 128 plus the number of SIGPIPE, which Node ignores: the exit code for a closed pipe. */
 const READER_GONE = 141;
 
-process.stdout.on('error', (error: NodeJS.ErrnoException) => {
+process.stdout.on('error', async (error: NodeJS.ErrnoException) => {
   // The reader, such as `head`, has read enough.
   if (error.code === 'EPIPE') process.exit(READER_GONE);
+  const { printError } = await import('./output.ts');
   printError([`cuffi: the output cannot be written: ${error.message}`]);
   process.exit(1);
 });
