@@ -3,7 +3,7 @@ import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'nod
 import { basename, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { markdownTable } from 'markdown-table';
-import { judge, readReasons } from './aims.ts';
+import { judge, readGoals, readReasons } from './aims.ts';
 import { groupBy, sizeName } from './format.ts';
 import { baselineOf, drawAll, lineFile, ratioFile, timeFile } from './pictures.ts';
 import { type CaseResult, type Results, readResults } from './results.ts';
@@ -12,6 +12,7 @@ import {
   contestantsIn,
   describePlace,
   type Group,
+  goalTable,
   groupsOf,
   groupTable,
   ratioTable,
@@ -73,7 +74,9 @@ export function makeReport(name: string, results: Results): string {
       ...(suite === 'hand-over' ? crossoverTable(results) : []),
     ]),
     '## Aims',
-    aimTable(results, judge(results), readReasons()),
+    aimTable(results, judge([results]), readReasons()),
+    '## Goals',
+    goalTable(results, judge([results], readGoals())),
   ].join('\n\n')}\n`;
 }
 
@@ -127,7 +130,9 @@ function expand(word: string, about: string, results: Results): string {
     case 'crossover':
       return crossoverTable(results).join('\n\n');
     case 'aims':
-      return aimTable(results, judge(results), readReasons());
+      return aimTable(results, judge([results]), readReasons());
+    case 'goals':
+      return goalTable(results, judge([results], readGoals()));
     default:
       throw new Error(`the template asks for '${word}'`);
   }
