@@ -1,7 +1,11 @@
-/** The aims of bench/aims.json, and whether a run meets them. */
+/**
+ * The aims and goals of bench/aims.json, and whether runs meet them. An aim is a ratio to another
+ * contestant of the same run, such as C or a floor of the platform. Each process of a run gives one
+ * figure, and the best one counts: a host that is slow for some minutes makes none better.
+ */
 import { fileURLToPath } from 'node:url';
 import { z } from 'zod';
-import { duration, EMULATED, multiple } from './format.ts';
+import { duration, EMULATED, groupBy, multiple } from './format.ts';
 import {
   type CaseResult,
   differenceOf,
@@ -9,52 +13,55 @@ import {
   ratioOf,
   readJson,
   readResults,
+  type Samples,
+  summarize,
   titleOf,
   UsageError,
 } from './results.ts';
 
 const name = z.string().min(1);
 
-const aim = z
-  .strictObject({
-    suite: name,
-    case: name,
-    variant: name.optional(),
-    fromByteLength: z.int().positive().optional(),
-    /** Default: the first contestant of the case. */
-    contestant: name.optional(),
-    statistic: z.enum(['median', 'p99']).default('median'),
-    /** The median of this contestant is subtracted first. */
-    over: name.optional(),
-    /** The ratio to this contestant counts. */
-    versus: name.optional(),
-    /** The largest ratio. */
-    max: z.number().positive().optional(),
-    /** The longest time, in microseconds. */
-    maxUs: z.number().positive().optional(),
-    /** What is accepted until the aim is met, for the reason given below: a ratio or microseconds. */
-    accepted: z.number().positive().optional(),
-  })
-  .refine(
-    ({ over, versus, max, maxUs }) =>
-      versus === undefined
-        ? max === undefined && maxUs !== undefined
-        : max !== undefined && maxUs === undefined && over === undefined,
-    'an aim has either versus and max, or maxUs, with which over is allowed',
-  )
-  .refine(
-    ({ accepted, max, maxUs = max }) => accepted === undefined || accepted > Number(maxUs),
-    'what is accepted is above the aim',
-  );
+const subject = {
+  suite: name,
+  case: name,
+  variant: name.optional(),
+  fromByteLength: z.int().positive().optional(),
+  /** Default: the first contestant of the case. */
+  contestant: name.optional(),
+  statistic: z.enum(['median', 'p99']).default('median'),
+};
+
+const ratio = z.strictObject({
+  ...subject,
+  /** The contestant that it is compared with, by the same statistic. */
+  versus: name,
+  /** The largest ratio. */
+  max: z.number().positive(),
+  /** The median of this contestant is subtracted from both first: what both must spend. */
+  beyond: name.optional(),
+});
+
+const time = z.strictObject({
+  ...subject,
+  /** The longest time, in microseconds. */
+  maxUs: z.number().positive(),
+  /** The median of this contestant is subtracted first. */
+  over: name.optional(),
+  /** The contestant whose time stands beside it: what the platform takes there. */
+  floor: name,
+});
 
 const schema = z.strictObject({
-  version: z.literal(1),
-  aims: z.array(aim),
+  version: z.literal(2),
+  aims: z.array(ratio),
+  /** What would be better than the aims. It is shown and not checked, and may be a time. */
+  goals: z.array(z.union([ratio, time])),
   /** By case: why its aims are not met, in one line. */
   reasons: z.record(name, name),
 });
 
-export type Aim = z.infer<typeof aim>;
+export type Aim = z.infer<typeof ratio>;
+export type Goal = Aim | z.infer<typeof time>;
 
 const FILE = fileURLToPath(new URL('./aims.json', import.meta.url));
 let file: z.infer<typeof schema> | undefined;
@@ -64,12 +71,13 @@ const read = (): z.infer<typeof schema> => {
 };
 
 export const readAims = (): readonly Aim[] => read().aims;
+export const readGoals = (): readonly Goal[] => read().goals;
 /** Why the aims of a case are not met; by the name of the case. */
 export const readReasons = (): Readonly<Record<string, string>> => read().reasons;
 
 /** True if an aim applies to a case. */
 export const appliesTo = (
-  of: Aim,
+  of: Goal,
   result: Pick<CaseResult, 'suite' | 'name' | 'variant' | 'byteLength'>,
 ): boolean =>
   of.suite === result.suite &&
@@ -77,80 +85,141 @@ export const appliesTo = (
   (of.variant === undefined || of.variant === result.variant) &&
   (of.fromByteLength === undefined || (result.byteLength ?? 0) >= of.fromByteLength);
 
-/** An aim and what was measured. */
+/** An aim or goal and what was measured. */
 export interface Judgement {
-  readonly aim: Aim;
+  readonly aim: Goal;
   /** The aim in words. */
   readonly text: string;
-  /** The figures in words. */
+  /** The figures in words: those of the best process, and in brackets the ratios or times of the others. */
   readonly figure: string;
-  /** The measured value as a multiple of the aim's limit. Undefined if it was not measured. */
+  /** A ratio, or nanoseconds: that of the best process. Undefined if it was not measured. */
+  readonly value: number | undefined;
+  /** What it is compared with, in nanoseconds, in the same process. */
+  readonly floorNs: number | undefined;
+  /** The value as a multiple of the aim's limit. */
   readonly part: number | undefined;
   /** Undefined if it was not measured. */
   readonly met: boolean | undefined;
-  /** Whether it is no worse than what is accepted until the aim is met. */
-  readonly isAccepted: boolean;
 }
 
-/** Returns one judgement for each case that an aim applies to, or one that says "not measured". */
-export const judge = (results: Results, aims: readonly Aim[] = readAims()): Judgement[] =>
-  aims.flatMap((of) => {
-    const cases = results.cases.filter((result) => appliesTo(of, result));
-    if (cases.length === 0) return [judgement(of, of.case, 'not measured', undefined)];
-    return cases.map((result) => judgeCase(result, of));
+/**
+ * Returns one judgement for each case that an aim applies to, or one that says "not measured".
+ *
+ * @param runs the best process of all of them counts
+ */
+export function judge(runs: readonly Results[], aims: readonly Goal[] = readAims()): Judgement[] {
+  const cases = runs.flatMap((run) => run.cases);
+  return aims.flatMap((of) => {
+    const alike = groupBy(
+      cases.filter((result) => appliesTo(of, result)),
+      titleOf,
+    );
+    if (alike.size === 0) return [judgement(of, of.case, [])];
+    return [...alike.values()].map((ofTitle) => judgeCase(ofTitle, of));
   });
-
-/** Judges one case. */
-export function judgeCase(result: CaseResult, of: Aim): Judgement {
-  const { contestant, over, versus, max = Number.NaN, maxUs = Number.NaN, statistic } = of;
-  const find = (wanted: string | undefined) =>
-    result.contestants.find((one) => one.name === wanted);
-  const own = contestant === undefined ? result.contestants[0] : find(contestant);
-  const other = find(over ?? versus);
-  const title = titleOf(result);
-  if (!own || ((over ?? versus) !== undefined && !other))
-    return judgement(of, title, 'not measured', undefined);
-  const ns = own[statistic];
-  const figure = `${own.name} ${duration(ns)}${other ? `, ${other.name} ${duration(other.median)}` : ''}`;
-  if (versus !== undefined && other) {
-    const ratio = ratioOf(own, other);
-    return judgement(of, title, `${figure}: ${multiple(ratio)}`, ratio / max);
-  }
-  if (over === undefined || !other) return judgement(of, title, figure, ns / (maxUs * 1000));
-  const difference = differenceOf(own, other);
-  return judgement(of, title, `${figure}: ${duration(difference)}`, difference / (maxUs * 1000));
 }
 
-function judgement(of: Aim, title: string, figure: string, part: number | undefined): Judgement {
-  const { suite, contestant, over, versus, max, maxUs = 0, statistic, accepted } = of;
-  const limit = versus === undefined ? duration(maxUs * 1000) : `${max} times ${versus}`;
-  const whose = contestant === undefined ? '' : `, ${contestant}`;
-  const than = over === undefined ? '' : ` over ${over}`;
+/** Judges one case, of one or several runs. */
+export const judgeCase = (results: readonly CaseResult[], of: Goal): Judgement =>
+  judgement(
+    of,
+    titleOf(results[0] as CaseResult),
+    results.flatMap((result) => figuresOf(result, of)),
+  );
+
+/** What one process measured. */
+interface Figure {
+  /** The times in words. */
+  readonly times: string;
+  /** A ratio, or nanoseconds. */
+  readonly value: number;
+  readonly floorNs: number;
+}
+
+/** The figures of all processes that measured all contestants of an aim. */
+function figuresOf({ contestants }: CaseResult, of: Goal): Figure[] {
+  const names =
+    'versus' in of
+      ? [of.versus, of.beyond]
+      : [of.floor, of.over === of.floor ? undefined : of.over];
+  const wanted = [of.contestant ?? contestants[0]?.name, ...names].filter(
+    (each) => each !== undefined,
+  );
+  const found = wanted.map((each) => contestants.find((one) => one.name === each));
+  const all = found.filter((each) => each !== undefined);
+  if (all.length < wanted.length) return [];
+  const passes = Math.min(...all.map((each) => each.passes.length));
+  return Array.from({ length: passes }, (_, at) =>
+    all.map((each) => summarize(each.name, each.passes[at] ?? [])),
+  )
+    .filter((ofPass) => ofPass.every(({ samples }) => samples.length > 0))
+    .map((ofPass) => {
+      const statistics = ofPass.map(
+        (each, at) => `${each.name} ${duration(at < 2 ? each[of.statistic] : each.median)}`,
+      );
+      const [own, other, base] = ofPass as [Samples, Samples, Samples | undefined];
+      return {
+        times: statistics.join(', '),
+        value: ratioOrTime(of, [own, other, base]),
+        floorNs: other[of.statistic],
+      };
+    });
+}
+
+/** @param ofPass the contestant, the one that it is compared with, and the one that is subtracted */
+function ratioOrTime(
+  of: Goal,
+  [own, other, base = other]: readonly [Samples, Samples, Samples | undefined],
+): number {
+  if (!('versus' in of)) return of.over === undefined ? own[of.statistic] : differenceOf(own, base);
+  if (of.beyond !== undefined) return differenceOf(own, base) / differenceOf(other, base);
+  return of.statistic === 'median' ? ratioOf(own, other) : own.p99 / other.p99;
+}
+
+function judgement(of: Goal, title: string, figures: readonly Figure[]): Judgement {
+  const { suite, contestant, statistic } = of;
+  const isRatio = 'versus' in of;
+  const limit = isRatio ? of.max : of.maxUs * 1000;
+  const inWords = inWordsOf(of);
+  const [best, ...others] = [...figures].sort((a, b) => a.value - b.value);
+  const rest = others.map(({ value }) => inWords(value)).join(', ');
   return {
     aim: of,
-    text: `${suite}: ${title}${whose}: ${statistic} at most ${limit}${than}`,
-    figure,
-    part,
-    met: part === undefined ? undefined : part <= 1,
-    isAccepted: part !== undefined && part <= (accepted ?? 0) / (max ?? maxUs),
+    text: `${suite}: ${title}${contestant === undefined ? '' : `, ${contestant}`}: ${statistic} at most ${limitOf(of)}`,
+    figure: best ? `${best.times}: ${inWords(best.value)}${rest && ` (${rest})`}` : 'not measured',
+    value: best?.value,
+    floorNs: best?.floorNs,
+    part: best && best.value / limit,
+    met: best && best.value <= limit,
   };
 }
 
-export const verdict = ({ met, isAccepted }: Judgement): string => {
-  if (met === undefined) return 'not measured';
-  return met ? 'met' : isAccepted ? 'accepted' : 'missed';
-};
+/** How the values of an aim are written. */
+export const inWordsOf = (of: Goal): ((value: number) => string) =>
+  'versus' in of ? multiple : duration;
 
-/** `check`: prints each aim; returns 1 unless all are met, or no worse than accepted. @throws UsageError */
-export function check(path: string, isPartial: boolean): number {
-  const results = readResults(path);
-  if (results.driver.emulated) throw new UsageError(`${path}: ${EMULATED}`);
-  const judged = judge(results).filter(({ met }) => met !== undefined || !isPartial);
-  const verdicts = judged.map(verdict);
-  for (const [at, { text, figure }] of judged.entries())
-    console.log(`${verdicts[at]?.padEnd(12)}  ${text}: ${figure}`);
-  const count = (word: string): number => verdicts.filter((each) => each === word).length;
-  const words = ['met', 'accepted', 'missed', 'not measured'];
+/** The limit of an aim in words. */
+export function limitOf(of: Goal): string {
+  if ('versus' in of)
+    return `${of.max} times ${of.versus}${of.beyond === undefined ? '' : ` beyond ${of.beyond}`}`;
+  return `${duration(of.maxUs * 1000)}${of.over === undefined ? '' : ` over ${of.over}`}`;
+}
+
+export const verdict = ({ met }: Judgement): string =>
+  met === undefined ? 'not measured' : met ? 'met' : 'missed';
+
+/** `check`: prints each aim; returns 1 unless all are met by one of the files. @throws UsageError */
+export function check(paths: readonly string[], isPartial: boolean): number {
+  const runs = paths.map((path) => {
+    const results = readResults(path);
+    if (results.driver.emulated) throw new UsageError(`${path}: ${EMULATED}`);
+    return results;
+  });
+  const judged = judge(runs).filter(({ met }) => met !== undefined || !isPartial);
+  for (const each of judged)
+    console.log(`${verdict(each).padEnd(12)}  ${each.text}: ${each.figure}`);
+  const count = (word: string): number => judged.filter((each) => verdict(each) === word).length;
+  const words = ['met', 'missed', 'not measured'];
   console.log(words.map((word) => `${count(word)} ${word}`).join(', '));
-  return count('met') + count('accepted') === judged.length && judged.length > 0 ? 0 : 1;
+  return count('met') === judged.length && judged.length > 0 ? 0 : 1;
 }

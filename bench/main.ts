@@ -23,8 +23,8 @@ const commands: Readonly<Record<string, (args: readonly string[]) => Promise<num
   },
   check: async (args) => {
     const { values, positionals } = parse(args, { partial: { type: 'boolean', default: false } });
-    const [file] = takeFiles(positionals, 1);
-    return (await import('./aims.ts')).check(file as string, values.partial);
+    if (positionals.length === 0) throw new UsageError('it takes result files');
+    return (await import('./aims.ts')).check(positionals, values.partial);
   },
   join: async (args) => {
     const [file, rest] = takeFiles(parse(args, {}).positionals, 2) as [string, string];

@@ -3,7 +3,7 @@ import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'nod
 import { basename, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { markdownTable } from 'markdown-table';
-import { judge, readReasons } from './aims.ts';
+import { judge, readGoals, readReasons } from './aims.ts';
 import { groupBy, sizeName } from './format.ts';
 import { wordsOf } from './names.ts';
 import { baselineOf, drawAll, lineFile, ratioFile, timeFile } from './pictures.ts';
@@ -13,6 +13,7 @@ import {
   contestantsIn,
   describePlace,
   type Group,
+  goalTable,
   groupsOf,
   groupTable,
   headlineTable,
@@ -75,7 +76,9 @@ export function makeReport(name: string, results: Results): string {
       ...(suite === 'hand-over' ? crossoverTable(results) : []),
     ]),
     '## Aims',
-    aimTable(results, judge(results), readReasons()),
+    aimTable(results, judge([results]), readReasons()),
+    '## Goals',
+    goalTable(results, judge([results], readGoals())),
   ].join('\n\n')}\n`;
 }
 
@@ -133,15 +136,13 @@ function expand(word: string, about: string, results: Results): string {
     case 'headline':
       return headlineTable(results);
     case 'aims':
-      return aimTable(results, judge(results), readReasons());
-    case 'aim-count':
-      return firstLine(expand('aims', '', results));
+      return aimTable(results, judge([results]), readReasons());
+    case 'goals':
+      return goalTable(results, judge([results], readGoals()));
     default:
       throw new Error(`the template asks for '${word}'`);
   }
 }
-
-const firstLine = (text: string): string => String(text.split('\n', 1)[0]).replace(/:$/, '.');
 
 /**
  * `SUITE`: the cases without a size or number; `SUITE/VARIANT`: those of one size. Names of cases may

@@ -15,14 +15,20 @@ export interface Samples {
   readonly max: number;
   /** One per round; a case of the suite `event-loop` has many. */
   readonly samples: readonly number[];
+  /** The same by the process of the run that took them. */
+  readonly passes: readonly (readonly number[])[];
 }
 
-export function summarize(name: string, samples: readonly number[]): Samples {
+export function summarize(
+  name: string,
+  samples: readonly number[],
+  passes: Samples['passes'] = [samples],
+): Samples {
   const sorted = [...samples].sort((a, b) => a - b);
   const [p10, median, p90, p99, max] = [0.1, 0.5, 0.9, 0.99, 1].map((part) =>
     quantile(sorted, part),
   ) as [number, number, number, number, number];
-  return { name, median, p10, p90, p99, max, samples };
+  return { name, median, p10, p90, p99, max, samples, passes };
 }
 
 /** Interpolates linearly between two samples. */
@@ -93,10 +99,11 @@ const driver = z.object({
   version: text,
 });
 
-// Only samples are stored; the statistics are computed from them.
+// Only samples are stored, a list for each pass; the statistics are computed from them.
 const contestant = z
-  .object({ name: text, samples: z.array(z.number().nonnegative()).min(1) })
-  .transform(({ name, samples }) => summarize(name, samples));
+  .object({ name: text, samples: z.array(z.array(z.number().nonnegative())).min(1) })
+  .refine(({ samples }) => samples.flat().length > 0, 'there is no sample')
+  .transform(({ name, samples }) => summarize(name, samples.flat(), samples));
 
 const skipped = z.object({ name: text, reason: text });
 
@@ -122,13 +129,13 @@ const caseResult = z.object({
 });
 
 const resultSchema = z.object({
-  version: z.literal(5),
+  version: z.literal(6),
   machine,
   driver,
   quick: z.boolean(),
   /** The most rounds of a case, over all passes. */
   rounds: z.int().positive(),
-  /** Processes that ran one after the other, each with half of the rounds if there are two. */
+  /** Processes that ran one after the other, each with its part of the rounds. */
   passes: z.int().positive(),
   /** If true, the contestants of short calls shared one CPU, and their child processes another. */
   isPinned: z.boolean(),
@@ -158,16 +165,16 @@ export const titleOf = ({
   readonly variant?: string | null | undefined;
 }): string => (variant ? `${name}, ${variant}` : name);
 
-/** Joins the parts of a case that several passes measured. */
+/** Joins the parts of a case that several passes measured, each in one list. */
 export function mergeCase(parts: readonly CaseResult[]): CaseResult {
   const names = new Set(parts.flatMap(({ contestants }) => contestants.map(({ name }) => name)));
-  const samplesOf = (name: string): readonly number[] =>
-    parts.flatMap(({ contestants }) => contestants.find((one) => one.name === name)?.samples ?? []);
+  const passesOf = (name: string): (readonly number[])[] =>
+    parts.map(({ contestants }) => contestants.find((one) => one.name === name)?.samples ?? []);
   const skips = new Map(parts.flatMap((part) => part.skipped.map((one) => [one.name, one])));
   return {
     ...(parts[0] as CaseResult),
     contestants: [...names]
-      .map((name) => summarize(name, samplesOf(name)))
+      .map((name) => summarize(name, passesOf(name).flat(), passesOf(name)))
       .filter(({ samples }) => samples.length > 0),
     skipped: [...skips.values()],
   };
@@ -226,13 +233,13 @@ export function readJson<T>(path: string, schema: z.ZodType<T>): T {
   }
 }
 
-/** Writes the samples of a contestant on one line, rounded to a thousandth of a nanosecond. */
+/** Writes the samples of a contestant in one line for each pass, rounded to a thousandth of a nanosecond. */
 export function writeResults(path: string, results: Results): void {
   const stored = {
     ...results,
     cases: results.cases.map((result) => ({
       ...result,
-      contestants: result.contestants.map(({ name, samples }) => ({ name, samples })),
+      contestants: result.contestants.map(({ name, passes }) => ({ name, samples: passes })),
     })),
   };
   const json = JSON.stringify(

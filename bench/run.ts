@@ -61,6 +61,9 @@ class Run {
   readonly #checkout: string | undefined;
   readonly #parts = new Map<string, CaseResult[]>();
   readonly #failed = new Set<string>();
+  /** The cases of which a pass has reported, and those whose tables are printed. */
+  readonly #heard = new Set<string>();
+  readonly #printed = new Set<string>();
   #begun: PassBegun | undefined;
   #failedPasses = 0;
 
@@ -93,7 +96,7 @@ class Run {
     const checkout = this.#checkout;
     const child: ChildProcess = fork(
       join(checkout ?? HERE, PROGRAM),
-      [`${index}`, `${passes}`, this.#name, ...this.#args],
+      [`${index}`, `${passes}`, this.#name, ...this.#args, ...this.#timeLeft()],
       // Advanced, because JSON has no NaN, the median of no samples.
       { serialization: 'advanced', ...(checkout !== undefined && inCheckout(checkout)) },
     );
@@ -120,6 +123,28 @@ class Run {
     return this.#begun !== undefined;
   }
 
+  /** Whether another pass could begin a case. */
+  get hasTime(): boolean {
+    const { within = Number.POSITIVE_INFINITY } = this.#plan;
+    return this.#begun === undefined || process.uptime() < within;
+  }
+
+  /** Whether each case was measured in one pass at least. */
+  get isComplete(): boolean {
+    const isEmulated = this.#begun?.driver.emulated;
+    return this.#plan.cases.every(
+      (each) => this.#heard.has(keyOf(each)) || (each.needsGpu && isEmulated),
+    );
+  }
+
+  /** The argument that says how long a pass has that begins now, if the run is limited. */
+  #timeLeft(): string[] {
+    const { within } = this.#plan;
+    if (within === undefined) return [];
+    // The last one counts.
+    return [`--within=${Math.max(0.01, within - process.uptime())}`];
+  }
+
   /** Prints how many cases failed. Returns true if none did, and all passes ended well. */
   succeeded(): boolean {
     const failed = this.#failed.size;
@@ -133,7 +158,7 @@ class Run {
     const { driver, machine, isPinned, skipped } = this.#begun;
     const { quick, rounds, passes, cases } = this.#plan;
     writeResults(path, {
-      version: 5,
+      version: 6,
       machine,
       driver,
       quick,
@@ -158,9 +183,20 @@ class Run {
     const { at, result, error, isLast } = message;
     // The key, because another checkout may have other cases in another order.
     const key = keyOf(result ?? (this.#plan.cases[at] as PlannedCase));
+    this.#heard.add(key);
     if (error !== undefined) this.#failed.add(key);
     if (result) this.#parts.set(key, [...(this.#parts.get(key) ?? []), result]);
-    if (!isLast || !this.#begun) return;
+    if (isLast) this.#printCase(key);
+  }
+
+  /** Prints the tables of the cases that the last pass had no time for. */
+  printRest(): void {
+    for (const key of this.#heard) if (!this.#printed.has(key)) this.#printCase(key);
+  }
+
+  #printCase(key: string): void {
+    if (!this.#begun) return;
+    this.#printed.add(key);
     const merged = this.#resultOf(key);
     if (merged) {
       const { driver, machine } = this.#begun;
@@ -196,11 +232,12 @@ export async function run(args: readonly string[]): Promise<number> {
       console.error(`measured in ${duration((performance.now() - begin) * 1e6)}`);
       if (json !== undefined) measured.write(json, isComplete);
     });
-    for (let index = 0; index < passes; index += 1)
+    for (let index = 0; index < passes && measured.hasTime; index += 1)
       if (!(await measured.pass(index, interrupted.signal))) return 1;
-    isComplete = true;
+    measured.printRest();
+    isComplete = measured.isComplete;
   }
-  return measured.succeeded() ? 0 : 1;
+  return measured.succeeded() && isComplete ? 0 : 1;
 }
 
 /**
@@ -220,7 +257,8 @@ export async function repeat(args: readonly string[]): Promise<number> {
   const [printA, printB] = folder === undefined ? [console.log, silent] : [silent, console.log];
   const a = { path: pathA, run: new Run('A', given, printA, folder) };
   const b = { path: pathB, run: new Run('B', given, printB) };
-  if (a.run.plan.json !== undefined) throw new UsageError('repeat takes no --json');
+  if (a.run.plan.json !== undefined || a.run.plan.within !== undefined)
+    throw new UsageError('repeat takes no --json and no --within');
   using interrupted = interruption();
   let isComplete = false;
   let areWritten = false;

@@ -1,6 +1,14 @@
 /** Tables and sentences of results, for the terminal and for Markdown. */
 import { markdownTable } from 'markdown-table';
-import { type Aim, appliesTo, type Judgement, judgeCase, verdict } from './aims.ts';
+import {
+  type Aim,
+  appliesTo,
+  inWordsOf,
+  type Judgement,
+  judgeCase,
+  limitOf as limitOfAim,
+  verdict,
+} from './aims.ts';
 import { byClock, duration, EMULATED, groupBy, multiple, percent, speed } from './format.ts';
 import { describeLimit, limitOf } from './machine.ts';
 import { captionOf, wordsOf } from './names.ts';
@@ -56,7 +64,7 @@ export function caseTable(
   const isDelay = suite === 'event-loop';
   const judged = aims
     .filter((aim) => appliesTo(aim, result))
-    .map((aim) => judgeCase(result, aim))
+    .map((aim) => judgeCase([result], aim))
     .map((each) => `${verdict(each)}: ${each.text}: ${each.figure}`);
   const [first] = contestants;
   const rows = contestants.map((one) => [
@@ -250,20 +258,50 @@ export function describePlace({
   return `${parts.filter(Boolean).join(', ')}; medians of at most ${rounds} rounds${processes}${quick ? ', a quick run' : ''}.`;
 }
 
-/** How many aims are met, those that are not, and one line for each case that misses one. */
+/** How many aims are met, those that are missed, and one line for each case that misses one. */
 export function aimTable(
   results: Results,
   judged: readonly Judgement[],
   reasons: Readonly<Record<string, string>>,
 ): string {
   if (results.driver.emulated) return `Aims are not judged: ${EMULATED}.`;
-  const others = judged.filter(({ met }) => met !== true);
-  const rows = others.map((each) => [each.text, each.figure, verdict(each)]);
-  const accepted = others.filter(({ isAccepted }) => isAccepted).length;
-  const missed = new Set(others.filter(({ met }) => met === false).map(({ aim }) => aim.case));
+  const of = (wanted: boolean | undefined) => judged.filter(({ met }) => met === wanted);
+  const missed = of(false);
+  const cases = (some: readonly Judgement[]) => [...new Set(some.map(({ aim }) => aim.case))];
+  const unmeasured = cases(of(undefined));
+  const rows = missed.map((each) => [each.text, each.figure]);
+  const why = cases(missed).map((one) => `- \`${one}\`: ${reasons[one] ?? 'not known.'}`);
   return [
-    `${judged.length - others.length} of ${judged.length} aims are met. Of the others, ${accepted} are no worse than what is accepted:`,
-    table(['aim', 'measured', ''], rows, results),
-    ...[...missed].map((name) => `- \`${name}\`: ${reasons[name] ?? 'the reason is unknown.'}`),
+    `Of ${judged.length} aims ${of(true).length} are met and ${missed.length} missed.`,
+    ...(unmeasured.length === 0 ? [] : [`Not measured: ${unmeasured.join(', ')}.`]),
+    ...(missed.length === 0 ? [] : [table(['missed', 'measured'], rows, results), why.join('\n')]),
   ].join('\n\n');
+}
+
+/** The goals, each with what was measured, and with the time of what it is compared with. */
+export function goalTable(results: Results, judged: readonly Judgement[]): string {
+  if (results.driver.emulated) return `Goals are not judged: ${EMULATED}.`;
+  const rows = [...groupBy(judged, ({ aim }) => JSON.stringify(aim)).values()].map((ofGoal) => {
+    const { aim } = ofGoal[0] as Judgement;
+    const floor = 'versus' in aim ? aim.versus : aim.floor;
+    const beside = range(ofGoal, ({ floorNs }) => floorNs, duration);
+    return [
+      `${[aim.case, aim.variant, aim.contestant].filter(Boolean).join(', ')}: ${limitOfAim(aim)}`,
+      range(ofGoal, ({ value }) => value, inWordsOf(aim)) || 'not measured',
+      beside && `${floor} ${beside}`,
+    ];
+  });
+  return table(['goal', 'measured', 'beside'], rows, results);
+}
+
+/** The smallest and the largest of several values. */
+function range(
+  judged: readonly Judgement[],
+  take: (one: Judgement) => number | undefined,
+  inWords: (value: number) => string,
+): string {
+  const values = judged.flatMap((one) => take(one) ?? []).sort((a, b) => a - b);
+  const [least, most] = [values[0], values.at(-1)];
+  if (least === undefined || most === undefined) return '';
+  return least === most ? inWords(least) : `${inWords(least)} to ${inWords(most)}`;
 }

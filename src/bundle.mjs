@@ -8,10 +8,12 @@
  * - Classes get the names that they have in the source. The bundler writes a class that refers to
  *   itself as `var Stream = class _Stream`, and users would see `_Stream` in logs and stacks. Its
  *   option `keepNames` would also wrap every closure in a call, and some closures are on hot paths.
+ * - White space and syntax are minified, names are not, so that stacks can be read. Lines stay short,
+ *   because Node prints the whole line of an error that nobody catches.
  */
-import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
-import { join, relative } from 'node:path';
-import { build } from 'esbuild';
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { basename, join, relative } from 'node:path';
+import { build, transform } from 'esbuild';
 
 const isModule = (path) => path.endsWith('.ts') && !/(\.d|\bindex)\.ts$/.test(path);
 
@@ -26,17 +28,21 @@ const ffi = layer('ffi', 'ffi/emulator');
 const core = layer('src', 'src/ipc', 'src/cli', 'src/python', 'src/protocol');
 const ipc = layer('src/ipc', 'src/ipc/inspect');
 
-/** The layers that each entry reaches. The last entry is loaded by `import()`. */
+/** The layers that each entry reaches. The last two entries are loaded by `import()`. */
 const entries = {
   'ffi/index.ts': ffi,
   'ffi/emulator/index.ts': ffi,
   'src/index.ts': [...ffi, ...core],
   'src/ipc/index.ts': [...ffi, ...core, ...ipc],
-  'src/cli/main.ts': [...ffi, ...core, ...ipc],
+  // It loads the commands after it has turned on the compile cache.
+  'src/cli/main.ts': [],
+  'src/cli/commands.ts': [...ffi, ...core, ...ipc],
   'src/cli/roundtrip-child.ts': [...ffi, ...core, ...ipc],
   'src/cli/bench-child.ts': [...ffi, ...core, ...ipc],
   'src/cli/doctor-child.ts': [...ffi, ...core, ...ipc],
   'src/ipc/inspect/inspect-server.ts': [...ffi, ...core, ...ipc],
+  // Without them it would share the helpers of the bundler alone: in one more file, which all imports read.
+  'src/cli/output.ts': [...ffi, ...core, ...ipc],
 };
 
 const layers = {
@@ -54,6 +60,8 @@ const layers = {
   },
 };
 
+const LONGEST_LINE = 120;
+
 const options = {
   bundle: true,
   format: 'esm',
@@ -64,7 +72,7 @@ const options = {
 
 await build({
   ...options,
-  entryPoints: Object.keys(entries).slice(0, -1),
+  entryPoints: Object.keys(entries).slice(0, -2),
   splitting: true,
   packages: 'external',
   outbase: '.',
@@ -84,14 +92,41 @@ await build({
   ...options,
   entryPoints: ['src/ipc/zod.ts'],
   outfile: 'dist/ffi/zod.js',
-  banner: { js: `/*\nParts of zod ${zodVersion} (https://zod.dev):\n\n${zodLicense}\n*/` },
+  banner: { js: `/*!\nParts of zod ${zodVersion} (https://zod.dev):\n\n${zodLicense}\n*/` },
 });
 
 for (const name of readdirSync('dist', { recursive: true })) {
   if (!name.endsWith('.js')) continue;
   const path = `dist/${name}`;
   const text = withRequireInBundle(withoutImportsOfNode(readFileSync(path, 'utf8')));
-  writeFileSync(path, withClassNames(text, path));
+  await writeMinified(path, text);
+}
+
+/** Minifies a file, and its source map if it has one. */
+async function writeMinified(path, text) {
+  const map = `${path}.map`;
+  const hasMap = existsSync(map);
+  const [start, name] = ['//# sourceMappingURL=', `${basename(path)}.map`];
+  const data = hasMap && `data:application/json;base64,${readFileSync(map, 'base64')}`;
+  const { code, map: minified } = await transform(
+    hasMap ? text.replace(`${start}${name}`, `${start}${data}`) : text,
+    {
+      loader: 'js',
+      format: 'esm',
+      platform: options.platform,
+      target: options.target,
+      minifyWhitespace: true,
+      minifySyntax: true,
+      lineLimit: LONGEST_LINE,
+      legalComments: 'inline',
+      sourcemap: hasMap && 'external',
+      sourcesContent: false,
+      sourcefile: path,
+    },
+  );
+  if (hasMap) writeFileSync(map, minified);
+  const named = withClassNames(code, path);
+  writeFileSync(path, hasMap ? `${named}${start}${name}\n` : named);
 }
 
 /** Bundlers of programs follow `require` with a literal path, also in an ES module; Node never gets there. */
@@ -108,10 +143,11 @@ function withoutImportsOfNode(text) {
 }
 
 function withClassNames(text, path) {
-  for (const [, outer, inner] of text.matchAll(/\bvar (\w+) = class _(\w+)\b/g)) {
+  for (const [, outer, inner] of text.matchAll(/\b(\w+)=class _(\w+)\b/g)) {
     if (outer !== inner) throw new Error(`${path}: two classes are called ${inner}`);
-    // All uses of the inner name are inside the class, where it and the outer name are the same.
-    text = text.replaceAll(new RegExp(`\\b_${inner}\\b`, 'g'), inner);
+    // All uses of the inner name are inside the class, where it and the outer name are the same. The space
+    // keeps the columns, which the source map has.
+    text = text.replaceAll(new RegExp(`\\b_${inner}\\b`, 'g'), `${inner} `);
   }
   return text;
 }

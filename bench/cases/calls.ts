@@ -3,6 +3,7 @@
  * and from Python. All use the same kinds of objects: a non-blocking stream, an event without
  * timing, 4 MiB of cuMemAlloc memory.
  */
+import { channel } from 'node:diagnostics_channel';
 import { Context, CudaEvent, DeviceBuffer, Stream } from 'cuffi';
 import { cu, writeBytes } from 'cuffi/ffi';
 import { getIpcHandle, Timeline } from 'cuffi/ipc';
@@ -59,6 +60,37 @@ export const callCases: readonly Case[] = [
           timeline.close();
           stream.close();
         },
+      };
+    },
+  },
+  {
+    name: 'diagnostics.check',
+    what: 'asks whether somebody subscribes, as cuffi does before it makes a message; then makes and publishes one',
+    calls: 5000,
+    peers: [],
+    open() {
+      const quiet = channel('cuffi-bench:quiet');
+      const heard = channel('cuffi-bench:heard');
+      let seen = 0;
+      const hear = (): void => {
+        seen += 1;
+      };
+      heard.subscribe(hear);
+      return {
+        contestants: [
+          inProcess('nobody subscribes', (calls) => {
+            let published = 0;
+            for (let call = 0; call < calls; call += 1) published += Number(quiet.hasSubscribers);
+            requireSuccess(published === 0, 'a check');
+          }),
+          inProcess('a message', (calls) => {
+            const before = seen;
+            for (let call = 0; call < calls; call += 1)
+              if (heard.hasSubscribers) heard.publish({ pid: 1, type: 'value', byteLength: call });
+            requireSuccess(seen === before + calls, 'publishing');
+          }),
+        ],
+        close: () => heard.unsubscribe(hear),
       };
     },
   },

@@ -15,6 +15,8 @@ export interface PeerBatch {
   readonly batch: string;
   /** The name of the contestant. Default: the peer's. */
   readonly name?: string;
+  /** True if it does not call the driver. Default false. */
+  readonly needsNoGpu?: boolean;
 }
 
 /** One thing that is measured. Times and sizes are in the units of the result file. */
@@ -42,7 +44,7 @@ export interface Case {
   readonly needsGpu?: boolean;
   /** True if it runs only with `--large`. Default false. */
   readonly isLarge?: boolean;
-  /** True if it runs once, in the last pass. Default false. */
+  /** True if it runs once, in the first pass. Default false. */
   readonly isOnce?: boolean;
   readonly peers: readonly PeerBatch[];
   open(driver: DriverChoice, children: Children): OpenCase | Promise<OpenCase>;
@@ -56,6 +58,11 @@ export interface OpenCase {
   verify?(): void | Promise<void>;
   close(): void | Promise<void>;
 }
+
+/** What a message to another process and back takes without cuffi, Node and the driver. */
+export const messageFloors: readonly PeerBatch[] = ['socket', 'eventfd', 'futex', 'spinning'].map(
+  (way) => ({ peer: 'C', batch: `message.${way}`, name: `C, ${way}`, needsNoGpu: true }),
+);
 
 /** A batch that has the same name in several programs. */
 export const inPeers = (batch: string, ...peers: readonly PeerName[]): PeerBatch[] =>

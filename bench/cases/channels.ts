@@ -13,10 +13,12 @@ import {
 } from '../ways/channels.ts';
 import type { Children } from '../ways/children.ts';
 import { copiedInPageLockedMemory, copiedInSharedMemory } from '../ways/copying.ts';
+import { withSubscriber } from '../ways/diagnostics.ts';
 import { emptyMessage } from '../ways/messages.ts';
 import { mapped } from '../ways/sharing.ts';
+import { ringRaw } from '../ways/timelines.ts';
 import { openWays, type Way } from '../ways/way.ts';
-import { type Case, inPeers } from './case.ts';
+import { type Case, inPeers, messageFloors } from './case.ts';
 
 const MIB = 1 << 20;
 const LARGE = 1024 * MIB;
@@ -41,7 +43,7 @@ const roundTrip = (byteLength: number): Case => ({
   calls: 200,
   untimed: UNTIMED,
   needsGpu: byteLength >= LARGE,
-  peers: inPeers('handOver.mapped', 'C', 'numba', 'cuda.core', 'torch'),
+  peers: [...inPeers('handOver.mapped', 'C', 'numba', 'cuda.core', 'torch'), ...messageFloors],
   open: openCase(
     [
       quietChannel,
@@ -60,11 +62,11 @@ const ahead = (slots: number): Case => ({
   name: 'channel.ahead',
   variant: slots === 1 ? '1 slot' : `${slots} slots`,
   count: { of: 'slots', value: slots },
-  what: 'the streams of two processes wait for the slots; the time of one slot. C waits for counters alone',
+  what: 'the streams of two processes wait for the slots; the time of one slot. The others wait for counters alone',
   calls: AHEAD,
   untimed: UNTIMED,
   peers: [{ peer: 'C', batch: `handOver.ring.${slots}` }],
-  open: openCase([channelAhead(slots)], 0),
+  open: openCase([channelAhead(slots), ringRaw(slots)], 0),
 });
 
 const python: Case = {
@@ -76,6 +78,17 @@ const python: Case = {
   needsGpu: true,
   peers: [],
   open: openCase([channelToPython(8), channelFromPython(8), channelToNode(8)], 0),
+};
+
+const diagnostics: Case = {
+  name: 'diagnostics.channel',
+  variant: sizeName(MIB),
+  byteLength: MIB,
+  what: 'as channel.roundTrip: nobody subscribes to what cuffi publishes, the same once more, and somebody subscribes',
+  calls: 200,
+  untimed: UNTIMED,
+  peers: [],
+  open: openCase(withSubscriber(quietChannel), MIB),
 };
 
 /** On one GPU the two kernels take turns. */
@@ -106,6 +119,7 @@ const toMany = (consumers: number): Case => ({
 export const channelCases: readonly Case[] = [
   ...[MIB, LARGE].map(roundTrip),
   ...SLOTS.map(ahead),
+  diagnostics,
   python,
   ...WORK_US.map(working),
   ...CONSUMERS.map(toMany),

@@ -7,7 +7,9 @@ import { sizeName } from '../format.ts';
 import type { DriverChoice } from '../results.ts';
 import type { Children } from '../ways/children.ts';
 import { copiedBySocket, copiedInPageLockedMemory, copiedInSharedMemory } from '../ways/copying.ts';
+import { withSubscriber } from '../ways/diagnostics.ts';
 import {
+  bareNode,
   emptyMessage,
   emptyMessageBusyPolling,
   nodeNet,
@@ -24,14 +26,17 @@ import {
   mappedByPython,
   mappedByPythonPolling,
   mappedPoints,
+  newLegacy,
+  newPool,
+  newVirtual,
   POINTS,
   pool,
   processSend,
   virtual,
 } from '../ways/sharing.ts';
-import { polled, queuedAhead } from '../ways/timelines.ts';
+import { polled, queuedAhead, queuedAheadRaw } from '../ways/timelines.ts';
 import { openWays, type Way } from '../ways/way.ts';
-import { type Case, inPeers } from './case.ts';
+import { type Case, inPeers, messageFloors } from './case.ts';
 
 const MIB = 1 << 20;
 const SIZES = [4 << 10, MIB, 64 * MIB, 1024 * MIB];
@@ -48,10 +53,10 @@ type Row = Omit<Case, 'open'> & { readonly ways: readonly Way[] };
 
 const connection: Row = {
   name: 'connection',
-  what: 'an empty message to another process and back; node:net: a byte through a Unix socket',
+  what: 'an empty message to another process and back; the others: a byte through node:net, 21 bytes by the calls of a connection alone, and in C',
   calls: 500,
-  ways: [emptyMessage, emptyMessageBusyPolling, nodeNet],
-  peers: [],
+  ways: [emptyMessage, emptyMessageBusyPolling, nodeNet, bareNode],
+  peers: messageFloors,
 };
 
 const message: Row = {
@@ -122,6 +127,43 @@ const rows: readonly Row[] = [
   },
 ];
 
+/** As the rows `first`, in processes that have handed over much new memory before. */
+const newRows: readonly Row[] = [
+  {
+    name: 'hand-over.new.legacy',
+    what: 'new memory that the receiver opens by its legacy handle, and closes, after 500 others',
+    calls: 30,
+    untimed: UNTIMED,
+    ways: [newLegacy],
+    peers: inPeers('handOver.newLegacy', 'C'),
+  },
+  {
+    name: 'hand-over.new.pool',
+    what: 'a buffer of a new pool, after 500 others',
+    calls: 20,
+    untimed: UNTIMED,
+    ways: [newPool],
+    peers: inPeers('handOver.firstPool', 'C'),
+  },
+  {
+    name: 'hand-over.new.virtual',
+    what: 'new virtual memory, after 500 others',
+    calls: 20,
+    untimed: UNTIMED,
+    ways: [newVirtual],
+    peers: inPeers('handOver.virtual', 'C'),
+  },
+];
+
+const diagnostics: Row = {
+  name: 'diagnostics.hand-over',
+  what: 'a buffer that the receiver has mapped: nobody subscribes to what cuffi publishes, the same once more, and somebody subscribes',
+  calls: 100,
+  untimed: UNTIMED,
+  ways: withSubscriber(mapped),
+  peers: [],
+};
+
 const python: Row = {
   name: 'hand-over.python',
   what: 'a buffer from Node to Python, which has mapped it, and its acknowledgement; the others are pairs of Python',
@@ -145,7 +187,7 @@ const queued: Row = {
   name: 'hand-over.queued',
   what: 'the same, from stream to stream: 100 rounds are queued in both processes; the time of one',
   calls: 100,
-  ways: [queuedAhead],
+  ways: [queuedAhead, queuedAheadRaw],
   peers: inPeers('handOver.queued', 'C'),
 };
 
@@ -153,9 +195,16 @@ const queued: Row = {
 const FEW_CALLS = 10;
 
 /** The ways of each row. */
-export const handOverWays = [connection, message, ...rows, python, polling, queued].map(
-  ({ ways }) => ways,
-);
+export const handOverWays = [
+  connection,
+  message,
+  ...rows,
+  ...newRows,
+  diagnostics,
+  python,
+  polling,
+  queued,
+].map(({ ways }) => ways);
 
 export const handOverCases: readonly Case[] = [
   caseOf(connection),
@@ -170,6 +219,9 @@ export const handOverCases: readonly Case[] = [
         needsGpu: byteLength >= LARGE,
       }),
     ),
+  ),
+  ...[...newRows, diagnostics].map((row) =>
+    caseOf({ ...row, variant: sizeName(MIB), byteLength: MIB }),
   ),
   caseOf({ ...python, variant: sizeName(MIB), byteLength: MIB }),
   caseOf(polling),

@@ -5,7 +5,17 @@
  */
 import { readFileSync } from 'node:fs';
 import { Context, DeviceBuffer, Graph, type Kernel, Module, Stream } from 'cuffi';
-import { type Address, addressOf, cu, registerKernel, structs } from 'cuffi/ffi';
+import {
+  type Address,
+  addressOf,
+  type CUmodule,
+  cu,
+  readHandle,
+  registerKernel,
+  structs,
+  withAddress,
+  writeUint64,
+} from 'cuffi/ffi';
 import { inProcess } from '../measure.ts';
 import { type Case, inPeers, type OpenCase, PUBLIC, RAW, requireSuccess } from './case.ts';
 import { GpuTimer } from './gpu-timer.ts';
@@ -17,6 +27,10 @@ const LAUNCH_WARM_UP_MS = 800;
 
 type Loop = (calls: number) => void;
 
+const nothing = 0 as Address;
+/** Eight bytes that the driver writes a handle to. */
+const out = writeUint64(0);
+
 function openLaunch(name: string): OpenCase {
   const module = Module.load(ptx);
   const stream = Stream.create({ nonBlocking: true });
@@ -25,7 +39,6 @@ function openLaunch(name: string): OpenCase {
   const { kernel, loop, ask, asked, written }: IdleLaunch = open({ module, stream, buffer });
   const raw = new RawLaunch(stream);
   const { handle } = kernel;
-  const nothing = 0 as Address;
   const settle = (): void => stream.synchronizeSync();
   const loopRaw: Loop = (calls) =>
     kernel.context.run(() => {
@@ -56,11 +69,31 @@ function openLaunch(name: string): OpenCase {
 function openLoad(): OpenCase {
   const context = Context.primary();
   const settle = (): void => context.synchronizeSync();
+  const text = Buffer.from(`${ptx}\0`);
+  const bytes = new Uint8Array(new ArrayBuffer(text.byteLength));
+  bytes.set(text);
   const loop: Loop = (calls) => {
     for (let call = 0; call < calls; call += 1) Module.load(ptx).close();
   };
   return {
-    contestants: [inProcess(PUBLIC, loop, settle, LAUNCH_WARM_UP_MS)],
+    contestants: [
+      inProcess(PUBLIC, loop, settle, LAUNCH_WARM_UP_MS),
+      inProcess(
+        RAW,
+        (calls) =>
+          context.run(() =>
+            withAddress(bytes, (image) => {
+              let status = 0;
+              for (let call = 0; call < calls; call += 1) {
+                status |= cu.cuModuleLoadDataEx(out, image, 0, nothing, nothing);
+                status |= cu.cuModuleUnload(readHandle<CUmodule>(out));
+              }
+              requireSuccess(status === 0, 'cuModuleLoadDataEx');
+            }),
+          ),
+        settle,
+      ),
+    ],
     close() {},
   };
 }
@@ -121,11 +154,22 @@ const launchCases: readonly Case[] = [
 
 function openGraphLaunch(): OpenCase {
   const stream = Stream.create({ nonBlocking: true });
-  const { launch, launchAll, verify, close } = makeGraph(stream);
+  const { graph, launch, launchAll, verify, close } = makeGraph(stream);
   const settle = (): void => stream.synchronizeSync();
+  const [graphHandle, streamHandle] = [graph.handle, stream.handle];
   return {
     contestants: [
       inProcess(PUBLIC, launch, settle, LAUNCH_WARM_UP_MS),
+      inProcess(
+        RAW,
+        (calls) => {
+          let status = 0;
+          for (let call = 0; call < launchesOf(calls); call += 1)
+            status |= cu.cuGraphLaunch(graphHandle, streamHandle);
+          requireSuccess(status === 0, 'cuGraphLaunch');
+        },
+        settle,
+      ),
       inProcess(WITHOUT, launchAll, settle),
     ],
     verify,
@@ -149,6 +193,9 @@ function openGraphRun(): OpenCase {
   };
 }
 
+/** How often a graph is launched for so many kernels. */
+const launchesOf = (calls: number): number => Math.max(1, Math.floor(calls / KERNELS));
+
 const WITHOUT = `${PUBLIC}, without a graph`;
 
 /** The graph, and the same launches without it; `calls` counts kernels. */
@@ -163,14 +210,14 @@ function makeGraph(stream: Stream) {
       kernel.launch({ grid: 1, block: 32, stream }, 2.5, buffer, buffer, numberOf(at));
   };
   const graph = Graph.capture(stream, launchEach);
-  const launches = (calls: number): number => Math.max(1, Math.floor(calls / KERNELS));
   const launch = (calls: number): void => {
-    for (let call = 0; call < launches(calls); call += 1) graph.launch({ stream });
+    for (let call = 0; call < launchesOf(calls); call += 1) graph.launch({ stream });
   };
   return {
+    graph,
     launch,
     launchAll(calls: number) {
-      for (let call = 0; call < launches(calls); call += 1) launchEach();
+      for (let call = 0; call < launchesOf(calls); call += 1) launchEach();
     },
     verify() {
       const written = writtenByFour(buffer, numberOf(KERNELS - 1));

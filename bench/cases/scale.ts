@@ -4,7 +4,7 @@ import { leases } from 'cuffi/ipc';
 import type { DriverChoice } from '../results.ts';
 import { Receiver } from '../ways/children.ts';
 import { handOver, warmUp } from '../ways/way.ts';
-import { type Case, type OpenCase, PUBLIC, requireSuccess } from './case.ts';
+import { type Case, inPeers, type OpenCase, PUBLIC, requireSuccess } from './case.ts';
 
 const BYTE_LENGTH = 4096;
 const KILLED_BYTE_LENGTH = 64 << 20;
@@ -56,10 +56,9 @@ export const scaleCases: readonly Case[] = [
     name: 'receiver.killed',
     what: 'from the exit of a killed process until memory that it had mapped is free',
     calls: 1,
-    rounds: 5,
-    isOnce: true,
+    rounds: 6,
     budgetMs: 10_000,
-    peers: [],
+    peers: inPeers('receiver.killed', 'C'),
     open: openKilled,
   },
 ];

@@ -13,6 +13,7 @@ import { createInterface } from 'node:readline';
 import type { Readable, Writable } from 'node:stream';
 import { fileURLToPath } from 'node:url';
 import { Device } from 'cuffi';
+import type { PeerBatch } from '../cases/case.ts';
 import type { DriverChoice, Skipped } from '../results.ts';
 
 /** The names of the programs. */
@@ -89,7 +90,7 @@ export class Peer {
         return { name, reason: text };
       }
       if (word !== 'ready') throw new Error(`${name}: ${word} ${text}`);
-      if (text !== uuid.replace(/^GPU-|-/g, ''))
+      if (text !== bare(uuid))
         throw new Error(`${name} would measure GPU ${text}, and this process ${uuid}`);
       return peer;
     } catch (error) {
@@ -148,6 +149,9 @@ export class Peer {
   }
 }
 
+/** A UUID as the programs print it. */
+const bare = (uuid = ''): string => uuid.replace(/^GPU-|-/g, '');
+
 const folder = (name: string): string => fileURLToPath(new URL(name, import.meta.url));
 
 /** The peers of a run. */
@@ -157,10 +161,10 @@ export interface Peers {
   close(): Promise<void>;
 }
 
-/** Starts the programs that can run here. @throws Error if a program starts and then fails */
+/** Starts the programs of some batches, as far as they can run here. @throws Error if a program starts and then fails */
 export async function startPeers(
   driver: DriverChoice,
-  names: ReadonlySet<PeerName>,
+  batches: readonly PeerBatch[],
   signal: AbortSignal,
 ): Promise<Peers> {
   const { uuid } = Device.get(0);
@@ -172,9 +176,12 @@ export async function startPeers(
     rmSync(built, { recursive: true, force: true });
   };
   // All at once, because Python's packages take seconds to load.
+  const names = new Set(batches.map(({ peer }) => peer));
+  const withoutGpu = batches.some(({ needsNoGpu = false }) => needsNoGpu) ? uuid : undefined;
   const starts = await Promise.allSettled(
     [...names].map((name) => {
-      const program = name === 'C' ? cProgram(driver, built) : pythonProgram(driver, name);
+      const program =
+        name === 'C' ? cProgram(driver, built, withoutGpu) : pythonProgram(driver, name);
       return 'reason' in program ? program : Peer.start(program, uuid, signal);
     }),
   );
@@ -193,9 +200,14 @@ export async function startPeers(
 
 const NO_GPU = 'it needs a GPU: there is no libcuda behind the emulated driver';
 
-function cProgram(driver: DriverChoice, built: string): PeerProgram | Skipped {
+/** @param withoutGpu the UUID to say without a driver; undefined if all of its batches need one */
+function cProgram(
+  driver: DriverChoice,
+  built: string,
+  withoutGpu: string | undefined,
+): PeerProgram | Skipped {
   const name = 'C';
-  if (driver.emulated) return { name, reason: NO_GPU };
+  if (driver.emulated && withoutGpu === undefined) return { name, reason: NO_GPU };
   const compiler = COMPILERS.find((command) => spawnSync(command, ['--version']).status === 0);
   if (!compiler) return { name, reason: `no C compiler is here (${COMPILERS.join(', ')})` };
   const command = join(built, 'peer');
@@ -208,7 +220,7 @@ function cProgram(driver: DriverChoice, built: string): PeerProgram | Skipped {
   const args = ['-O2', ...ptx, '-o', command, ...sources, '-ldl'];
   const { status, stderr } = spawnSync(compiler, args, { encoding: 'utf8' });
   if (status !== 0) return { name, reason: `${compiler} could not build it: ${stderr.trim()}` };
-  return { name, command, args: [driver.library] };
+  return { name, command, args: driver.emulated ? ['none', bare(withoutGpu)] : [driver.library] };
 }
 
 function pythonProgram(

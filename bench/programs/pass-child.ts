@@ -18,12 +18,13 @@ import { Children } from '../ways/children.ts';
 
 const [index = '', of = '', name = '', ...args] = process.argv.slice(2);
 const pass = { index: Number(index), of: Number(of) };
-const isLastPass = pass.index === pass.of - 1;
+const isFirstPass = pass.index === 0;
 const prefix = `${name && `run ${name}, `}${pass.of > 1 ? `pass ${pass.index + 1} of ${pass.of} ` : ''}`;
 
 /** The time of a case, over all passes. */
 const BUDGET_MS = 1000;
-const MIN_ROUNDS = 5;
+/** Two in each of three passes. */
+const MIN_ROUNDS = 6;
 const QUICK_PART = 0.25;
 const QUICK_MIN_ROUNDS = 3;
 
@@ -50,13 +51,13 @@ async function measureAll(plan: Plan): Promise<void> {
   using interrupted = interruption();
   const { signal } = interrupted;
   const cases = plan.cases.filter(
-    (each) => !(each.needsGpu && driver.emulated) && (isLastPass || !each.isOnce),
+    (each) => !(each.needsGpu && driver.emulated) && (isFirstPass || !each.isOnce),
   );
-  const names = new Set(cases.flatMap((each) => each.peers.map(({ peer }) => peer)));
+  const batches = cases.flatMap((each) => each.peers);
   const children = new Children(driver);
   let peers: Peers | undefined;
   try {
-    if (names.size > 0) peers = await startPeers(driver, names, signal);
+    if (batches.length > 0) peers = await startPeers(driver, batches, signal);
     const cpus = driver.emulated ? undefined : Cpus.choose();
     const isPinned = cpus !== undefined;
     await tell({ type: 'begun', driver, machine, isPinned, skipped: peers?.skipped ?? [] });
@@ -65,6 +66,7 @@ async function measureAll(plan: Plan): Promise<void> {
       // A signal is only seen in the event loop, which short cases never reach.
       await nextLoopIteration();
       signal.throwIfAborted();
+      if (process.uptime() > (plan.within ?? Number.POSITIVE_INFINITY)) break;
       const seconds = process.uptime().toFixed(0);
       const title = `${each.suite}: ${titleOf(each)}`;
       console.error(`${prefix}[${at + 1}/${cases.length}, ${seconds} s] ${title}`);
@@ -84,14 +86,15 @@ async function measureAll(plan: Plan): Promise<void> {
 async function runOne(planned: PlannedCase, plan: Plan, shared: Shared): Promise<void> {
   const { signal, children } = shared;
   const at = plan.cases.indexOf(planned);
+  const isLast = planned.isOnce || pass.index === pass.of - 1;
   try {
     const result = await runCase(planned, plan, shared);
-    await tell({ type: 'case', at, isLast: isLastPass, ...(result && { result }) });
+    await tell({ type: 'case', at, isLast, ...(result && { result }) });
   } catch (error) {
     signal.throwIfAborted();
     const { stack = String(error) } = error as Error;
     console.error(`failed: ${titleOf(planned)}: ${stack}`);
-    await tell({ type: 'case', at, isLast: isLastPass, error: stack });
+    await tell({ type: 'case', at, isLast, error: stack });
     // A child may have caused it.
     await children.end();
   }
@@ -126,7 +129,7 @@ async function runCase(
       },
     );
     // Once: comparing a GiB takes longer than moving it.
-    if (isLastPass) {
+    if (isFirstPass) {
       await open.verify?.();
       for (const { verify } of others) await verify();
     }

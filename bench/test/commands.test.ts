@@ -65,7 +65,19 @@ describe('npm run bench', () => {
     );
     assert.deepEqual([rounds, quick], [3, true]);
     const passesOf = (...args: string[]): number => planRun(args).passes;
-    assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '1')], [2, 1, 1]);
+    assert.deepEqual([passesOf(), passesOf('--quick'), passesOf('--rounds', '1')], [3, 1, 1]);
+    const onceOf = (...args: string[]): (boolean | undefined)[] =>
+      planRun(['--case', 'stream.done', '--case', 'getIpcHandle', ...args]).cases.map(
+        ({ isOnce }) => isOnce,
+      );
+    // What has no aim, on a machine that is lent.
+    assert.deepEqual(
+      [onceOf(), onceOf('--within', '9')],
+      [
+        [false, false],
+        [false, true],
+      ],
+    );
   });
 
   test('refuses what is unknown in a sentence, before anything is measured', async () => {
@@ -76,11 +88,13 @@ describe('npm run bench', () => {
     assert.throws(() => planRun(['--case', 'x']), /there is no case 'x'/);
     assert.throws(() => planRun(['memory', '--case', 'copyTo']), /no case of that name/);
     assert.throws(() => planRun(['--rounds', '1.5']), /a number from 1, not '1\.5'/);
+    assert.throws(() => planRun(['--within', 'x']), /takes seconds, not 'x'/);
     assert.throws(() => planRun(['--json', '/nowhere/at/all.json']), /no folder \/nowhere\/at/);
     assert.throws(() => planRun(['--fast']), { message: "Unknown option '--fast'" });
 
     for (const [args, message] of [
       [['--fast'], /^bench: Unknown option '--fast'$/m],
+      [['check'], /^bench: it takes result files$/m],
       [['compare', 'a.json'], /^bench: it takes 2 result files, not 1$/m],
       [['compare', 'a', 'b', '--threshold', '2'], /from 0 to 1, not '2'$/m],
       [['page', 'a.json'], /^bench: it takes no 'a\.json'$/m],
@@ -91,23 +105,38 @@ describe('npm run bench', () => {
     }
   });
 
-  test('a run of two passes writes one file, prints each table once, and its progress to stderr', async () => {
+  test('a run of three passes writes one file, prints each table once, and its progress to stderr', async () => {
     using folder = temporaryFolder();
     const json = join(folder.path, 'a.json');
     const { status, stdout, stderr } = await bench(
-      'calls --case stream.done --case timeline.value --rounds 4 --json'.split(' ').concat(json),
+      'calls --case stream.done --case timeline.value --rounds 4 --within 60 --json'
+        .split(' ')
+        .concat(json),
     );
     assert.equal(status, 0, stderr);
     assert.match(stdout, /^driver: emulated/);
     assert.match(stdout, /^stream\.done: /m);
     assert.equal(stdout.match(/^stream\.done: /gm)?.length, 1);
-    assert.match(stderr, /^pass 2 of 2 \[1\/2, \d+ s\] calls: stream\.done$/m);
+    assert.match(stderr, /^pass 2 of 3 \[1\/2, \d+ s\] calls: stream\.done$/m);
     const { driver, quick, passes, cases } = readResults(json);
-    assert.deepEqual([driver.emulated, quick, passes, cases.length], [true, false, 2, 2]);
+    assert.deepEqual([driver.emulated, quick, passes, cases.length], [true, false, 3, 2]);
     assert.deepEqual(
-      cases.map(({ suite, contestants }) => [suite, contestants[0]?.samples.length]),
-      [0, 1].map(() => ['calls', 4]),
+      cases.map(({ suite, contestants }) => [
+        suite,
+        contestants[0]?.passes.map(({ length }) => length),
+      ]),
+      [0, 1].map(() => ['calls', [1, 1, 2]]),
     );
+  });
+
+  test('a run that is out of time begins no case and is incomplete', async () => {
+    using folder = temporaryFolder();
+    const json = join(folder.path, 'a.json');
+    const args = 'calls --case stream.done --rounds 3 --within 0.01 --json'.split(' ');
+    const { status, stdout } = await bench([...args, json]);
+    assert.equal(status, 1);
+    assert.match(stdout, /^written, incomplete: /m);
+    assert.deepEqual(readResults(json).cases, []);
   });
 
   test('an interrupted run writes what it has measured', async () => {
@@ -172,16 +201,18 @@ describe('npm run bench', () => {
     const files = ['a.json', 'b.json'].map((name) => join(folder.path, name));
     const what = ['calls', 'arrays', '--case', 'stream.done', '--case', 'array.slice'];
     const { stdout, stderr } = await bench(['repeat', ...files, ...what, '--rounds', '4']);
-    assert.deepEqual(stderr.match(/^run ., pass .(?= of 2 \[1\/)/gm), [
+    assert.deepEqual(stderr.match(/^run ., pass .(?= of 3 \[1\/)/gm), [
       'run A, pass 1',
       'run B, pass 1',
       'run B, pass 2',
       'run A, pass 2',
+      'run A, pass 3',
+      'run B, pass 3',
     ]);
     for (const { passes, cases } of files.map((file) => readResults(file)))
       assert.deepEqual(
         [passes, cases.map(({ suite }) => suite), cases[0]?.contestants[0]?.samples.length],
-        [2, ['calls', 'arrays'], 4],
+        [3, ['calls', 'arrays'], 4],
       );
     assert.match(stdout, /^\d of 2 medians of ratios lie within/m);
     assert.match(stdout, /^\d of 6 medians of times lie within/m);
@@ -191,17 +222,18 @@ describe('npm run bench', () => {
     await assert.rejects(repeat(['calls', 'hand-over']), /repeat takes two result files/);
     await assert.rejects(repeat(files.slice(0, 1)), /two different result files/);
     await assert.rejects(repeat([...files, '--json', files[0] as string]), /takes no --json/);
+    await assert.rejects(repeat([...files, '--within', '9']), /takes no --json and no --within/);
   });
 
   /**
-   * A checkout whose passes report these times for `connection`, and a case that does not exist here.
+   * A checkout whose passes report these times for `connection.message`, and a case that does not exist here.
    * They wait for permission before they begin, as those of older checkouts.
    */
   function stubCheckout(folder: string, contestants: Readonly<Record<string, number[]>>): void {
     const { machine, driver } = resultsOf([], { emulated: true });
     const cases = [
       caseOf('hand-over', 'of another time', contestants),
-      caseOf('hand-over', 'connection', contestants),
+      caseOf('hand-over', 'connection.message', contestants),
     ];
     for (const part of ['bench/programs', 'dist/src'])
       mkdirSync(join(folder, part), { recursive: true });
@@ -231,26 +263,26 @@ describe('npm run bench', () => {
     const before = join(folder.path, 'before');
     stubCheckout(before, {
       cuffi: [1, 1, 1],
-      'cuffi, busy polling': [1e12, 1e12, 1e12],
-      'node:net': [1, 1, 1e12, 1e12],
+      'cuffi, 32 at once': [1e12, 1e12, 1e12],
+      'process.send': [1, 1, 1e12, 1e12],
     });
-    const what = ['hand-over', '--case', 'connection', '--quick', '--rounds', '3'];
+    const what = ['hand-over', '--case', 'connection.message', '--quick', '--rounds', '3'];
     const { status, stdout, stderr } = await bench(['repeat', a, b, '--before', before, ...what], {
       CUFFI_COMMIT: 'this one',
     });
     assert.equal(status, 1, stderr);
     assert.match(stdout, /^1 of 3 medians of B .* faster: 1, slower: 1, in only one file: 0$/m);
     assert.deepEqual(stdout.match(/^slower \(.*\): hand-over: [^:]+/gm)?.length, 1);
-    assert.match(stdout, /^slower \(.*\): hand-over: connection, cuffi: /m);
+    assert.match(stdout, /^slower \(.*\): hand-over: connection\.message, cuffi: /m);
     // The tables are of this checkout.
-    assert.equal(stdout.match(/^connection: /gm)?.length, 1);
+    assert.equal(stdout.match(/^connection\.message: /gm)?.length, 1);
     assert.doesNotMatch(stdout, /does a thing/);
 
     const [ofA, ofB] = [a, b].map((file) => readResults(file)) as [Results, Results];
     assert.deepEqual([ofA.machine.commit, ofB.machine.commit], ['unknown', 'this one']);
     assert.equal(ofA.machine.cpu, realpathSync(before));
     const names = [ofA, ofB].map(({ cases }) => cases.map(({ name }) => name));
-    assert.deepEqual(names, [['connection'], ['connection']]);
+    assert.deepEqual(names, [['connection.message'], ['connection.message']]);
 
     const refused = (...args: string[]): Promise<number> => repeat([a, b, ...what, ...args]);
     await assert.rejects(refused('--before'), /another built checkout/);

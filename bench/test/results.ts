@@ -27,7 +27,7 @@ export const caseOf = (
 
 /** A run with these cases. */
 export const resultsOf = (cases: readonly CaseResult[], { emulated = false } = {}): Results => ({
-  version: 5,
+  version: 6,
   machine: {
     date: '2026-01-02T03:04:05.678Z',
     gpu: 'NVIDIA H200',

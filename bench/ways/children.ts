@@ -1,8 +1,8 @@
 /** The second processes of hand-overs and copies, seen from the bench. */
 import { once } from 'node:events';
 import type { Duplex } from 'node:stream';
-import { type DeviceBuffer, pin, Stream } from 'cuffi';
-import { closeFd, createMemfd, mapShared } from 'cuffi/ffi';
+import { type DeviceBuffer, PinnedBuffer, pin, Stream } from 'cuffi';
+import { type CUdeviceptr, closeFd, createMemfd, cu, mapShared } from 'cuffi/ffi';
 import {
   type Channel,
   type ChannelConsumer,
@@ -38,7 +38,39 @@ export type Copied = { readonly isPageLocked: boolean };
 export interface Rounds {
   readonly first: number;
   readonly count: number;
+  /** Whether it uses {@link RawWords} and the driver's calls alone. */
+  readonly isRaw: boolean;
 }
+
+/** A page of two words in place of the two timelines, for the driver's calls alone. */
+export class RawWords {
+  readonly memory: PinnedBuffer;
+  readonly #words: BigUint64Array;
+
+  constructor(memory: PinnedBuffer) {
+    this.memory = memory;
+    this.#words = new BigUint64Array(memory.buffer, 0, 2);
+  }
+
+  /** Queues the store of a value. @returns the status */
+  write({ handle }: Stream, side: 'ours' | 'theirs', value: number): number {
+    return cu.cuStreamWriteValue64_v2(handle, this.#addressOf(side), value, 0);
+  }
+
+  /** Makes a stream wait for a value or a later one. @returns the status */
+  wait({ handle }: Stream, side: 'ours' | 'theirs', value: number): number {
+    return cu.cuStreamWaitValue64_v2(handle, this.#addressOf(side), value, WAIT_GEQ);
+  }
+
+  get answered(): number {
+    return Number(Atomics.load(this.#words, 1));
+  }
+
+  #addressOf(side: 'ours' | 'theirs'): CUdeviceptr {
+    return ((this.memory.devicePointer as number) + (side === 'ours' ? 0 : 8)) as CUdeviceptr;
+  }
+}
+const WAIT_GEQ = 0;
 
 /** What the consuming child is sent: a channel, how many slots to take ahead of which one, or which one to close. */
 export type ReceivedChannelOrder =
@@ -274,6 +306,7 @@ export class Answering {
   readonly ours: Timeline;
   readonly theirs: Timeline;
   readonly #peer: ChildPeer;
+  #words: RawWords | undefined;
   #last = 0;
 
   private constructor(
@@ -298,16 +331,30 @@ export class Answering {
   }
 
   /** The child queues so many further rounds. Returns the first value. */
-  async queue(count: number): Promise<number> {
+  async queue(count: number, isRaw = false): Promise<number> {
     const first = this.#last + 1;
     this.#last += count;
-    await this.#peer.send({ first, count } satisfies Rounds, { stream: this.stream });
-    await this.#peer.receive();
+    await this.#ask({ first, count, isRaw });
     return first;
+  }
+
+  /** The words for rounds by the driver's calls alone. */
+  async words(): Promise<RawWords> {
+    if (this.#words) return this.#words;
+    const memory = PinnedBuffer.allocate(4096, { shareable: true, mapped: true });
+    await this.#ask(memory);
+    this.#words = new RawWords(memory);
+    return this.#words;
+  }
+
+  async #ask(order: Rounds | PinnedBuffer): Promise<void> {
+    await this.#peer.send(order, { stream: this.stream });
+    await this.#peer.receive();
   }
 
   async end(): Promise<void> {
     await end(this.#peer);
+    this.#words?.memory.close();
     for (const resource of [this.theirs, this.ours, this.stream]) resource.close();
   }
 }

@@ -1,6 +1,7 @@
 /** Messages without memory: the floor of every hand-over over a connection. */
 import { deepEqual } from 'node:assert/strict';
 import { PUBLIC } from '../cases/case.ts';
+import { BareChild } from './bare-socket.ts';
 import type { Receiver } from './children.ts';
 import { BUSY_POLLING } from './sharing.ts';
 import { type Opening, roundTrips, type Way } from './way.ts';
@@ -18,7 +19,7 @@ export const emptyMessageBusyPolling: Way = emptyBy(BUSY_POLLING, ({ children })
   children.pollingReceiver(),
 );
 
-/** A byte through a Unix socket: the floor of everything between two event loops. */
+/** A byte through a Unix socket. */
 export const nodeNet: Way = {
   name: 'node:net',
   async open({ children }) {
@@ -28,6 +29,15 @@ export const nodeNet: Way = {
       const [seen] = (await receiver.echo(byte)) as Uint8Array;
       if (seen !== byte[0]) throw new Error(`${seen} came back`);
     });
+  },
+};
+
+/** What a connection needs without cuffi. */
+export const bareNode: Way = {
+  name: 'bare Node, uv_poll',
+  async open() {
+    const child = await BareChild.start();
+    return { ...roundTrips(() => child.exchange()), close: () => child.end() };
   },
 };
 

@@ -64,8 +64,8 @@ const PAIRS: readonly { readonly files: readonly string[]; readonly why: string 
 const PACKAGES: readonly { readonly name: RegExp; readonly in: RegExp; readonly why: string }[] = [
   {
     name: /^(koffi|@koromix)(\/|$)/,
-    in: /^(ffi|test\/unit\/ffi|test\/abi)\//,
-    why: 'only ffi/ and its tests talk to koffi',
+    in: /^((ffi|test\/unit\/ffi|test\/abi)\/|bench\/ways\/bare-socket\.ts$)/,
+    why: 'only ffi/, its tests and the floor of the bench talk to koffi',
   },
   {
     name: /^zod(\/|$)/,

@@ -169,10 +169,11 @@ struct batch {
 };
 
 /* Each ends with a batch without a name. */
-extern const struct batch call_batches[], memory_batches[], copy_batches[],
+extern const struct batch floor_batches[], call_batches[], memory_batches[], copy_batches[],
   gpu_copy_batches[], hand_over_batches[], point_batches[], kernel_batches[], saxpy_batches[],
   waiting_batches[];
 /* Free what the batches made. */
+void close_floors(void);
 void close_calls(void);
 void close_memory(void);
 void close_copies(void);

@@ -3,9 +3,11 @@
  * changes in each round, and answers with it. Only the way there and back is timed.
  */
 #define _GNU_SOURCE
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "hand-over.h"
@@ -28,6 +30,7 @@ static void send_request(int socket, struct request *request, int fd) {
 }
 
 static int other = -1;
+static pid_t other_pid;
 static unsigned last;
 /* Of the buffer, and of what the other process has of it. */
 static size_t opened_bytes, mapped_bytes;
@@ -52,6 +55,7 @@ void start_other(void) {
   }
   close(sockets[1]);
   other = sockets[0];
+  other_pid = child;
 }
 
 unsigned hand_over(struct request *request, int fd) {
@@ -121,6 +125,23 @@ static long long time_mapped(long calls, size_t bytes) {
 static long long time_legacy(long calls, size_t bytes) {
   (void)bytes;
   return time_handle(LEGACY, calls);
+}
+
+/* New memory each time. The other process has nothing mapped: opening a block again is ten times as quick. */
+static long long time_new_legacy(long calls, size_t bytes) {
+  long long taken = 0;
+  for (long call = 0; call < calls; call++) {
+    CUdeviceptr fresh;
+    struct request request = { .kind = LEGACY };
+    CHECK(cuMemAlloc_v2, &fresh, bytes);
+    write_word(fresh);
+    long long start = now();
+    CHECK(cuIpcGetMemHandle, &request.handle, fresh);
+    long long exported = now() - start;
+    taken += exported + timed(&request, -1);
+    CHECK(cuMemFree_v2, fresh);
+  }
+  return taken;
 }
 
 static CUmemoryPool make_pool(unsigned long long threshold) {
@@ -229,6 +250,39 @@ static long long time_virtual(long calls, size_t bytes) {
   return taken;
 }
 
+#define KILLED_BYTES (64 << 20)
+
+/* From the exit of the other process, killed while it has the memory mapped, until the memory is free. */
+static long long time_killed(long calls, size_t bytes) {
+  long long taken = 0;
+  (void)bytes;
+  for (long call = 0; call < calls; call++) {
+    start_other();
+    CUdeviceptr shared;
+    struct request request = { .kind = KEEP };
+    CHECK(cuMemAlloc_v2, &shared, KILLED_BYTES);
+    CHECK(cuIpcGetMemHandle, &request.handle, shared);
+    hand_over(&request, -1);
+    kill(other_pid, SIGKILL);
+    waitpid(other_pid, NULL, 0);
+    long long start = now();
+    CHECK(cuMemFree_v2, shared);
+    taken += now() - start;
+    close(other);
+    other = -1;
+    mapped_bytes = 0;
+  }
+  return taken;
+}
+
+/* It begins with a process of its own. The last case of them: the one before had pools and pages. */
+static void open_killed(size_t bytes) {
+  (void)bytes;
+  if (other >= 0) close(other);
+  other = -1;
+  mapped_bytes = 0;
+}
+
 static void open_other(size_t bytes) {
   (void)bytes;
   start_other();
@@ -238,8 +292,10 @@ const struct batch hand_over_batches[] = {
   { "handOver.mapped", open_mapped, .timed = time_mapped },
   { "handOver.pool", open_pool, .timed = time_pool },
   { "handOver.legacy", open_legacy, .timed = time_legacy },
+  { "handOver.newLegacy", open_legacy, .timed = time_new_legacy },
   { "handOver.firstPool", open_other, .timed = time_first_pool },
   { "handOver.virtual", open_other, .timed = time_virtual },
+  { "receiver.killed", open_killed, .timed = time_killed },
   { NULL, NULL, NULL },
 };
 

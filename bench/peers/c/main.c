@@ -2,6 +2,7 @@
  * What the bench measures, from C: what it costs without cuffi.
  *
  *     PROGRAM PATH [SOCKET]    the libcuda to open; the socket, of the other process of a hand-over
+ *     PROGRAM none UUID        without a driver: only what needs none; the UUID that it shall say
  *
  * Says "ready UUID" (or "skip REASON"), then answers each line "BATCH CALLS BYTES UNTIMED" of its
  * standard input with "ns NANOSECONDS" (or "error WHAT"), after as many calls that are not timed; 0
@@ -24,6 +25,7 @@ DRIVER_FUNCTIONS(DEFINE)
 const char *library_path;
 CUdevice device;
 CUstream stream;
+static int has_driver;
 
 void say(const char *word, const char *text) {
   printf("%s %s\n", word, text);
@@ -56,10 +58,11 @@ static void bind_all(void *library) {
 
 static const struct batch *find(const char *name) {
   const struct batch *rooms[] = {
-    call_batches, memory_batches, copy_batches, gpu_copy_batches,
+    floor_batches, call_batches, memory_batches, copy_batches, gpu_copy_batches,
     hand_over_batches, point_batches, kernel_batches, saxpy_batches, waiting_batches
   };
-  for (size_t room = 0; room < sizeof rooms / sizeof *rooms; room++)
+  size_t count = has_driver ? sizeof rooms / sizeof *rooms : 1;
+  for (size_t room = 0; room < count; room++)
     for (const struct batch *batch = rooms[room]; batch->name; batch++)
       if (strcmp(batch->name, name) == 0) return batch;
   return NULL;
@@ -110,7 +113,7 @@ static void answer(const char *line) {
   }
   const struct batch *batch = find(name);
   if (!batch) {
-    say("skip", "it has no such batch");
+    say("skip", has_driver ? "it has no such batch" : "it needs a GPU");
     return;
   }
   printf("ns %lld\n", verifies ? verify(batch, bytes) : measure(batch, calls, bytes, untimed));
@@ -122,12 +125,19 @@ int main(int argc, char **argv) {
   CUcontext context;
   CUuuid uuid;
 
+  if (argc == 3 && strcmp(argv[1], "none") == 0) {
+    say("ready", argv[2]);
+    while (fgets(line, sizeof line, stdin)) answer(line);
+    close_floors();
+    return 0;
+  }
   library_path = argc == 2 || argc == 3 ? argv[1] : NULL;
   void *library = library_path ? dlopen(library_path, RTLD_NOW) : NULL;
   if (!library) {
     say("skip", library_path ? dlerror() : "usage: PROGRAM PATH [SOCKET]");
     return 0;
   }
+  has_driver = 1;
   bind_all(library);
   CHECK(cuInit, 0);
   CHECK(cuDeviceGet, &device, 0);
@@ -141,6 +151,7 @@ int main(int argc, char **argv) {
   say("ready", hex);
   while (fgets(line, sizeof line, stdin)) answer(line);
 
+  close_floors();
   close_calls();
   close_memory();
   close_copies();

@@ -6,14 +6,14 @@ import collections
 import math
 import os
 import select
-import threading
 import time
 import traceback
 import weakref
 from typing import Any, Callable, Optional, Union
 
+from ._errors import IpcError
 from ._files import closing_on_error
-from ._process import has_failed, locks, process_exit
+from ._process import has_failed, locks, process_exit, start_thread
 
 
 class _Poll:
@@ -37,7 +37,7 @@ class _Background:
         self._keeping = 0
         with closing_on_error(self._wake_read, self._wake_write):
             self._epoll.register(self._wake_read, select.EPOLLIN)
-            threading.Thread(target=self._run, name='cuffi background', daemon=True).start()
+            start_thread(self._run, 'background')
 
     def call(self, what: Callable[[], None]) -> None:
         """Calls it soon in the background. Takes no lock: objects may be collected in the middle of any work."""
@@ -48,9 +48,16 @@ class _Background:
             pass  # Full: it wakes up anyway.
 
     def watch(self, fd: int, on_ready: Callable[[], None]) -> None:
-        """Calls `on_ready` in the background when a descriptor can be read or has ended, and once at first."""
+        """Calls `on_ready` in the background when a descriptor can be read or has ended, and once at first.
+
+        Raises IpcError if the system does not watch one more.
+        """
         self._watched[fd] = on_ready
-        self._epoll.register(fd, select.EPOLLIN)
+        try:
+            self._epoll.register(fd, select.EPOLLIN)
+        except OSError as error:
+            del self._watched[fd]
+            raise IpcError(f'a descriptor cannot be watched: {error.strerror}') from None
         self.call(on_ready)
 
     def unwatch(self, fd: int) -> None:

@@ -20,7 +20,7 @@ from ._inbox import Inbox
 from ._order import Order
 from ._outbox import Outbox
 from ._peer_process import PeerProcess
-from ._process import has_failed
+from ._process import has_failed, start_thread
 from ._protocol import CONTROL_CLOSING, CONTROL_DONE, FRAME_CONTROL, PACKET_BYTE_LENGTH
 from ._readiness import Readiness
 from ._signals import signals
@@ -88,15 +88,14 @@ class Connection:
             self._close_own_fds()
             raise IpcError(f'a connection cannot be made: {error.strerror}') from None
         self.imports, self.exports = Imports(self), Exports(self)
-        self._thread = threading.Thread(target=self._run, name=f'cuffi {self.name}', daemon=True)
         # The thread sends nothing without the mutex, so the first frame comes first.
         with self.mutex:
             try:
                 start_closing()
-                self._thread.start()
-            except RuntimeError as error:
+                self._thread = start_thread(self._run, self.name)
+            except IpcError:
                 self._close_own_fds()
-                raise IpcError(f'a connection needs a thread: {error}') from None
+                raise
             try:
                 sock.send(hello(), socket.MSG_NOSIGNAL)
             except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional
@@ -16,7 +15,7 @@ from ._errors import CuffiError, IpcError, NotSupportedError, PeerGoneError
 from ._files import is_sealed, seal_against_holes
 from ._mappings import device_of
 from ._owner import Owner
-from ._process import this_process
+from ._process import start_thread, this_process
 from ._protocol import (
     CHANNEL_FLAG_AHEAD,
     CHANNEL_FLAG_TO_ONE,
@@ -32,7 +31,7 @@ from ._protocol import (
     SEAT_START,
     SEAT_WANTED,
 )
-from ._releases import release_page, releases_of
+from ._releases import release_page, release_soon, releases_of
 from ._ring import Ring, check_layout, seat_length
 from ._stats import ConsumerStats
 from ._types import StreamLike
@@ -271,7 +270,11 @@ class _Consumer(ChannelState):
             release_page(self.seat)
             kept.clear()
 
-        threading.Thread(target=release, name='cuffi release', daemon=True).start()
+        try:
+            start_thread(release, 'release')
+        except IpcError:
+            # No thread is left now.
+            release_soon(lambda: True, release)
 
 
 class ConsumerSlot(Owner):

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable
 from typing import Any, Optional
 
 from ._errors import IpcError
-from ._process import locks
+from ._process import locks, start_thread
 from ._protocol import PACKET_FDS, PAGE_BYTE_LENGTH
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -102,14 +102,12 @@ _closing_thread: Optional[threading.Thread] = None
 
 
 def start_closing() -> None:
-    """Starts the thread that `close_fds` needs, once. Raises RuntimeError if no thread is left."""
+    """Starts the thread that `close_fds` needs, once. Raises IpcError if no thread is left."""
     global _closing_thread
     with locks.state:
         if _closing_thread is None:
-            thread = threading.Thread(target=_close_others, name='cuffi closes', daemon=True)
-            thread.start()
-            # Only now: the next call tries again if this one has raised.
-            _closing_thread = thread
+            # The next call tries again if this one raises.
+            _closing_thread = start_thread(_close_others, 'closes')
 
 
 def abandon_closing() -> None:

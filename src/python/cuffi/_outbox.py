@@ -9,7 +9,6 @@ import functools
 import socket
 import struct
 import termios
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
@@ -17,8 +16,10 @@ from ._bytes import pack_double, write_length
 from ._deadlines import Deadline
 from ._devices import stream_handle
 from ._encoder import Encoder
+from ._errors import IpcError
 from ._export import Exported, export
 from ._files import SEND_FLAGS, close_fds
+from ._process import start_thread
 from ._protocol import (
     CONTROL_TIMELINE_PAGE,
     FRAME_CONTROL,
@@ -226,8 +227,8 @@ class Outbox:
                     self._later.append(later)
                     if len(self._later) == 1:
                         try:
-                            threading.Thread(target=self._send_later, name='cuffi sends', daemon=True).start()
-                        except RuntimeError:
+                            start_thread(self._send_later, 'sends')
+                        except IpcError:
                             # The next one starts it.
                             self._later.clear()
                             raise

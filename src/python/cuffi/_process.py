@@ -6,9 +6,10 @@ import os
 import secrets
 import sys
 import threading
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from . import _descriptors
+from ._errors import IpcError
 
 if TYPE_CHECKING:
     from ._descriptors import Fields
@@ -22,6 +23,16 @@ def start_time_of(pid: Union[int, str]) -> int:
             return int(file.read().rpartition(b')')[2].split()[19])
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def start_thread(target: Callable[..., Any], name: str, *args: Any) -> threading.Thread:
+    """Starts a thread that this process does not wait for at its end. Raises IpcError if no thread is left."""
+    thread = threading.Thread(target=target, args=args, name=f'cuffi {name}', daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise IpcError(f'cuffi needs a thread: {error}') from None
+    return thread
 
 
 class _Process:

@@ -10,8 +10,8 @@ import traceback
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._background import background
-from ._errors import CuffiError
-from ._process import locks, process_exit
+from ._errors import CuffiError, IpcError
+from ._process import locks, process_exit, start_thread
 from ._signals import signals
 from ._waits import is_awaited_by_streams, open_waits, waiting_streams
 from ._words import close_page
@@ -37,7 +37,7 @@ class _Releases:
             with locks.state:
                 if self._pid != os.getpid():
                     self._queue = queue.SimpleQueue()
-                    threading.Thread(target=self._run, args=(self._queue,), name='cuffi releases', daemon=True).start()
+                    start_thread(self._run, 'releases', self._queue)
                     self._pid = os.getpid()
 
     def add(self, release: Callable[[], Any]) -> None:
@@ -93,7 +93,10 @@ def release_soon(is_unused: Callable[[], bool], release: Callable[[], None]) -> 
     def is_over() -> bool:
         if not is_unused() or waiting_streams():
             return False
-        threading.Thread(target=release, name='cuffi release', daemon=True).start()
+        try:
+            start_thread(release, 'release')
+        except IpcError:
+            return False  # No thread is left now.
         return True
 
     background().poll(is_over)

@@ -33,7 +33,8 @@ class Seat:
         self.words.write(SEAT_START, start)
         self.fds = [memory, their_receive_end, their_send_end]
         self.sockets = WakeSockets(own_receive_end, own_send_end, on_wake)
-        self.sockets.watch()
+        with closing_on_error(*self.fds):
+            self.sockets.watch()
         # With ahead: the seat's memory, until it is known to be fixed, and the consumer's own copy of the ring.
         self.fd = -1
         self.copy: Optional[Ring] = None

@@ -13,7 +13,7 @@ from ._background import background, lifelines
 from ._bytes import SAFE
 from ._devices import is_context_lost
 from ._errors import ClosedError, CuffiError, IpcError, PeerGoneError
-from ._files import close_fds, duplicates, has_ended, is_pipe_end
+from ._files import close_fds, closing_on_error, duplicates, has_ended, is_pipe_end
 from ._protocol import (
     END_OF_WAITS,
     OUTCOME_ABANDONED,
@@ -62,6 +62,8 @@ class TimelineState:
                 raise IpcError('received a timeline without its pipe')
             if write_end >= 0 and not self.read() >= last:
                 self._watch_predecessor(sender)
+            if write_end < 0:
+                self.watch()
         except BaseException as error:
             close_fds([fd for fd in (memory, lifeline, write_end) if fd >= 0])
             if isinstance(error, OSError):
@@ -70,8 +72,6 @@ class TimelineState:
         lifelines.add(self)
         if write_end >= 0:
             self.words.sign(TIMELINE_PID)
-        else:
-            self.watch()
 
     def _watch_predecessor(self, sender: Optional[Connection]) -> None:
         """Watches the process that handed over until its last value is reached, also after the close here.
@@ -224,10 +224,12 @@ class TimelineState:
                 raise self.gone()
             if self.write_end < 0:
                 raise CuffiError('this process does not signal this timeline: it has no signaler to send')
-            fds = [*duplicates(self.fds), self.write_end]
+            copies = duplicates(self.fds)
+            with closing_on_error(*copies):
+                self.watch()
+            fds = [*copies, self.write_end]
             self.write_end = -1
             self.uses += 1
-        self.watch()
         if self.last_stream and not self.read() >= self.last:
             self._keep_promise()
         return Signaling(self, fds)

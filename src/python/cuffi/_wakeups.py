@@ -54,7 +54,12 @@ class WakeSockets:
         return cls(receive_end, send_end, on_wake)
 
     def watch(self) -> None:
-        background().watch(self._fd, self._on_ready)
+        """Begins to call `on_wake`. If it raises, both ends are closed."""
+        try:
+            background().watch(self._fd, self._on_ready)
+        except BaseException:
+            self.close()
+            raise
 
     def _on_ready(self) -> None:
         with self._lock:
