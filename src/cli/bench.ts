@@ -6,7 +6,7 @@ import { CudaError, CuffiError, NotSupportedError } from '../errors.ts';
 import { Channel } from '../ipc/channel/channel.ts';
 import { type ChildPeer, type SpawnPeerOptions, spawnPeer } from '../ipc/peer/spawn.ts';
 import { spawnPython } from '../ipc/peer/spawn-python.ts';
-import { ipcSupport } from '../ipc/sharing/support.ts';
+import { ipcSupport } from '../ipc/sharing/blockers.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import { PinnedBuffer } from '../memory/pinned.ts';
 import { Stream } from '../stream.ts';

@@ -7,7 +7,7 @@ import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { ClosedError, CuffiError, PeerGoneError } from '../errors.ts';
 import { type ChildPeer, spawnPeer } from '../ipc/peer/spawn.ts';
-import { type IpcSupport, ipcSupport } from '../ipc/sharing/support.ts';
+import { type IpcSupport, ipcSupport } from '../ipc/sharing/blockers.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import { childProgram, failedInChild, noReplyWithin } from './child.ts';
 import type { DriverChoice } from './driver-choice.ts';

@@ -8,7 +8,7 @@ import {
   CU_MEM_LOCATION_TYPE_DEVICE,
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import { markReadOnly } from '../../ffi/fd-kind.ts';
+import { markReadOnly } from '../../ffi/memory-fd.ts';
 import type { CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';

@@ -19,7 +19,7 @@ import {
   thisMachine,
 } from '../../ipc/inspect/process-facts.ts';
 import { type ChildPeer, spawnPeer } from '../../ipc/peer/spawn.ts';
-import { ipcSupport } from '../../ipc/sharing/support.ts';
+import { ipcSupport } from '../../ipc/sharing/blockers.ts';
 import { compilerInUse } from '../../kernel/nvrtc.ts';
 import { DeviceBuffer, type MemoryResource } from '../../memory/buffer.ts';
 import { ManagedMemory } from '../../memory/managed.ts';

@@ -2,8 +2,8 @@
 
 import { PROBES, type ProbeReport } from '../../ipc/inspect/probes.ts';
 import type { DeviceFacts, Limit, ProcessFacts } from '../../ipc/inspect/process-facts.ts';
+import type { IpcSupport } from '../../ipc/sharing/blockers.ts';
 import type { Probe } from '../../ipc/sharing/kind.ts';
-import type { IpcSupport } from '../../ipc/sharing/support.ts';
 import { shortBytes } from '../table.ts';
 import { type Finding, finding } from './finding.ts';
 import { remedies } from './remedies.ts';

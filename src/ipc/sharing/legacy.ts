@@ -24,6 +24,7 @@ import { MemoryPool } from '../../memory/pool.ts';
 import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
+import { refuseReadOnly } from './blockers.ts';
 import { describeExporter, exportIdOf } from './facts.ts';
 import { ImportedPool } from './imported-pool.ts';
 import type { OpenRequest, SampleMemory } from './kind.ts';
@@ -49,7 +50,6 @@ import {
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
 import { memoryProbe } from './probe.ts';
-import { refuseReadOnly } from './support.ts';
 
 const ALWAYS_WRITABLE = 'plain device memory';
 

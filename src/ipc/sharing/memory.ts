@@ -30,6 +30,7 @@ import {
   type MemoryFields,
 } from '../descriptor.ts';
 import { isExporterGone } from '../identity.ts';
+import { refuseReadOnly } from './blockers.ts';
 import { factsOf, type ImportSource, knownFacts } from './facts.ts';
 import type {
   AddressRange,
@@ -40,7 +41,6 @@ import type {
   SampleMemory,
 } from './kind.ts';
 import type { ImportedMapping, MappingUse } from './mapping.ts';
-import { refuseReadOnly } from './support.ts';
 import { publish, useFromOtherThread } from './worker-exports.ts';
 
 /** Memory that can be shared with another process. Virtual memory arrives as a buffer. */

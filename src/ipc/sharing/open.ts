@@ -14,6 +14,13 @@ import {
   type LocalProcess,
   localProcess,
 } from '../identity.ts';
+import {
+  blockedError,
+  capabilityBlocker,
+  type IpcSupport,
+  type OpenBlocker,
+  wslBlocker,
+} from './blockers.ts';
 import { findExport } from './facts.ts';
 import {
   type DescribedKind,
@@ -23,13 +30,6 @@ import {
   type Sender,
 } from './kind.ts';
 import { openThreadMemory } from './memory.ts';
-import {
-  blockedError,
-  capabilityBlocker,
-  type IpcSupport,
-  type OpenBlocker,
-  wslBlocker,
-} from './support.ts';
 import { exportGoneBlocker, isFromOtherThread } from './worker-exports.ts';
 
 /**

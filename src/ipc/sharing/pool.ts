@@ -24,6 +24,13 @@ import {
   retainSharedHandle,
 } from '../../waits/worker-tables.ts';
 import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
+import {
+  blockedError,
+  checkOpened,
+  fdBlocker,
+  type OpenBlocker,
+  refuseReadOnly,
+} from './blockers.ts';
 import { poolForPeer, poolFromPeer } from './connection-pools.ts';
 import { describeExporter, exportIdOf, rememberExport } from './facts.ts';
 import { ImportedPool, isPoolMemoryMapped, POOL_ITSELF } from './imported-pool.ts';
@@ -41,13 +48,6 @@ import {
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
 import { memoryProbe } from './probe.ts';
-import {
-  blockedError,
-  checkOpened,
-  fdBlocker,
-  type OpenBlocker,
-  refuseReadOnly,
-} from './support.ts';
 
 type PoolFields = DescriptorFields<'pool'>;
 

@@ -1,8 +1,8 @@
 import { OUT0, readHandle } from '../../../ffi/arena.ts';
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
-import { isMarkedReadOnly } from '../../../ffi/fd-kind.ts';
 import { isSameFile } from '../../../ffi/linux/libc.ts';
+import { isMarkedReadOnly } from '../../../ffi/memory-fd.ts';
 import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
@@ -21,6 +21,7 @@ import {
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkRange, type DescriptorFields, type ExportedFields } from '../descriptor.ts';
 import { PACKET_FDS } from '../protocol.ts';
+import { checkOpened, fdBlocker } from './blockers.ts';
 import { describeExporter, exportIdOf } from './facts.ts';
 import type { OpenRequest, SampleMemory } from './kind.ts';
 import { type ImportedMapping, MappingTable, tableByContext } from './mapping.ts';
@@ -41,7 +42,6 @@ import {
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
 import { memoryProbe } from './probe.ts';
-import { checkOpened, fdBlocker } from './support.ts';
 
 /** Virtual memory. */
 export const virtual: MemoryKind<DescriptorFields<'virtual'>> = {

@@ -1,6 +1,6 @@
 import type { DeviceAttribute } from '../../../ffi/attributes.ts';
-import { mayBeDriverMemory } from '../../../ffi/fd-kind.ts';
 import type { FunctionName } from '../../../ffi/functions.ts';
+import { mayBeDriverMemory } from '../../../ffi/memory-fd.ts';
 import type { CUresult } from '../../../ffi/results.ts';
 import { cudaError } from '../../check.ts';
 import { Device } from '../../device.ts';
