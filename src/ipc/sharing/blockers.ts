@@ -75,15 +75,24 @@ export function fdBlocker(
   };
 }
 
+/** What to do about causes that errors, `explain` and `cuffi doctor` name. */
+export const remedies = {
+  otherMachine: 'Device memory can only be shared within one machine: copy the data.',
+  mig: 'A MIG slice cannot share memory with another: run both processes on the same slice.',
+  wsl: 'Run both processes under Linux itself, or copy the data.',
+} as const;
+
 /** WSL supports no sharing, on any device. */
 export const wslBlocker: OpenBlocker = {
   code: 'wsl',
   reason: 'WSL does not support CUDA IPC',
-  hint: 'Run both processes under Linux itself, or copy the data.',
+  hint: remedies.wsl,
 };
 
 const POSIX_FILE_DESCRIPTOR = 1;
-const COMPUTE_MODES: Readonly<Record<number, string>> = {
+
+/** The compute modes in which a device admits one process at most. */
+export const EXCLUSIVE_MODES: Readonly<Record<number, string>> = {
   2: 'prohibited',
   3: 'exclusive to one process',
 };
@@ -122,7 +131,7 @@ export function capabilityBlocker(
   isWsl: boolean = localProcess().isWsl,
 ): OpenBlocker | undefined {
   if (isWsl) return wslBlocker;
-  const mode = COMPUTE_MODES[device.attribute('computeMode')];
+  const mode = EXCLUSIVE_MODES[device.attribute('computeMode')];
   if (mode)
     return {
       code: 'compute-mode',
