@@ -10,8 +10,7 @@ import {
 import { keepaliveFor } from '../memory/buffer.ts';
 import { type StreamOption, streamOf } from '../stream.ts';
 import { checkBoolean, checkInteger, checkOptions } from '../validate.ts';
-import { newLayout } from './allocate-items.ts';
-import type { OrderOrStrides } from './array-options.ts';
+import { newLayout, type OrderOrStrides } from './array-options.ts';
 import { borrow } from './borrow.ts';
 import type { DeviceArray } from './device-array.ts';
 import type { Shape } from './shape.ts';

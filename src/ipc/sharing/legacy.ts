@@ -21,7 +21,6 @@ import {
   pointerAttribute,
 } from '../../memory/pointer-attributes.ts';
 import { MemoryPool } from '../../memory/pool.ts';
-import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
 import { refuseReadOnly } from './blockers.ts';
@@ -142,7 +141,7 @@ function exportPlain(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
     byteOffset: address - base,
     byteLength,
     access,
-    bufferId: obfuscatedId(allocation.id),
+    bufferId: allocation.id,
     generation: origin === 'allocated' ? exportIdOf(root) : 0,
   };
 }

@@ -12,8 +12,8 @@ import {
   keepMemoryAlive,
   type StreamOrderedRelease,
 } from '../../memory/buffer.ts';
-import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
+import { addContextFd, closeContextFd } from '../../memory/physical-memory.ts';
 import { allocationBase } from '../../memory/pointer-attributes.ts';
 import { addOrderedMemory, MemoryUses, removeOrderedMemory } from '../../memory/use-order.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';

@@ -13,7 +13,7 @@ import { check } from '../../check.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
-import { addDuplicateFd, closeContextFd } from '../../memory/context-fds.ts';
+import { addDuplicateFd, closeContextFd } from '../../memory/physical-memory.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { isSharedPool } from '../../memory/pool-state.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';

@@ -9,15 +9,15 @@ import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
-import { addContextFd } from '../../memory/context-fds.ts';
 import {
+  addContextFd,
   allowAccess,
   freeReservation,
   mapChunk,
   type PhysicalChunk,
   reserveAddresses,
   VirtualAccess,
-} from '../../memory/physical-chunk.ts';
+} from '../../memory/physical-memory.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkRange, type DescriptorFields, type ExportedFields } from '../descriptor.ts';
 import { PACKET_FDS } from '../protocol.ts';
