@@ -13,6 +13,7 @@ import { cu } from '../../ffi/driver.ts';
 import { discardFd } from '../../ffi/linux/close-fd.ts';
 import { duplicateFd, setCloseOnExec } from '../../ffi/linux/libc.ts';
 import { markReadOnly } from '../../ffi/memory-fd.ts';
+import type { CUresult } from '../../ffi/results.ts';
 import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
@@ -181,7 +182,7 @@ export function createChunk(
   return chunk;
 }
 
-export function mapChunk(
+function mapChunk(
   address: CUdeviceptr,
   byteLength: number,
   handle: CUmemGenericAllocationHandle,
@@ -191,6 +192,29 @@ export function mapChunk(
     'cuMemMap',
     () => `mapping ${formatBytes(byteLength)}`,
   );
+}
+
+/**
+ * Maps a chunk of another process by its file descriptor. Only the mapping keeps the memory afterwards.
+ * Returns the driver's status if it refuses the descriptor. @throws CudaError
+ */
+export function importChunk(
+  { address, byteLength }: Pick<PhysicalChunk, 'address' | 'byteLength'>,
+  fd: number,
+): CUresult {
+  const status = cu.cuMemImportFromShareableHandle(
+    OUT0,
+    fd as Address,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+  );
+  if (status !== 0) return status;
+  const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
+  try {
+    mapChunk(address, byteLength, handle);
+  } finally {
+    check(cu.cuMemRelease(handle), 'cuMemRelease');
+  }
+  return status;
 }
 
 /** Grants a device access to chunks that fill a range. */

@@ -42,22 +42,6 @@ export function checkOpened(status: CUresult, call: FunctionName, what: () => st
   throw new IpcError(`${what()} could not be opened`, cudaError(status, call));
 }
 
-/**
- * @param what memory that the driver always maps for reading and writing. For virtual memory, its
- * importer chooses the access. So read-only memory is shared as virtual memory or not at all, and an
- * importer does not rely on the descriptor alone
- * @throws IpcError always
- */
-export function refuseReadOnly(what: string): never {
-  throw new IpcError(
-    `${what} cannot be shared read-only: the driver gives every process that opens it write ` +
-      'access. Share virtual memory (VirtualMemory.reserve(byteLength, { shareable: true })), ' +
-      'a copy, or the memory for reading and writing',
-    undefined,
-    'not-supported',
-  );
-}
-
 /** Returns why file descriptors are not those that a descriptor needs; undefined if they are. */
 export function fdBlocker(
   what: string,

@@ -1,10 +1,6 @@
-import { OUT0, readHandle } from '../../../ffi/arena.ts';
-import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../../ffi/constants.ts';
-import { cu } from '../../../ffi/driver.ts';
 import { isSameFile } from '../../../ffi/linux/libc.ts';
 import { isMarkedReadOnly } from '../../../ffi/memory-fd.ts';
-import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../../ffi/types.ts';
-import { check } from '../../check.ts';
+import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
@@ -13,7 +9,7 @@ import {
   addContextFd,
   allowAccess,
   freeReservation,
-  mapChunk,
+  importChunk,
   type PhysicalChunk,
   reserveAddresses,
   VirtualAccess,
@@ -35,13 +31,13 @@ import {
   isShareableMemory,
   isVirtual,
   type MemoryKind,
+  memoryProbe,
   memoryTraits,
   rangeIn,
   type ShareableMemory,
   sourceOf,
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
-import { memoryProbe } from './probe.ts';
 
 /** Virtual memory. */
 export const virtual: MemoryKind<DescriptorFields<'virtual'>> = {
@@ -236,7 +232,12 @@ function map({
     let end = base as number;
     for (const [at, byteLength] of pieces.entries()) {
       const chunk = { address: end as CUdeviceptr, byteLength };
-      importChunk(chunk, fds.numbers[at] as number, pid);
+      const status = importChunk(chunk, fds.numbers[at] as number);
+      checkOpened(
+        status,
+        'cuMemImportFromShareableHandle',
+        () => `virtual memory of process ${pid}`,
+      );
       chunks.push({ ...chunk, handle: undefined, fd: undefined });
       end += byteLength;
     }
@@ -250,24 +251,4 @@ function map({
   }
   const deviceAccess = new VirtualAccess(context.device, access, chunks);
   return { context, epoch: context.epoch, base, byteLength: baseByteLength, chunks, deviceAccess };
-}
-
-/** Maps a piece. Only its mapping keeps it afterwards. */
-function importChunk(
-  { address, byteLength }: Pick<PhysicalChunk, 'address' | 'byteLength'>,
-  fd: number,
-  pid: number,
-): void {
-  const status = cu.cuMemImportFromShareableHandle(
-    OUT0,
-    fd as Address,
-    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-  );
-  checkOpened(status, 'cuMemImportFromShareableHandle', () => `virtual memory of process ${pid}`);
-  const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
-  try {
-    mapChunk(address, byteLength, handle);
-  } finally {
-    check(cu.cuMemRelease(handle), 'cuMemRelease');
-  }
 }
