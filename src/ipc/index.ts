@@ -41,7 +41,8 @@ export {
   ProducerSlot,
   type PublishOptions,
 } from './channel/channel.ts';
-export type { ChannelOptions, Delivery } from './channel/producer.ts';
+export type { Delivery } from './channel/producer.ts';
+export type { ChannelOptions } from './channel/channel.ts';
 export { ChannelConsumer, ConsumerSlot, type ConsumerStats } from './channel/channel-consumer.ts';
 export { leases } from './lease/leases.ts';
 export type { LeaseStats, LeasesStats } from './lease/export-table.ts';

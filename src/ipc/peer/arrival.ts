@@ -9,7 +9,7 @@ import type { ImportTable } from '../lease/import-table.ts';
 import { FrameKind } from '../protocol.ts';
 import { discardImported } from '../sharing/kinds.ts';
 import { importFromPeer } from '../sharing/marshal.ts';
-import type { TimelinePoint } from '../timeline/point.ts';
+import type { TimelinePoint } from '../timeline/words.ts';
 import type { Message } from '../wire/frames.ts';
 import { QUEUED_OBJECT_BYTE_LENGTH } from '../wire/limits.ts';
 import type { EncodedValue } from '../wire/value-decoder.ts';

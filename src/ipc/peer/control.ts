@@ -9,7 +9,7 @@ import { ByteWriter } from '../bytes.ts';
 import type { Lease } from '../lease/export-table.ts';
 import { FrameKind, HEADER_BYTE_LENGTH } from '../protocol.ts';
 import { releaseImportedPoolLater } from '../sharing/connection-pools.ts';
-import { latest, type TimelinePoint } from '../timeline/point.ts';
+import { latest, type TimelinePoint } from '../timeline/words.ts';
 import {
   type ControlBlock,
   emptyControlBlock,

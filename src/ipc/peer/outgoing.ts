@@ -13,7 +13,7 @@ import { HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH, PACKET_FDS } from '../prot
 import type { EncodedExport } from '../sharing/kind.ts';
 import { bufferOf, isImported, labelOf, type Shareable } from '../sharing/kinds.ts';
 import { exportForAnyPeer, prepareForPeer } from '../sharing/marshal.ts';
-import { latest, type TimelinePoint } from '../timeline/point.ts';
+import { latest, type TimelinePoint } from '../timeline/words.ts';
 import { emptyControlBlock, writeControlBlock } from '../wire/control-block.ts';
 import type { FramedSocket, MessageType } from '../wire/framed-socket.ts';
 import { encodeValue, formatPath, type PlacedObject } from '../wire/value-encoder.ts';

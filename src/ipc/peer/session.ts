@@ -11,7 +11,7 @@ import { decodeAnyFields } from '../sharing/descriptor-codec.ts';
 import type { SharingSession } from '../sharing/kind.ts';
 import type { Shareable } from '../sharing/kinds.ts';
 import { ConnectionTimeline } from '../timeline/connection-timeline.ts';
-import type { TimelinePoint } from '../timeline/point.ts';
+import type { TimelinePoint } from '../timeline/words.ts';
 import type { ForwardRequest } from '../wire/control-block.ts';
 import { MAX_CACHED_DESCRIPTORS } from '../wire/limits.ts';
 import { lastWords } from './child-output.ts';
