@@ -74,21 +74,21 @@ export {
 } from './memory/managed.ts';
 export { HostVisibleBuffer } from './memory/host-visible.ts';
 export type { AllocateOptions, MemoryResource } from './memory/buffer.ts';
-export { memoryManager, setMemoryManager } from './memory/manager/memory-manager.ts';
+export { memoryManager, setMemoryManager } from './memory/manager/manager-adapter.ts';
 export type { MemoryManagerClass } from './memory/manager/manager-adapter.ts';
 export {
   BaseMemoryManager,
   type MemhostallocOptions,
   type MempinOptions,
-} from './memory/manager/host-only-manager.ts';
-export { HostOnlyMemoryManager } from './memory/manager/host-only-manager.ts';
+} from './memory/manager/memory-manager.ts';
+export { HostOnlyMemoryManager } from './memory/manager/memory-manager.ts';
 export { DriverMemoryManager } from './memory/manager/memory-manager.ts';
 export { MemoryPointer, type PointerInit } from './memory/manager/memory-pointer.ts';
 export { AutoFreePointer } from './memory/manager/memory-pointer.ts';
 export { MappedPointer } from './memory/manager/memory-pointer.ts';
 export { PinnedPointer } from './memory/manager/memory-pointer.ts';
 export type { Finalizer } from './memory/manager/memory-pointer.ts';
-export { IpcHandle, type IpcHandleInit } from './memory/manager/ipc-handle.ts';
+export { IpcHandle, type IpcHandleInit } from './memory/manager/memory-pointer.ts';
 export { Module, type ModuleOptions } from './kernel/module.ts';
 export type { ModuleImage } from './kernel/image.ts';
 export type { JitOptions } from './kernel/jit.ts';

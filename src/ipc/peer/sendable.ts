@@ -3,7 +3,7 @@
 import { types } from 'node:util';
 import type { DeviceArray } from '../../array/device-array.ts';
 import type { Resource } from '../../lifetime.ts';
-import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
+import { IpcHandle } from '../../memory/manager/memory-pointer.ts';
 import { isShareable, type Shareable } from '../sharing/kinds.ts';
 import { IpcArrayHandle, IpcMemoryHandle, ReadyExport } from '../sharing/memory-handle.ts';
 import type { TransferableObjects } from '../wire/value-encoder.ts';
