@@ -1,7 +1,6 @@
 /** What a connection sends: a value becomes a message, and its GPU objects are leased to the peer. */
 
 import { closeFd, isShortage, SystemError } from '../../../ffi/linux/libc.ts';
-import type { Context } from '../../context.ts';
 import { diagnostics, TrafficCounter } from '../../diagnostics.ts';
 import { CuffiError, IpcError, prefixMessage } from '../../errors.ts';
 import { orderedMemoryCount } from '../../memory/use-order.ts';
@@ -9,16 +8,20 @@ import type { Stream } from '../../stream.ts';
 import { ByteWriter } from '../bytes.ts';
 import type { Lease } from '../lease/export-table.ts';
 import { type ForwardedObjects, forwardObjects } from '../lease/forward.ts';
-import { HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH, PACKET_FDS } from '../protocol.ts';
+import { HEADER_BYTE_LENGTH, PACKET_FDS } from '../protocol.ts';
 import type { EncodedExport } from '../sharing/kind.ts';
 import { bufferOf, isImported, labelOf, type Shareable } from '../sharing/kinds.ts';
 import { exportForAnyPeer, prepareForPeer } from '../sharing/marshal.ts';
 import { latest, type TimelinePoint } from '../timeline/words.ts';
-import { emptyControlBlock, writeControlBlock } from '../wire/control-block.ts';
 import type { FramedSocket, MessageType } from '../wire/framed-socket.ts';
 import { encodeValue, formatPath, type PlacedObject } from '../wire/value-encoder.ts';
-import { type ObjectEntry, writeObjectTable } from '../wire/value-message.ts';
-import { type MessageSize, queuedSize, typeOfMessage } from './arrival.ts';
+import {
+  type MessageSize,
+  type ObjectEntry,
+  queuedSize,
+  typeOfMessage,
+  writeObjectTable,
+} from '../wire/value-message.ts';
 import type { Control } from './control.ts';
 import { sendable } from './sendable.ts';
 import type { Session } from './session.ts';
@@ -102,19 +105,13 @@ export class Outgoing {
     leased: LeasedObjects | undefined,
     message: OutgoingMessage,
   ): Promise<void> | undefined {
-    const control = this.#control;
-    let entries = emptyControlBlock;
+    let restoreControl: (() => void) | undefined;
     const cancel = (): void => {
       if (leased) this.#cancel(leased);
-      if (entries !== emptyControlBlock) control.restore(entries);
+      restoreControl?.();
     };
     try {
-      control.sendTimelinePage();
-      entries = control.take(leased?.points);
-      if (entries !== emptyControlBlock) {
-        writer.limit(MAX_CONTROL_BYTE_LENGTH);
-        writeControlBlock(writer, entries);
-      }
+      restoreControl = this.#control.attach(writer, leased?.points);
       const fds = leased?.fds ?? NONE;
       const byteLength = writer.offset - HEADER_BYTE_LENGTH;
       const leases = leased?.leases ?? NONE;
@@ -257,7 +254,7 @@ export class Outgoing {
       return timeline.pointsBehindStream(stream);
     }
     const points: TimelinePoint[] = [];
-    const visited = new Set<Stream | Context>();
+    const visited = new Set<object>();
     for (const [at, { workLocation }] of leases.entries()) {
       if (!workLocation) continue;
       const { context, stream: own } = workLocation;
