@@ -129,7 +129,7 @@ export type {
   OrderOption,
 } from './array/array-options.ts';
 export { fromBuffer } from './array/from-buffer.ts';
-export { type FromPointerOptions, fromPointer } from './array/from-pointer.ts';
+export { type FromPointerOptions, fromPointer } from './array/borrow.ts';
 export {
   type CudaArrayInterface,
   type CudaArrayInterfaceOptions,
