@@ -12,8 +12,7 @@ import type { DeviceBuffer } from '../memory/buffer.ts';
 import { childProgram, failedInChild, noReplyWithin } from './child.ts';
 import type { DriverChoice } from './driver-choice.ts';
 import { type KindName, kinds } from './kinds.ts';
-import { countMismatches, pattern } from './pattern.ts';
-import { COPY_FD, Reply, type Request } from './roundtrip-messages.ts';
+import { COPY_FD, countMismatches, pattern, Reply, type Request } from './roundtrip-messages.ts';
 
 /** Options of a round trip. */
 export interface RoundtripOptions {
