@@ -74,31 +74,31 @@ export {
 } from './memory/managed.ts';
 export { HostVisibleBuffer } from './memory/host-visible.ts';
 export type { AllocateOptions, MemoryResource } from './memory/buffer.ts';
-export { memoryManager, setMemoryManager } from './memory/manager/memory-manager.ts';
+export { memoryManager, setMemoryManager } from './memory/manager/manager-adapter.ts';
 export type { MemoryManagerClass } from './memory/manager/manager-adapter.ts';
 export {
   BaseMemoryManager,
   type MemhostallocOptions,
   type MempinOptions,
-} from './memory/manager/host-only-manager.ts';
-export { HostOnlyMemoryManager } from './memory/manager/host-only-manager.ts';
+} from './memory/manager/memory-manager.ts';
+export { HostOnlyMemoryManager } from './memory/manager/memory-manager.ts';
 export { DriverMemoryManager } from './memory/manager/memory-manager.ts';
 export { MemoryPointer, type PointerInit } from './memory/manager/memory-pointer.ts';
 export { AutoFreePointer } from './memory/manager/memory-pointer.ts';
 export { MappedPointer } from './memory/manager/memory-pointer.ts';
 export { PinnedPointer } from './memory/manager/memory-pointer.ts';
 export type { Finalizer } from './memory/manager/memory-pointer.ts';
-export { IpcHandle, type IpcHandleInit } from './memory/manager/ipc-handle.ts';
+export { IpcHandle, type IpcHandleInit } from './memory/manager/memory-pointer.ts';
 export { Module, type ModuleOptions } from './kernel/module.ts';
 export type { ModuleImage } from './kernel/image.ts';
 export type { JitOptions } from './kernel/jit.ts';
 export { Kernel } from './kernel/kernel.ts';
 export { Graph } from './kernel/graph.ts';
-export type { KernelNode } from './kernel/kernel-node.ts';
+export type { KernelNode } from './kernel/graph.ts';
 export type { Extents3, LaunchConfig } from './kernel/launch-config.ts';
-export type { Addressed, Argument, Arguments, Parameter } from './kernel/parameters.ts';
+export type { Addressed, Argument, Arguments, Parameter } from './kernel/kernel-arguments.ts';
 export type { KernelAttributes } from './kernel/function-attributes.ts';
-export type { OccupancyOptions, SuggestedBlock } from './kernel/occupancy.ts';
+export type { OccupancyOptions, SuggestedBlock } from './kernel/function-attributes.ts';
 export { link, type LinkOptions } from './kernel/link.ts';
 export { compile, compileSync } from './kernel/compile.ts';
 export type { CodeKind } from './kernel/architecture.ts';
@@ -129,7 +129,7 @@ export type {
   OrderOption,
 } from './array/array-options.ts';
 export { fromBuffer } from './array/from-buffer.ts';
-export { type FromPointerOptions, fromPointer } from './array/from-pointer.ts';
+export { type FromPointerOptions, fromPointer } from './array/borrow.ts';
 export {
   type CudaArrayInterface,
   type CudaArrayInterfaceOptions,

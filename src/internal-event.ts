@@ -4,9 +4,10 @@ import { cu } from '../ffi/driver.ts';
 import type { CUevent, CUstream } from '../ffi/types.ts';
 import { check, isReady } from './check.ts';
 import type { Context } from './context.ts';
+import type { Wait } from './deadline.ts';
 import { assertNotCapturing } from './graph-capture.ts';
 import { releaseOrWarn } from './lifetime.ts';
-import type { ArmWakeUp } from './poller.ts';
+import { type ArmWakeUp, pollUntil } from './poller.ts';
 import { wakeBehindEvent } from './waits/wake-up.ts';
 
 /** The part of a stream that files below streams need. */
@@ -91,5 +92,19 @@ export class InternalEvent implements Disposable {
 
   get #isContextReset(): boolean {
     return this.context.epoch !== this.#epoch;
+  }
+}
+
+/** Resolves when the work queued so far in a stream is done. Default: the legacy default stream. */
+export async function workDone(
+  context: Context,
+  stream: RecordingStream | undefined,
+  wait: Wait,
+): Promise<void> {
+  const event = InternalEvent.behind(context, stream);
+  try {
+    await pollUntil(() => event.isDone, wait, undefined, event.armWakeUp);
+  } finally {
+    event[Symbol.dispose]();
   }
 }

@@ -86,49 +86,65 @@ export function copy3dFunctions(
   host: HostMemory,
   contexts: Contexts,
 ): Copy3dFunctions {
-  const canUse = (side: CopyOperand, byteLength: number, isTarget: boolean): boolean =>
-    isTarget
-      ? memory.canWrite(side.address, byteLength, side.device)
-      : memory.canRead(side.address, byteLength, side.device);
-  const canStillUse = (side: CopyOperand, byteLength: number, isTarget: boolean): boolean =>
-    isTarget
-      ? memory.canStillWrite(side.address, byteLength, side.device)
-      : memory.canStillRead(side.address, byteLength, side.device);
-
-  const copyRows = (
-    to: CopyOperand,
-    from: CopyOperand,
-    { width, height, depth }: Extent3d,
-  ): boolean => {
-    for (let z = 0; z < depth; z += 1)
-      for (let y = 0; y < height; y += 1) {
-        const target = to.address + z * to.slice + y * to.pitch;
-        const source = from.address + z * from.slice + y * from.pitch;
-        if (!memory.copy(target, source, width)) return false;
-      }
-    return true;
+  const copies = new Copies3d(memory, queues, host, contexts);
+  const now = (name: StructName, address: number): Status =>
+    copies.run(name, address, queues.legacy(contexts.current), true);
+  const queued = (name: StructName, address: number, stream: number): Status =>
+    copies.run(name, address, queues.get(stream), false);
+  return {
+    cuMemcpy2DUnaligned_v2: (address) => now('CUDA_MEMCPY2D', address),
+    cuMemcpy3D_v2: (address) => now('CUDA_MEMCPY3D', address),
+    cuMemcpy2DAsync_v2: (address, stream) => queued('CUDA_MEMCPY2D', address, stream),
+    cuMemcpy3DAsync_v2: (address, stream) => queued('CUDA_MEMCPY3D', address, stream),
+    cuMemcpy3DPeerAsync: (address, stream) => queued('CUDA_MEMCPY3D_PEER', address, stream),
   };
+}
 
-  /** A host operand without gaps, and the memory behind it. */
-  const packed = (box: Extent3d, device: number): { side: CopyOperand; bytes: Uint8Array } => {
-    const bytes = Buffer.allocUnsafeSlow(box.width * box.height * box.depth);
-    const { width: pitch, height } = box;
-    const type = CU_MEMORYTYPE_HOST;
-    return {
-      bytes,
-      side: { address: addressOf(bytes), pitch, slice: pitch * height, type, device },
-    };
-  };
+/** Copies rows and slices, described by structs. */
+class Copies3d {
+  readonly #memory: Memory;
+  readonly #queues: StreamQueues;
+  readonly #host: HostMemory;
+  readonly #contexts: Contexts;
 
-  const copy = (
-    queue: Stream,
-    to: CopyOperand,
-    from: CopyOperand,
-    box: Extent3d,
-    isNow: boolean,
-  ): Status => {
-    const isToDevice = canUse(to, byteSpan(to, box), true);
-    const isFromDevice = canUse(from, byteSpan(from, box), false);
+  constructor(memory: Memory, queues: StreamQueues, host: HostMemory, contexts: Contexts) {
+    this.#memory = memory;
+    this.#queues = queues;
+    this.#host = host;
+    this.#contexts = contexts;
+  }
+
+  /** Runs the copy of a struct in a stream. @param isNow whether the call has no stream, and waits */
+  run(name: StructName, address: number, queue: Stream | undefined, isNow: boolean): Status {
+    if (!queue) return CUDA_ERROR_INVALID_HANDLE;
+    const fields: Fields | undefined = this.#host.readStruct(name, address);
+    if (!fields) return CUDA_ERROR_INVALID_VALUE;
+    const { WidthInBytes: width = 0, Height: height = 0, Depth: depth = 1 } = fields;
+    const box = { width, height, depth };
+    let [toDevice, fromDevice] = [queue.context.device, queue.context.device];
+    if (name === 'CUDA_MEMCPY3D_PEER') {
+      const target = this.#contexts.get(fields['dstContext'] ?? 0);
+      const source = this.#contexts.get(fields['srcContext'] ?? 0);
+      if (!target?.alive || !source?.alive) return CUDA_ERROR_INVALID_CONTEXT;
+      [toDevice, fromDevice] = [target.device, source.device];
+    }
+    if (width === 0 || height === 0 || depth === 0) {
+      // Nothing is copied, wherever from.
+      this.#host.takeUnread();
+      return CUDA_SUCCESS;
+    }
+    const to = parseOperand(fields, 'dst', box, toDevice);
+    if (typeof to === 'number') return to;
+    const from = parseOperand(fields, 'src', box, fromDevice);
+    if (typeof from === 'number') return from;
+    return this.#copy(queue, to, from, box, isNow);
+  }
+
+  #copy(queue: Stream, to: CopyOperand, from: CopyOperand, box: Extent3d, isNow: boolean): Status {
+    const memory = this.#memory;
+    const queues = this.#queues;
+    const isToDevice = memory.canWrite(to.address, byteSpan(to, box), to.device);
+    const isFromDevice = memory.canRead(from.address, byteSpan(from, box), from.device);
     // The driver accepts unknown memory only if it may be host memory.
     const mustBeDevice = ({ type, address }: CopyOperand): boolean =>
       type === CU_MEMORYTYPE_DEVICE || memory.isDeviceRegion(address);
@@ -143,17 +159,17 @@ export function copy3dFunctions(
     if (!isFromDevice) {
       // Pageable host memory is read now: its owner may change it as soon as the call returns.
       const { side, bytes } = packed(box, from.device);
-      if (!copyRows(side, from, box)) return CUDA_ERROR_INVALID_VALUE;
+      if (!this.#copyRows(side, from, box)) return CUDA_ERROR_INVALID_VALUE;
       source = side;
       kept = bytes;
     }
     let outcome: boolean | undefined;
     const work = (): boolean => {
       const isThere =
-        (!isToDevice || canStillUse(to, byteSpan(to, box), true)) &&
-        (!isFromDevice || canStillUse(from, byteSpan(from, box), false));
+        (!isToDevice || memory.canStillWrite(to.address, byteSpan(to, box), to.device)) &&
+        (!isFromDevice || memory.canStillRead(from.address, byteSpan(from, box), from.device));
       if (!isThere) queues.failContext(queue);
-      outcome = isThere && copyRows(to, source, box);
+      outcome = isThere && this.#copyRows(to, source, box);
       kept = undefined;
       return true;
     };
@@ -167,40 +183,26 @@ export function copy3dFunctions(
       () => [queue],
     );
     return outcome && kept === undefined ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  };
+  }
 
-  const run = (name: StructName, address: number, queue: Stream | undefined, isNow: boolean) => {
-    if (!queue) return CUDA_ERROR_INVALID_HANDLE;
-    const fields: Fields | undefined = host.readStruct(name, address);
-    if (!fields) return CUDA_ERROR_INVALID_VALUE;
-    const { WidthInBytes: width = 0, Height: height = 0, Depth: depth = 1 } = fields;
-    const box = { width, height, depth };
-    let [toDevice, fromDevice] = [queue.context.device, queue.context.device];
-    if (name === 'CUDA_MEMCPY3D_PEER') {
-      const target = contexts.get(fields['dstContext'] ?? 0);
-      const source = contexts.get(fields['srcContext'] ?? 0);
-      if (!target?.alive || !source?.alive) return CUDA_ERROR_INVALID_CONTEXT;
-      [toDevice, fromDevice] = [target.device, source.device];
-    }
-    if (width === 0 || height === 0 || depth === 0) {
-      // Nothing is copied, wherever from.
-      host.takeUnread();
-      return CUDA_SUCCESS;
-    }
-    const to = parseOperand(fields, 'dst', box, toDevice);
-    if (typeof to === 'number') return to;
-    const from = parseOperand(fields, 'src', box, fromDevice);
-    if (typeof from === 'number') return from;
-    return copy(queue, to, from, box, isNow);
-  };
-  const now = (name: StructName, address: number): Status =>
-    run(name, address, queues.legacy(contexts.current), true);
+  #copyRows(to: CopyOperand, from: CopyOperand, { width, height, depth }: Extent3d): boolean {
+    for (let z = 0; z < depth; z += 1)
+      for (let y = 0; y < height; y += 1) {
+        const target = to.address + z * to.slice + y * to.pitch;
+        const source = from.address + z * from.slice + y * from.pitch;
+        if (!this.#memory.copy(target, source, width)) return false;
+      }
+    return true;
+  }
+}
 
+/** A host operand without gaps, and the memory behind it. */
+function packed(box: Extent3d, device: number): { side: CopyOperand; bytes: Uint8Array } {
+  const bytes = Buffer.allocUnsafeSlow(box.width * box.height * box.depth);
+  const { width: pitch, height } = box;
+  const type = CU_MEMORYTYPE_HOST;
   return {
-    cuMemcpy2DUnaligned_v2: (address) => now('CUDA_MEMCPY2D', address),
-    cuMemcpy3D_v2: (address) => now('CUDA_MEMCPY3D', address),
-    cuMemcpy2DAsync_v2: (at, stream) => run('CUDA_MEMCPY2D', at, queues.get(stream), false),
-    cuMemcpy3DAsync_v2: (at, stream) => run('CUDA_MEMCPY3D', at, queues.get(stream), false),
-    cuMemcpy3DPeerAsync: (at, stream) => run('CUDA_MEMCPY3D_PEER', at, queues.get(stream), false),
+    bytes,
+    side: { address: addressOf(bytes), pitch, slice: pitch * height, type, device },
   };
 }

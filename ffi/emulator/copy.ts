@@ -67,77 +67,34 @@ export function copyFunctions(
   host: HostMemory,
   contexts: Contexts,
 ): CopyFunctions {
-  /** Copies in stream order and waits for the copy. */
-  const copySync = (queue: Stream, to: number, from: number, byteLength: number): Status => {
-    if (queues.invalidateCapture(queue)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    let outcome: boolean | undefined;
-    const work = (): boolean => {
-      outcome = memory.copy(to, from, byteLength);
-      return true;
-    };
-    queues.enqueue(queue, work, 'copy');
-    // If the context fails before, the copy never runs.
-    queues.blockUntil(
-      () => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS,
-      () => [queue],
-    );
-    return outcome ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  };
+  const copies = new Copies(memory, queues);
+  return { ...linearCopies(copies, memory, queues, host, contexts), ...fills(copies) };
+}
 
-  const copyAsync = (
-    queue: Stream,
-    to: number,
-    from: number,
-    byteLength: number,
-    isToHost = false,
-  ): Status => {
-    const { device } = queue.context;
-    const work = (): boolean => {
-      if (
-        (isToHost || memory.canStillWrite(to, byteLength, device)) &&
-        memory.canStillRead(from, byteLength, device)
-      )
-        memory.copy(to, from, byteLength);
-      else queues.failContext(queue);
-      return true;
-    };
-    queues.enqueue(queue, work, 'copy');
-    return CUDA_SUCCESS;
-  };
+type FillName = Extract<keyof CopyFunctions, `cuMemset${string}`>;
 
-  /** Sets `height` rows of `width` elements of `size` bytes each. */
-  const fillRows = (
-    address: number,
-    pitch: number,
-    value: number,
-    size: number,
-    [width, height]: readonly [number, number],
-    stream: number,
-  ): Status => {
-    const queue = queues.get(stream);
-    if (!queue) return CUDA_ERROR_INVALID_HANDLE;
-    const { device } = queue.context;
-    const row = width * size;
-    if (row === 0 || height === 0) return CUDA_SUCCESS;
-    const isAligned = address % size === 0 && (height === 1 || pitch % size === 0);
-    if (!isAligned || (height > 1 && pitch < row)) return CUDA_ERROR_INVALID_VALUE;
-    const byteLength = height === 1 ? row : pitch * (height - 1) + row;
-    if (
-      !memory.canWrite(address, byteLength, device) ||
-      memory.isInaccessible(address, queue.context)
-    )
-      return CUDA_ERROR_INVALID_VALUE;
-    const work = (): boolean => {
-      if (memory.canStillWrite(address, byteLength, device))
-        for (let y = 0; y < height; y += 1)
-          fill(memory, address + y * pitch, encoded(value, size), row);
-      else queues.failContext(queue);
-      return true;
-    };
-    queues.enqueue(queue, work, 'fill');
-    return CUDA_SUCCESS;
-  };
+const fills = (copies: Copies): Pick<CopyFunctions, FillName> => ({
+  cuMemsetD8Async: (at, value, count, stream) =>
+    copies.fillRows(at, 0, value, 1, [count, 1], stream),
+  cuMemsetD16Async: (at, value, count, stream) =>
+    copies.fillRows(at, 0, value, 2, [count, 1], stream),
+  cuMemsetD32Async: (at, value, count, stream) =>
+    copies.fillRows(at, 0, value, 4, [count, 1], stream),
+  cuMemsetD2D8Async: (at, pitch, value, width, height, stream) =>
+    copies.fillRows(at, pitch, value, 1, [width, height], stream),
+  cuMemsetD2D16Async: (at, pitch, value, width, height, stream) =>
+    copies.fillRows(at, pitch, value, 2, [width, height], stream),
+  cuMemsetD2D32Async: (at, pitch, value, width, height, stream) =>
+    copies.fillRows(at, pitch, value, 4, [width, height], stream),
+});
 
+function linearCopies(
+  copies: Copies,
+  memory: Memory,
+  queues: StreamQueues,
+  host: HostMemory,
+  contexts: Contexts,
+): Omit<CopyFunctions, FillName> {
   return {
     cuMemcpyHtoD_v2(to, from, byteLength) {
       const queue = queues.legacy(contexts.current);
@@ -145,7 +102,7 @@ export function copyFunctions(
       const { device } = queue.context;
       const isRefused = memory.isDeviceRegion(from) && !memory.canRead(from, byteLength, device);
       if (isRefused || !memory.canWrite(to, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
-      return copySync(queue, to, from, byteLength);
+      return copies.sync(queue, to, from, byteLength);
     },
     cuMemcpyDtoH_v2(to, from, byteLength) {
       const queue = queues.legacy(contexts.current);
@@ -157,7 +114,7 @@ export function copyFunctions(
           ? memory.canReadAcross(from, byteLength, device)
           : memory.canRead(from, byteLength, device);
       if (isRefused || !isReadable) return CUDA_ERROR_INVALID_VALUE;
-      return copySync(queue, to, from, byteLength);
+      return copies.sync(queue, to, from, byteLength);
     },
     // Pageable host memory is read now, because its owner may change it as soon as the call
     // returns. A large copy returns when the stream has reached it.
@@ -167,7 +124,8 @@ export function copyFunctions(
       const { device } = queue.context;
       if (byteLength === 0) return CUDA_SUCCESS;
       if (!memory.canWrite(to, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
-      if (memory.canRead(from, byteLength, device)) return copyAsync(queue, to, from, byteLength);
+      if (memory.canRead(from, byteLength, device))
+        return copies.async(queue, to, from, byteLength);
       const bytes = memory.isDeviceRegion(from) ? undefined : host.read(from, byteLength);
       if (!bytes) return CUDA_ERROR_INVALID_VALUE;
       let isDone = false;
@@ -196,8 +154,8 @@ export function copyFunctions(
       if (!memory.canRead(from, byteLength, device)) return CUDA_ERROR_INVALID_VALUE;
       const isLater = memory.canWrite(to, byteLength, device);
       if (!isLater && memory.isDeviceRegion(to)) return CUDA_ERROR_INVALID_VALUE;
-      if (!isLater && queue.capture) return copyAsync(queue, to, from, byteLength, true);
-      return (isLater ? copyAsync : copySync)(queue, to, from, byteLength);
+      if (!isLater && queue.capture) return copies.async(queue, to, from, byteLength, true);
+      return copies[isLater ? 'async' : 'sync'](queue, to, from, byteLength);
     },
     cuMemcpyDtoDAsync_v2(to, from, byteLength, stream) {
       const queue = queues.get(stream);
@@ -206,7 +164,7 @@ export function copyFunctions(
       if (byteLength === 0) return CUDA_SUCCESS;
       if (!memory.canWrite(to, byteLength, device) || !memory.canRead(from, byteLength, device))
         return CUDA_ERROR_INVALID_VALUE;
-      return copyAsync(queue, to, from, byteLength);
+      return copies.async(queue, to, from, byteLength);
     },
     // Works without peer access, which only makes it faster.
     cuMemcpyPeerAsync(to, toContext, from, fromContext, byteLength, stream) {
@@ -232,14 +190,85 @@ export function copyFunctions(
       queues.enqueue(queue, work, 'copy');
       return CUDA_SUCCESS;
     },
-    cuMemsetD8Async: (at, value, count, stream) => fillRows(at, 0, value, 1, [count, 1], stream),
-    cuMemsetD16Async: (at, value, count, stream) => fillRows(at, 0, value, 2, [count, 1], stream),
-    cuMemsetD32Async: (at, value, count, stream) => fillRows(at, 0, value, 4, [count, 1], stream),
-    cuMemsetD2D8Async: (at, pitch, value, width, height, stream) =>
-      fillRows(at, pitch, value, 1, [width, height], stream),
-    cuMemsetD2D16Async: (at, pitch, value, width, height, stream) =>
-      fillRows(at, pitch, value, 2, [width, height], stream),
-    cuMemsetD2D32Async: (at, pitch, value, width, height, stream) =>
-      fillRows(at, pitch, value, 4, [width, height], stream),
   };
+}
+
+/** Copies and fills in the order of streams. */
+class Copies {
+  readonly #memory: Memory;
+  readonly #queues: StreamQueues;
+
+  constructor(memory: Memory, queues: StreamQueues) {
+    this.#memory = memory;
+    this.#queues = queues;
+  }
+
+  /** Copies in stream order and waits for the copy. */
+  sync(queue: Stream, to: number, from: number, byteLength: number): Status {
+    const queues = this.#queues;
+    if (queues.invalidateCapture(queue)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    let outcome: boolean | undefined;
+    const work = (): boolean => {
+      outcome = this.#memory.copy(to, from, byteLength);
+      return true;
+    };
+    queues.enqueue(queue, work, 'copy');
+    // If the context fails before, the copy never runs.
+    queues.blockUntil(
+      () => outcome !== undefined || queue.context.failure !== CUDA_SUCCESS,
+      () => [queue],
+    );
+    return outcome ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  }
+
+  /** Queues a copy. */
+  async(queue: Stream, to: number, from: number, byteLength: number, isToHost = false): Status {
+    const memory = this.#memory;
+    const { device } = queue.context;
+    const work = (): boolean => {
+      if (
+        (isToHost || memory.canStillWrite(to, byteLength, device)) &&
+        memory.canStillRead(from, byteLength, device)
+      )
+        memory.copy(to, from, byteLength);
+      else this.#queues.failContext(queue);
+      return true;
+    };
+    this.#queues.enqueue(queue, work, 'copy');
+    return CUDA_SUCCESS;
+  }
+
+  /** Sets `height` rows of `width` elements of `size` bytes each. */
+  fillRows(
+    address: number,
+    pitch: number,
+    value: number,
+    size: number,
+    [width, height]: readonly [number, number],
+    stream: number,
+  ): Status {
+    const memory = this.#memory;
+    const queue = this.#queues.get(stream);
+    if (!queue) return CUDA_ERROR_INVALID_HANDLE;
+    const { device } = queue.context;
+    const row = width * size;
+    if (row === 0 || height === 0) return CUDA_SUCCESS;
+    const isAligned = address % size === 0 && (height === 1 || pitch % size === 0);
+    if (!isAligned || (height > 1 && pitch < row)) return CUDA_ERROR_INVALID_VALUE;
+    const byteLength = height === 1 ? row : pitch * (height - 1) + row;
+    if (
+      !memory.canWrite(address, byteLength, device) ||
+      memory.isInaccessible(address, queue.context)
+    )
+      return CUDA_ERROR_INVALID_VALUE;
+    const work = (): boolean => {
+      if (memory.canStillWrite(address, byteLength, device))
+        for (let y = 0; y < height; y += 1)
+          fill(memory, address + y * pitch, encoded(value, size), row);
+      else this.#queues.failContext(queue);
+      return true;
+    };
+    this.#queues.enqueue(queue, work, 'fill');
+    return CUDA_SUCCESS;
+  }
 }

@@ -111,44 +111,113 @@ export function withPreconditions(
   name: FunctionName,
   row: Row,
   implementation: Implementation,
-  { contexts, handles, host, faults, queues, isInitialised, contextOf }: PreconditionState,
+  state: PreconditionState,
 ): Implementation {
-  const outParameters = row.params.flatMap((param, at) => (isOutValue(param.c) ? [at] : []));
-  const uint64Parameters = new Set(
-    row.params.flatMap((param, at) => (is64BitValue(param.c) ? [at] : [])),
-  );
-  const isOptional = OPTIONAL_OUT.has(name);
-  const stream = findHandleArgument(row, ['CUstream'], host);
-  const streamOrEvent = findHandleArgument(row, ['CUstream', 'CUevent'], host);
-  const handleParameters = row.params.flatMap(({ c }, at) =>
-    isHandle(c) ? [[c, at] as const] : [],
-  );
-  const needsInit = !ALLOWED_BEFORE_INIT.has(name);
+  const preconditions = new Preconditions(name, row, state);
+  const call = (...given: readonly unknown[]): Status => preconditions.call(implementation, given);
+  // So that a test can see which arguments it takes.
+  return Object.defineProperty(call, 'length', { value: implementation.length });
+}
 
-  const contextStatus = (args: readonly number[]): Status => {
+/** What every call of a function must satisfy, by its row in the table of functions. */
+class Preconditions {
+  readonly #name: FunctionName;
+  readonly #row: Row;
+  readonly #state: PreconditionState;
+  readonly #outParameters: readonly number[];
+  readonly #uint64Parameters: ReadonlySet<number>;
+  readonly #handleParameters: readonly (readonly [type: string, at: number])[];
+  readonly #stream: HandleArgument | undefined;
+  readonly #streamOrEvent: HandleArgument | undefined;
+
+  constructor(name: FunctionName, row: Row, state: PreconditionState) {
+    this.#name = name;
+    this.#row = row;
+    this.#state = state;
+    const positions = (is: (c: string) => boolean): number[] =>
+      row.params.flatMap(({ c }, at) => (is(c) ? [at] : []));
+    this.#outParameters = positions(isOutValue);
+    this.#uint64Parameters = new Set(positions(is64BitValue));
+    this.#handleParameters = positions(isHandle).map((at) => [(row.params[at] as CType).c, at]);
+    this.#stream = findHandleArgument(row, ['CUstream'], state.host);
+    this.#streamOrEvent = findHandleArgument(row, ['CUstream', 'CUevent'], state.host);
+  }
+
+  /** Calls the function if nothing prevents it. */
+  call(implementation: Implementation, given: readonly unknown[]): Status {
+    const { host, queues } = this.#state;
+    const name = this.#name;
+    const args = given.map((arg, at) =>
+      typeof arg === 'bigint' && !this.#uint64Parameters.has(at) ? Number(arg) : arg,
+    ) as number[];
+    const refusal = this.#refusalOf(args);
+    if (refusal !== undefined) return refusal;
+    queues.currentCall = name;
+    const answer = implementation(...(args as never[]));
+    // Work that ran during the call may have failed the context.
+    const isWell = answer === CUresult.CUDA_SUCCESS || answer === CUresult.CUDA_ERROR_NOT_READY;
+    const unread = host.takeUnread();
+    // What is asked for and not emulated would seem to work.
+    if (isWell && unread.length > 0)
+      throw new Error(`${name} of the emulated driver does not know ${unread.join('; ')}`);
+    return isWell && !ALLOWED_ON_FAILED.has(name) ? this.#failureOf(args) || answer : answer;
+  }
+
+  /** The status of a call that does not reach the function; undefined for any other. */
+  #refusalOf(args: readonly number[]): Status | undefined {
+    const { handles, faults, isInitialised } = this.#state;
+    const name = this.#name;
+    const fault = faults(name);
+    if (fault !== undefined) return fault;
+    if (!ALLOWED_BEFORE_INIT.has(name) && !isInitialised())
+      return CUresult.CUDA_ERROR_NOT_INITIALIZED;
+    for (const [type, at] of this.#handleParameters)
+      handles.assertNotDestroyed(name, type, args[at] as number);
+    if (this.#stream) handles.assertNotDestroyed(name, 'CUstream', this.#stream.read(args));
+    const status = this.#contextStatus(args) || this.#captureStatus(args);
+    if (status !== CUresult.CUDA_SUCCESS) return status;
+    return this.#outParameters.every((at) => this.#isWritable(args[at] as number))
+      ? undefined
+      : CUresult.CUDA_ERROR_INVALID_VALUE;
+  }
+
+  #isWritable(address: number): boolean {
+    return address === 0 ? OPTIONAL_OUT.has(this.#name) : this.#state.host.isWritable(address);
+  }
+
+  #contextStatus(args: readonly number[]): Status {
+    const { contexts } = this.#state;
+    const { needs } = this.#row;
     const isNeeded =
-      row.needs === 'context' ||
-      (row.needs !== 'nothing' && (stream?.read(args) ?? 0) <= LAST_DEFAULT_STREAM);
-    if (ALLOWED_ON_DESTROYED.has(name) && contexts.top) return CUresult.CUDA_SUCCESS;
-    if (!isNeeded) return failureOf(args);
+      needs === 'context' ||
+      (needs !== 'nothing' && (this.#stream?.read(args) ?? 0) <= LAST_DEFAULT_STREAM);
+    if (ALLOWED_ON_DESTROYED.has(this.#name) && contexts.top) return CUresult.CUDA_SUCCESS;
+    if (!isNeeded) return this.#failureOf(args);
     const { status } = contexts;
-    return ALLOWED_ON_FAILED.has(name) && status === contexts.top?.failure
+    return ALLOWED_ON_FAILED.has(this.#name) && status === contexts.top?.failure
       ? CUresult.CUDA_SUCCESS
       : status;
-  };
+  }
+
   /** The failure of the context of the stream or event, or else of the required current context. */
-  const failureOf = (args: readonly number[]): Status => {
-    const handle = streamOrEvent?.read(args) ?? 0;
-    if (streamOrEvent && handle > LAST_DEFAULT_STREAM)
-      return contextOf(streamOrEvent.type, handle)?.failure ?? CUresult.CUDA_SUCCESS;
-    const isOfCurrent = streamOrEvent !== undefined || row.needs === 'context';
+  #failureOf(args: readonly number[]): Status {
+    const { contexts, contextOf } = this.#state;
+    const argument = this.#streamOrEvent;
+    const handle = argument?.read(args) ?? 0;
+    if (argument && handle > LAST_DEFAULT_STREAM)
+      return contextOf(argument.type, handle)?.failure ?? CUresult.CUDA_SUCCESS;
+    const isOfCurrent = argument !== undefined || this.#row.needs === 'context';
     return (isOfCurrent && contexts.top?.failure) || CUresult.CUDA_SUCCESS;
-  };
+  }
+
   /** The status of a call that invalidates captures which it is not a part of. */
-  const captureStatus = (args: readonly number[]): Status => {
+  #captureStatus(args: readonly number[]): Status {
+    const { contexts, queues } = this.#state;
+    const name = this.#name;
+    const row = this.#row;
     if (queues.captures.size === 0) return CUresult.CUDA_SUCCESS;
     const { top } = contexts;
-    const handle = stream?.read(args);
+    const handle = this.#stream?.read(args);
     const isInLegacy =
       USES_LEGACY_STREAM.has(name) ||
       (handle !== undefined && handle <= CU_STREAM_LEGACY && !QUERIES_STREAM.has(name));
@@ -167,42 +236,11 @@ export function withPreconditions(
     if (of?.capture?.isInvalid && !QUERIES_STREAM.has(name) && !QUERIES_CAPTURE.has(name))
       return CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     // Functions of events tell the captured ones from others first. Those of unknown streams are wrong.
-    const isOutside = streamOrEvent === undefined || (of !== undefined && !of.capture);
+    const isOutside = this.#streamOrEvent === undefined || (of !== undefined && !of.capture);
     const isBroken =
       (name === 'cuCtxSynchronize' &&
         queues.invalidateCaptures(({ context }) => context === top)) ||
       (row.isUnsafeInCapture && isOutside && queues.invalidateStrictCaptures());
     return isBroken ? CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUresult.CUDA_SUCCESS;
-  };
-  const isWritable = (address: number): boolean =>
-    address === 0 ? isOptional : host.isWritable(address);
-
-  const call = (...given: readonly unknown[]): Status => {
-    const args = given.map((arg, at) =>
-      typeof arg === 'bigint' && !uint64Parameters.has(at) ? Number(arg) : arg,
-    ) as number[];
-    const fault = faults(name);
-    if (fault !== undefined) return fault;
-    if (needsInit && !isInitialised()) return CUresult.CUDA_ERROR_NOT_INITIALIZED;
-    for (const [type, at] of handleParameters)
-      handles.assertNotDestroyed(name, type, args[at] as number);
-    if (stream) handles.assertNotDestroyed(name, 'CUstream', stream.read(args));
-    const status = contextStatus(args);
-    if (status !== CUresult.CUDA_SUCCESS) return status;
-    const captured = captureStatus(args);
-    if (captured !== CUresult.CUDA_SUCCESS) return captured;
-    if (!outParameters.every((at) => isWritable(args[at] as number)))
-      return CUresult.CUDA_ERROR_INVALID_VALUE;
-    queues.currentCall = name;
-    const answer = implementation(...(args as never[]));
-    // Work that ran during the call may have failed the context.
-    const isWell = answer === CUresult.CUDA_SUCCESS || answer === CUresult.CUDA_ERROR_NOT_READY;
-    const unread = host.takeUnread();
-    // What is asked for and not emulated would seem to work.
-    if (isWell && unread.length > 0)
-      throw new Error(`${name} of the emulated driver does not know ${unread.join('; ')}`);
-    return isWell && !ALLOWED_ON_FAILED.has(name) ? failureOf(args) || answer : answer;
-  };
-  // So that a test can see which arguments it takes.
-  return Object.defineProperty(call, 'length', { value: implementation.length });
+  }
 }

@@ -1,9 +1,25 @@
-/** The options of arrays. */
-import type { PlaceOptions } from '../context.ts';
+/** The options of arrays, and what new arrays are made of. */
+
+import type { CUdeviceptr } from '../../ffi/types.ts';
+import { Context, type PlaceOptions } from '../context.ts';
 import type { Dtype, DtypeOrName } from '../dtype.ts';
-import type { MemoryResource } from '../memory/buffer.ts';
-import type { StreamOption } from '../stream.ts';
-import type { Order } from './layout.ts';
+import {
+  type AllocateOptions,
+  checkMemoryResource,
+  DeviceBuffer,
+  type MemoryResource,
+} from '../memory/buffer.ts';
+import { type StreamOption, streamOf } from '../stream.ts';
+import { checkInteger } from '../validate.ts';
+import type { DeviceItems } from './device-copy.ts';
+import {
+  type Layout,
+  type LayoutOptions,
+  layoutExtents,
+  makeLayout,
+  type Order,
+} from './layout.ts';
+import { checkShape, type Shape } from './shape.ts';
 
 /** Options of calls that take or return items in sequence. */
 export interface OrderOption {
@@ -47,4 +63,41 @@ export interface FromBufferOptions extends OrderOrStrides, StreamOption {
   readonly byteOffset?: number;
   /** Whether writes to the array throw. Default false. */
   readonly readOnly?: boolean;
+}
+
+// ---- Shapes, layouts and memory of new arrays ----
+
+/** Returns a checked shape; a number is a shape with one axis, as in NumPy. */
+export const toShape = (shape: number | Shape): Shape =>
+  typeof shape === 'number' ? [checkInteger(shape, 'shape')] : checkShape(shape);
+
+/** The layout of a new array, whose lowest item starts at byte 0. */
+export function newLayout(
+  shape: number | Shape,
+  itemsize: number,
+  { order, strides }: Omit<LayoutOptions, 'byteOffset'>,
+): Layout {
+  if (order !== undefined && strides !== undefined)
+    throw new TypeError('give either an order or strides, not both');
+  const layout = makeLayout(toShape(shape), itemsize, { order, strides });
+  // With negative strides, other items lie before item [0, 0, …].
+  return { ...layout, byteOffset: 0 - layoutExtents(layout).low };
+}
+
+/** Allocates uninitialized memory for a layout; an empty array allocates nothing. */
+export function allocateItems(
+  layout: Layout,
+  choice: MemorySourceOptions & AllocateOptions,
+): DeviceItems {
+  const { low, high } = layoutExtents(layout);
+  if (high > low) return { layout, memory: DeviceBuffer.allocate(high - low, choice) };
+  const { memory, stream, ...place } = choice;
+  streamOf(stream);
+  const context =
+    memory === undefined ? Context.resolve(place) : checkMemoryResource(memory).context;
+  const address = 0 as CUdeviceptr;
+  return {
+    layout,
+    memory: new DeviceBuffer({ context, address, byteLength: 0, origin: 'allocated' }),
+  };
 }

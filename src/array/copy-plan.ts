@@ -1,5 +1,6 @@
 /** Plans a copy between two layouts with the fewest driver calls. */
 import type { StridedAxis } from '../kernel/builtin-kernels.ts';
+import { MAX_PITCH } from '../memory/pitched.ts';
 import type { Layout } from './layout.ts';
 import { formatShape } from './shape.ts';
 
@@ -37,9 +38,6 @@ export interface CopyPlan {
   /** The number of copies: how often the box is repeated. */
   readonly count: number;
 }
-
-/** The driver's CU_DEVICE_ATTRIBUTE_MAX_PITCH, on every GPU so far. */
-const MAX_PITCH = 2 ** 31 - 1;
 
 /**
  * Plans a copy from one layout to another of the same shape; returns undefined for empty arrays.

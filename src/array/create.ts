@@ -12,8 +12,12 @@ import { ManagedMemory, type ManagedMemoryOptions } from '../memory/managed.ts';
 import { MappedMemory, type MappedMemoryOptions } from '../memory/mapped.ts';
 import { streamOf } from '../stream.ts';
 import { checkOptions } from '../validate.ts';
-import { newLayout } from './allocate-items.ts';
-import type { DeviceArrayLikeOptions, DeviceArrayOptions, OrderOption } from './array-options.ts';
+import {
+  type DeviceArrayLikeOptions,
+  type DeviceArrayOptions,
+  newLayout,
+  type OrderOption,
+} from './array-options.ts';
 import { DeviceArray } from './device-array.ts';
 import { contiguousStrides } from './layout.ts';
 import { checkShape, type Shape } from './shape.ts';

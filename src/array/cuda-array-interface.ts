@@ -5,7 +5,7 @@ import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { NotSupportedError } from '../errors.ts';
 import { Stream, streamOf } from '../stream.ts';
 import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../validate.ts';
-import { newLayout } from './allocate-items.ts';
+import { newLayout } from './array-options.ts';
 import {
   attachMemory,
   type BorrowOptions,

@@ -21,7 +21,6 @@ import type {
 import { HostVisibleBuffer } from '../memory/host-visible.ts';
 import { type Stream, type StreamOption, streamOf } from '../stream.ts';
 import { assertInternal, checkInstance, checkInteger, checkOptions } from '../validate.ts';
-import { allocateItems, newLayout, toShape } from './allocate-items.ts';
 import {
   beginArrayWrite,
   beginHostWrite,
@@ -35,7 +34,14 @@ import {
   type Write,
   type WriteOptions,
 } from './array-copy.ts';
-import type { ArrayCopyOptions, MemorySourceOptions, OrderOption } from './array-options.ts';
+import {
+  type ArrayCopyOptions,
+  allocateItems,
+  type MemorySourceOptions,
+  newLayout,
+  type OrderOption,
+  toShape,
+} from './array-options.ts';
 import type { HostSource } from './host-source.ts';
 import { indexLayout, type Sections, type Selector, splitLayout } from './indexing.ts';
 import { describeArray, formatFirstValues } from './inspect.ts';

@@ -1,10 +1,9 @@
 /** Queues copies of items on a device, or between devices. */
 import type { Wait } from '../deadline.ts';
-import { InternalEvent } from '../internal-event.ts';
+import { workDone } from '../internal-event.ts';
 import { queueStridedCopy } from '../kernel/builtin-kernels.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { queuePitchedCopy } from '../memory/pitched-copy.ts';
-import { pollUntil } from '../poller.ts';
 import { Stream } from '../stream.ts';
 import { type CopyPlan, copyOffsets, planCopy } from './copy-plan.ts';
 import { itemsByteLength, type Layout, layoutExtents, makeLayout } from './layout.ts';
@@ -131,13 +130,7 @@ export async function waitForWork(
   stream: Stream | undefined,
   wait: Wait = {},
 ): Promise<void> {
-  const event = new InternalEvent(stream?.context ?? buffer.context);
-  try {
-    event.record(stream);
-    await pollUntil(() => event.isDone, wait, undefined, event.armWakeUp);
-  } finally {
-    event[Symbol.dispose]();
-  }
+  await workDone(stream?.context ?? buffer.context, stream, wait);
   // It may have been closed, or its context reset, during the wait.
   buffer.assertOpen();
 }

@@ -8,7 +8,7 @@ import { MappedMemory } from '../memory/mapped.ts';
 import { kindOfPointer, type MemoryKind } from '../memory/pointer-attributes.ts';
 import { type Stream, streamOf } from '../stream.ts';
 import { checkBoolean, checkInstance, checkInteger, checkOptions } from '../validate.ts';
-import { newLayout } from './allocate-items.ts';
+import { newLayout } from './array-options.ts';
 import {
   attachMemory,
   type BorrowOptions,

@@ -8,8 +8,7 @@ import {
 import { DeviceBuffer } from '../memory/buffer.ts';
 import { streamOf } from '../stream.ts';
 import { checkBoolean, checkInstance, checkOptions } from '../validate.ts';
-import { toShape } from './allocate-items.ts';
-import type { FromBufferOptions } from './array-options.ts';
+import { type FromBufferOptions, toShape } from './array-options.ts';
 import { DeviceArray } from './device-array.ts';
 import { checkWithinBuffer, makeLayout } from './layout.ts';
 import type { Shape } from './shape.ts';

@@ -11,7 +11,7 @@ import type { Details } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
 import { PinnedBuffer, type PinnedOptions } from '../memory/pinned.ts';
 import { assertInternal, checkOptions } from '../validate.ts';
-import { toShape } from './allocate-items.ts';
+import { toShape } from './array-options.ts';
 import type { HostArray } from './items.ts';
 import { checkOrder, itemsByteLength, makeLayout, type Order } from './layout.ts';
 import { formatShape, type Shape, sizeOf } from './shape.ts';

@@ -15,9 +15,8 @@ import {
 import { type StreamOption, streamOf } from '../stream.ts';
 import type { NativeFloat16Array, TypedArray } from '../typed-array.ts';
 import { checkBoolean, checkInstance, checkOptions, formatValue } from '../validate.ts';
-import { newLayout, toShape } from './allocate-items.ts';
 import { endWrite, endWriteSync, makeHostWrite, type Write } from './array-copy.ts';
-import type { MemorySourceOptions, OrderOption } from './array-options.ts';
+import { type MemorySourceOptions, newLayout, type OrderOption, toShape } from './array-options.ts';
 import { type ArraySource, beginWrite, DeviceArray } from './device-array.ts';
 import { toHostItems } from './host-source.ts';
 import { checkOrder } from './layout.ts';

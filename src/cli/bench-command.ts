@@ -2,7 +2,8 @@
 import { accessSync, constants, statSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { Device } from '../device.ts';
-import { type BenchResult, bench, type Figures } from './bench.ts';
+import { type BenchResult, bench } from './bench.ts';
+import type { Figures } from './bench-figures.ts';
 import { drawFigures } from './bench-plot.ts';
 import {
   CannotRunError,

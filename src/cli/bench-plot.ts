@@ -1,5 +1,5 @@
 /** Draws the figures of `cuffi bench` as SVG: a line for each way, with logarithmic axes. */
-import { type Figures, type WayName, wayNames } from './bench.ts';
+import { type Figures, type WayName, wayNames } from './bench-figures.ts';
 import { shortBytes, shortTime } from './table.ts';
 
 /** Colours that colour-blind readers can distinguish (Okabe and Ito). */

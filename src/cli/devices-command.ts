@@ -2,7 +2,7 @@
 import { Context } from '../context.ts';
 import { type Device, devices } from '../device.ts';
 import { deviceFacts } from '../ipc/inspect/process-facts.ts';
-import { type IpcSupport, ipcSupport } from '../ipc/sharing/support.ts';
+import { type IpcSupport, ipcSupport } from '../ipc/sharing/blockers.ts';
 import { type Command, driverOption, parseCommand, refuseArguments } from './command.ts';
 import { chooseDriver } from './driver-choice.ts';
 import { print, printedWidth, printJson } from './output.ts';

@@ -21,10 +21,11 @@ import {
   isSound,
   namesOf,
 } from './doctor/finding.ts';
-import { gatherFacts, useDriver } from './doctor/gather.ts';
+import { gatherFacts } from './doctor/gather.ts';
 import { gatherExporter, gatherPair } from './doctor/pair.ts';
 import { judgePair, type PairFacts } from './doctor/pair-rules.ts';
 import { isEmulated, judge, type MachineFacts } from './doctor/rules.ts';
+import { tryDriver } from './driver-choice.ts';
 import { print, printJson } from './output.ts';
 import { type Line, type Span, styled } from './text.ts';
 
@@ -107,7 +108,7 @@ async function runWith(
       `--with takes a pid, or - for a descriptor on stdin, not ${JSON.stringify(other)}`,
     );
   const message = isDescriptor ? readDescriptor('-') : undefined;
-  const { error, name, reason } = useDriver(driver);
+  const { error, name, reason } = tryDriver(driver);
   if (name === undefined) throw new CannotRunError(`${error}\nRun cuffi doctor.`);
   const facts = isDescriptor
     ? await gatherExporter(checked(message), machine)

@@ -1,5 +1,6 @@
 /** `cuffi explain`: what a descriptor describes, and whether this machine can open it. */
 import { type IpcDescriptor, isMemoryFields, type MemoryFields } from '../ipc/descriptor.ts';
+import { attempt } from '../ipc/inspect/process-facts.ts';
 import { parseDescriptor } from '../ipc/sharing/descriptor-codec.ts';
 import { type Explanation, explain } from '../ipc/sharing/explain.ts';
 import { kindOfFields } from '../ipc/sharing/kinds.ts';
@@ -95,11 +96,3 @@ const describeRange = ({
       ]),
   ...(layout ? [`array     ${layout.dtype} [${layout.shape.join(', ')}]`] : []),
 ];
-
-function attempt<T>(read: () => T): T | undefined {
-  try {
-    return read();
-  } catch {
-    return undefined;
-  }
-}

@@ -1,10 +1,10 @@
 /** The kinds of memory that commands share. */
 import type { Device } from '../device.ts';
 import type { MemoryFields } from '../ipc/descriptor.ts';
+import type { IpcSupport } from '../ipc/sharing/blockers.ts';
 import { legacy } from '../ipc/sharing/legacy.ts';
 import type { MemoryKind } from '../ipc/sharing/memory.ts';
 import { poolMemory } from '../ipc/sharing/pool.ts';
-import type { IpcSupport } from '../ipc/sharing/support.ts';
 import { virtual } from '../ipc/sharing/virtual.ts';
 import { MemoryPool } from '../memory/pool.ts';
 

@@ -6,8 +6,7 @@ import { Context } from '../context.ts';
 import { parentPeer } from '../ipc/peer/spawn.ts';
 import { explain } from '../ipc/sharing/explain.ts';
 import { DeviceBuffer } from '../memory/buffer.ts';
-import { countMismatches, pattern } from './pattern.ts';
-import { COPY_FD, type Reply, Request } from './roundtrip-messages.ts';
+import { COPY_FD, countMismatches, pattern, type Reply, Request } from './roundtrip-messages.ts';
 import { serveParent } from './serve-parent.ts';
 
 const SAMPLE_LENGTH = 4;

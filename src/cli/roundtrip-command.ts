@@ -1,5 +1,5 @@
 /** `cuffi roundtrip`: its options, and what it prints. */
-import type { Support } from '../ipc/sharing/support.ts';
+import type { Support } from '../ipc/sharing/blockers.ts';
 import {
   type Command,
   deviceOption,

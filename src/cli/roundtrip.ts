@@ -7,13 +7,12 @@ import { Context } from '../context.ts';
 import { Device } from '../device.ts';
 import { ClosedError, CuffiError, PeerGoneError } from '../errors.ts';
 import { type ChildPeer, spawnPeer } from '../ipc/peer/spawn.ts';
-import { type IpcSupport, ipcSupport } from '../ipc/sharing/support.ts';
+import { type IpcSupport, ipcSupport } from '../ipc/sharing/blockers.ts';
 import type { DeviceBuffer } from '../memory/buffer.ts';
 import { childProgram, failedInChild, noReplyWithin } from './child.ts';
 import type { DriverChoice } from './driver-choice.ts';
 import { type KindName, kinds } from './kinds.ts';
-import { countMismatches, pattern } from './pattern.ts';
-import { COPY_FD, Reply, type Request } from './roundtrip-messages.ts';
+import { COPY_FD, countMismatches, pattern, Reply, type Request } from './roundtrip-messages.ts';
 
 /** Options of a round trip. */
 export interface RoundtripOptions {

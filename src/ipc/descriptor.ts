@@ -1,6 +1,6 @@
 /** What travels between processes: plain objects that JSON can carry, untrusted until parsed. */
 
-import { newLayout } from '../array/allocate-items.ts';
+import { newLayout } from '../array/array-options.ts';
 import { type Layout, layoutExtents } from '../array/layout.ts';
 import { type Dtype, dtype as dtypeNamed } from '../dtype.ts';
 import { IpcError } from '../errors.ts';

@@ -1,9 +1,9 @@
 export { exportIpc, getIpcHandle, type ShareOptions } from './sharing/export.ts';
 export type { Opened, Shareable } from './sharing/kinds.ts';
 export type { ShareableMemory } from './sharing/memory.ts';
-export { IpcArrayHandle } from './sharing/handle.ts';
-export { IpcBufferHandle } from './sharing/handle.ts';
-export type { HandleOpenOptions, IpcMemoryHandle } from './sharing/handle.ts';
+export { IpcArrayHandle } from './sharing/memory-handle.ts';
+export { IpcBufferHandle } from './sharing/memory-handle.ts';
+export type { HandleOpenOptions, IpcMemoryHandle } from './sharing/memory-handle.ts';
 export {
   openIpc,
   openIpcBuffer,
@@ -13,12 +13,12 @@ export {
 export { type OpenArrayOptions, openIpcArray } from './sharing/import.ts';
 export type { OpenRawArrayOptions, RawIpcArray } from './sharing/raw-array.ts';
 export { moveIpcBuffer } from './sharing/memory.ts';
-export { type ReadyOptions, ready } from './sharing/ready.ts';
+export { type ReadyOptions, ready } from './sharing/memory-handle.ts';
 export { ImportedPool } from './sharing/imported-pool.ts';
 export { type Explanation, explain } from './sharing/explain.ts';
 export type { OpenOptions } from './sharing/kind.ts';
 export { type TritonRegion, type TritonRegionOptions, tritonRegion } from './sharing/triton.ts';
-export { type IpcSupport, ipcSupport, type Support } from './sharing/support.ts';
+export { type IpcSupport, ipcSupport, type Support } from './sharing/blockers.ts';
 export type {
   Exported,
   IpcBufferDescriptor,
@@ -32,7 +32,7 @@ export type {
   IpcVirtualDescriptor,
 } from './descriptor.ts';
 export { decodeDescriptor, encodeDescriptor } from './sharing/descriptor-codec.ts';
-export { ReadyExport } from './sharing/ready.ts';
+export { ReadyExport } from './sharing/memory-handle.ts';
 export { Timeline, TimelineSignaler } from './timeline/timeline.ts';
 export {
   type AcquireOptions,
@@ -41,7 +41,8 @@ export {
   ProducerSlot,
   type PublishOptions,
 } from './channel/channel.ts';
-export type { ChannelOptions, Delivery } from './channel/producer.ts';
+export type { Delivery } from './channel/producer.ts';
+export type { ChannelOptions } from './channel/channel.ts';
 export { ChannelConsumer, ConsumerSlot, type ConsumerStats } from './channel/channel-consumer.ts';
 export { leases } from './lease/leases.ts';
 export type { LeaseStats, LeasesStats } from './lease/export-table.ts';

@@ -1,5 +1,5 @@
-/** The attributes of a kernel, as the driver reports them. */
-import { OUT0, readInt32 } from '../../ffi/arena.ts';
+/** What the driver reports of a kernel: its attributes, and its occupancy. */
+import { OUT0, OUT1, readInt32 } from '../../ffi/arena.ts';
 import {
   CU_FUNC_ATTRIBUTE_BINARY_VERSION,
   CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES,
@@ -11,7 +11,9 @@ import {
   CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
 } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
-import type { CUfunction } from '../../ffi/types.ts';
+import type { FunctionName } from '../../ffi/functions.ts';
+import type { CUresult } from '../../ffi/results.ts';
+import type { Address, CUfunction } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 
 const attributeNumbers = {
@@ -56,3 +58,61 @@ export const readAttributes = (handle: CUfunction): KernelAttributes =>
   Object.fromEntries(
     Object.entries(attributeNumbers).map(([name, number]) => [name, readAttribute(handle, number)]),
   ) as unknown as KernelAttributes;
+
+// ---- Occupancy: how many blocks and clusters run at once ----
+
+/** Options of the occupancy of a kernel. */
+export interface OccupancyOptions {
+  /** Dynamic shared memory of each block, in bytes. Default 0. */
+  readonly sharedBytes?: number;
+}
+
+/** The number of blocks on one multiprocessor. The function's context must be current. */
+export function activeBlocks(
+  handle: CUfunction,
+  { threads, sharedBytes }: { readonly threads: number; readonly sharedBytes: number },
+): number {
+  const call = 'cuOccupancyMaxActiveBlocksPerMultiprocessor';
+  check(cu[call](OUT0, handle, threads, sharedBytes), call);
+  return readInt32(OUT0);
+}
+
+/** The struct of a launch with clusters. */
+interface LaunchStruct {
+  readonly address: Address;
+}
+
+/** The number of clusters on the device. As {@link activeBlocks}. */
+export function activeClusters(handle: CUfunction, { address }: LaunchStruct): number {
+  const call = 'cuOccupancyMaxActiveClusters';
+  checkClusterCall(cu[call](OUT0, handle, address), call);
+  return readInt32(OUT0);
+}
+
+/** The most blocks of a cluster. As {@link activeBlocks}. */
+export function clusterBlocks(handle: CUfunction, { address }: LaunchStruct): number {
+  const call = 'cuOccupancyMaxPotentialClusterSize';
+  checkClusterCall(cu[call](OUT0, handle, address), call);
+  return readInt32(OUT0);
+}
+
+const checkClusterCall = (status: CUresult, call: FunctionName): void =>
+  check(status, call, () => 'asking how large a cluster can be');
+
+/** The block size with the highest occupancy, and the smallest grid that fills the device. */
+export interface SuggestedBlock {
+  readonly blockSize: number;
+  readonly minGridSize: number;
+}
+
+/** The function's context must be current. */
+export function suggestBlock(
+  handle: CUfunction,
+  sharedBytes: number,
+  maxBlockSize: number,
+): SuggestedBlock {
+  const call = 'cuOccupancyMaxPotentialBlockSize';
+  // The shared memory does not depend on the block size, so there is no callback.
+  check(cu[call](OUT0, OUT1, handle, 0 as Address, sharedBytes, maxBlockSize), call);
+  return { blockSize: readInt32(OUT1), minGridSize: readInt32(OUT0) };
+}

@@ -1,10 +1,10 @@
-import { types } from 'node:util';
+import { inspect, types } from 'node:util';
 import { BLOCK, OUT0, OUT1, readHandle, writeStruct } from '../../ffi/arena.ts';
 import { CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_PER_THREAD } from '../../ffi/constants.ts';
 import { cu } from '../../ffi/driver.ts';
 import type { FunctionName } from '../../ffi/functions.ts';
 import { CUresult } from '../../ffi/results.ts';
-import type { CUgraph, CUgraphExec, CUstream } from '../../ffi/types.ts';
+import type { CUgraph, CUgraphExec, CUgraphNode, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import { Context, type PlaceOptions } from '../context.ts';
 import { CuffiError } from '../errors.ts';
@@ -15,10 +15,9 @@ import {
   runDeferredActions,
   runInCapture,
 } from '../graph-capture.ts';
-import { counted, type Details, placeName } from '../inspect.ts';
+import { counted, type Details, describeObject, placeName } from '../inspect.ts';
 import { Resource, releaseOrWarn, runAll } from '../lifetime.ts';
-import { noteMemoryUse } from '../memory/buffer-copy.ts';
-import { orderedMemoryCount } from '../memory/use-order.ts';
+import { noteMemoryUse, orderedMemoryCount } from '../memory/use-order.ts';
 import { Stream, type StreamOption, streamOption } from '../stream.ts';
 import {
   assertInternal,
@@ -30,10 +29,8 @@ import {
 import { assertNotCaptured, type TrackedContext } from '../work-tracker.ts';
 import { loadBuiltinKernels } from './builtin-kernels.ts';
 import { Kernel } from './kernel.ts';
-import { forEachBuffer } from './kernel-arguments.ts';
-import { KernelNode } from './kernel-node.ts';
-import { recordLaunches } from './launch-record.ts';
-import type { Arguments, Parameter } from './parameters.ts';
+import { type Arguments, forEachBuffer, type Parameter } from './kernel-arguments.ts';
+import { type LaunchRecord, recordLaunches } from './launch-config.ts';
 
 /**
  * Work captured from a stream and launched with one call. Many small kernels, copies and fills then
@@ -429,4 +426,62 @@ function captureStream(stream: Stream, work: () => void): CapturedGraph {
 
 function destroyGraph(context: Context, graph: CUgraph): void {
   context.run(() => check(cu.cuGraphDestroy(graph), 'cuGraphDestroy'));
+}
+
+// ---- The launches in a graph ----
+
+type Dim3 = readonly [x: number, y: number, z: number];
+
+/**
+ * One launch of a kernel in a graph: see `graph.kernelNode(kernel)`.
+ *
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
+ */
+export class KernelNode<const P extends readonly Parameter[] = readonly Parameter[]> {
+  readonly kernel: Kernel<P>;
+  /** The blocks along each axis. */
+  readonly grid: Dim3;
+  /** The threads of a block along each axis. */
+  readonly block: Dim3;
+  /** Dynamic shared memory of each block, in bytes. */
+  readonly sharedBytes: number;
+  /** @internal The node of the captured graph. */
+  readonly handle: CUgraphNode;
+  /** @internal The last arguments, and those before, which queued launches may still use. */
+  recentArguments: readonly (readonly unknown[])[];
+
+  /** @internal */
+  constructor(
+    kernel: Kernel<P>,
+    { grid, block, sharedBytes }: Pick<LaunchRecord, 'grid' | 'block' | 'sharedBytes'>,
+    handle: CUgraphNode,
+    recentArguments: readonly (readonly unknown[])[],
+  ) {
+    this.kernel = kernel;
+    this.grid = grid;
+    this.block = block;
+    this.sharedBytes = sharedBytes;
+    this.handle = handle;
+    this.recentArguments = recentArguments;
+  }
+
+  /** @internal This launch with the handle of the one that it replaces in an update. */
+  replacing({ handle, recentArguments }: KernelNode): KernelNode<P> {
+    return new KernelNode(this.kernel, this, handle, [
+      ...recentArguments.slice(-1),
+      ...this.recentArguments,
+    ]);
+  }
+
+  toString(): string {
+    return describeObject('KernelNode', () => [
+      this.kernel.name,
+      `grid ${this.grid.join(' x ')}`,
+      `block ${this.block.join(' x ')}`,
+    ]);
+  }
+
+  [inspect.custom](): string {
+    return this.toString();
+  }
 }

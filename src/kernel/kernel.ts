@@ -9,30 +9,35 @@ import { type CudaError, isSticky } from '../errors.ts';
 import { isCapturing } from '../graph-capture.ts';
 import { describeObject } from '../inspect.ts';
 import { Resource } from '../lifetime.ts';
-import { noteMemoryUse } from '../memory/buffer-copy.ts';
-import { orderedMemoryCount } from '../memory/use-order.ts';
+import { noteMemoryUse, orderedMemoryCount } from '../memory/use-order.ts';
 import type { Stream } from '../stream.ts';
 import { assertInternal, checkInteger, checkOptions } from '../validate.ts';
-import { type KernelAttributes, readAttributes } from './function-attributes.ts';
-import { forEachBuffer, KernelArguments } from './kernel-arguments.ts';
+import {
+  activeBlocks,
+  activeClusters,
+  clusterBlocks,
+  type KernelAttributes,
+  type OccupancyOptions,
+  readAttributes,
+  type SuggestedBlock,
+  suggestBlock,
+} from './function-attributes.ts';
+import {
+  type Arguments,
+  forEachBuffer,
+  KernelArguments,
+  type Parameter,
+} from './kernel-arguments.ts';
 import {
   deviceLaunchLimits,
   type Extents3,
   KernelLimits,
   type LaunchConfig,
   LaunchConfigStruct,
+  noteLaunch,
+  recordLaunch,
 } from './launch-config.ts';
-import { noteLaunch, recordLaunch } from './launch-record.ts';
 import type { Module } from './module.ts';
-import {
-  activeBlocks,
-  activeClusters,
-  clusterBlocks,
-  type OccupancyOptions,
-  type SuggestedBlock,
-  suggestBlock,
-} from './occupancy.ts';
-import type { Arguments, Parameter } from './parameters.ts';
 
 /**
  * The native memory for the configuration and arguments of a launch. A launch takes the buffers of

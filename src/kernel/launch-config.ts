@@ -1,4 +1,7 @@
-/** The configuration of kernel launches: its checks, its limits, and its struct for the driver. */
+/**
+ * The configuration of kernel launches: its checks, its limits, and its struct for the driver; and the record
+ * of launches.
+ */
 import {
   CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
   CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
@@ -10,10 +13,12 @@ import {
 import { cu } from '../../ffi/driver.ts';
 import { addressOf } from '../../ffi/native.ts';
 import { structs } from '../../ffi/structs.ts';
-import type { Address, CUfunction } from '../../ffi/types.ts';
+import type { Address, CUfunction, CUgraphNode, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
+import { lastCapturedNode } from '../graph-capture.ts';
+import { recentWork } from '../hints.ts';
 import { type Stream, streamOf } from '../stream.ts';
 import { checkBoolean, checkInteger, checkOptionNames, formatValue } from '../validate.ts';
 import { readAttribute } from './function-attributes.ts';
@@ -314,4 +319,44 @@ export class KernelLimits {
       () => `setting attribute ${attribute} of kernel ${this.#kernel} to ${value}`,
     );
   }
+}
+
+// ---- What was launched: graphs read the launches of a capture, and errors name the last of all ----
+
+/** A kernel launch in a captured stream. */
+export interface LaunchRecord extends Pick<LaunchConfigStruct, 'grid' | 'block' | 'sharedBytes'> {
+  readonly kernel: object;
+  readonly handle: CUgraphNode;
+  readonly args: readonly unknown[];
+}
+
+/** Notes a launch that is about to be made: a fault that is found later may be of it. */
+export const noteLaunch = (kernel: string): void => {
+  recentWork.kernel = kernel;
+};
+
+let records: LaunchRecord[] = [];
+
+/** Calls `work` and returns the kernel launches that it makes in captured streams. */
+export function recordLaunches<T>(work: () => T): {
+  readonly result: T;
+  readonly launches: readonly LaunchRecord[];
+} {
+  records = [];
+  try {
+    return { result: work(), launches: records };
+  } finally {
+    records = [];
+  }
+}
+
+/** Records the launch that was just made, if its stream is captured. */
+export function recordLaunch(
+  kernel: object,
+  { grid, block, sharedBytes }: LaunchConfigStruct,
+  stream: CUstream,
+  args: readonly unknown[],
+): void {
+  const handle = lastCapturedNode(stream);
+  if (handle !== undefined) records.push({ kernel, grid, block, sharedBytes, handle, args });
 }

@@ -22,7 +22,7 @@ import {
   type Parameter,
   parameterByteLength,
   parameterName,
-} from './parameters.ts';
+} from './kernel-arguments.ts';
 
 /** Options of {@link Module.load}. */
 export interface ModuleOptions extends PlaceOptions {

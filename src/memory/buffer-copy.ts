@@ -1,17 +1,17 @@
-/** Copies and fills of buffers: checks the arguments and queues the driver calls. */
+/** Copies and fills of buffers, also between devices: checks the arguments and queues the driver calls. */
 
 import { cu } from '../../ffi/driver.ts';
-import type { CUresult } from '../../ffi/results.ts';
+import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
-import { addCapturedContexts, isCapturing } from '../graph-capture.ts';
+import { CudaError } from '../errors.ts';
 import { Stream, type StreamOption, streamOf, streamOption } from '../stream.ts';
 import { checkInteger, checkOptions, formatBytes } from '../validate.ts';
-import type { TrackedContext } from '../work-tracker.ts';
+import { assertNotCaptured } from '../work-tracker.ts';
 import { chunks } from './chunks.ts';
 import { checkFits, type DeviceRange } from './host-copy.ts';
-import { copyBetweenDevices } from './peer-copy.ts';
+import { noteMemoryUse } from './use-order.ts';
 
 /** Implements `buffer.fill`. */
 export function fillBuffer(
@@ -59,21 +59,6 @@ export function copyBuffer(source: DeviceRange, target: DeviceRange, options?: S
       copyOnDevice(context, chunkTarget.address, chunkSource.address, length, stream);
     else copyBetweenDevices(chunkSource, chunkTarget, length, stream);
   }
-}
-
-/**
- * Records that work in a stream of `workContext` uses memory of `memoryContexts`, which must
- * outlive it.
- */
-export function noteMemoryUse(
-  workContext: Context,
-  memoryContexts: readonly TrackedContext[],
-): void {
-  // The most common case skips the loops.
-  if (memoryContexts.length === 1 && memoryContexts[0] === workContext && !isCapturing()) return;
-  for (const { workTracker } of memoryContexts)
-    workTracker.addOtherContext(workContext.workTracker);
-  addCapturedContexts(memoryContexts);
 }
 
 /** Orders work that uses several memories: in a stream, or in the legacy default stream of a context. */
@@ -158,4 +143,62 @@ export function fillRowsOnDevice(
     );
   if (stream) stream.enqueue(call);
   else context.enqueue(call);
+}
+
+// ---- Copies between the devices of two contexts ----
+
+/** An address in a context. */
+export interface ContextAddress {
+  readonly context: Context;
+  readonly address: CUdeviceptr;
+}
+
+/**
+ * Enables peer access from `from` to the memory of `to` if the devices support it. Copies then use
+ * their direct link.
+ */
+export function tryEnablePeerAccess(from: Context, to: Context): void {
+  if (from.peerAccess.has(to) || !from.device.canAccessPeer(to.device)) return;
+  try {
+    from.enablePeerAccess(to);
+  } catch (error) {
+    // The number of peers of a context is limited, and copies work without peer access.
+    const isTooMany =
+      error instanceof CudaError && error.status === CUresult.CUDA_ERROR_TOO_MANY_PEERS;
+    if (!isTooMany) throw error;
+  }
+}
+
+/**
+ * Queues a copy from one device to another. With peer access it uses the direct link, ten times as
+ * fast as through the host.
+ */
+function copyBetweenDevices(
+  source: ContextAddress,
+  target: ContextAddress,
+  byteLength: number,
+  stream: Stream | undefined,
+): void {
+  if (byteLength === 0) return;
+  const from = source.context;
+  const to = target.context;
+  tryEnablePeerAccess(from, to);
+  const [fromHandle, toHandle] = [from.handle, to.handle];
+  const call = (handle: CUstream): void => {
+    assertNotCaptured(handle, 'copying from one device to another');
+    check(
+      cu.cuMemcpyPeerAsync(
+        target.address,
+        toHandle,
+        source.address,
+        fromHandle,
+        byteLength,
+        handle,
+      ),
+      'cuMemcpyPeerAsync',
+      () => `copying ${formatBytes(byteLength)} from ${from.device} to ${to.device}`,
+    );
+  };
+  if (stream) stream.enqueue(call);
+  else from.enqueue(call);
 }

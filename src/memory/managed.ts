@@ -29,9 +29,9 @@ import {
 import { assertNotCaptured } from '../work-tracker.ts';
 import { allocateWithRetry } from './allocate-with-retry.ts';
 import { type AllocateOptions, DeviceBuffer, type MemoryResource } from './buffer.ts';
-import { noteMemoryUse } from './buffer-copy.ts';
 import { viewDriverMemory } from './host-views.ts';
 import { HostVisibleBuffer } from './host-visible.ts';
+import { noteMemoryUse } from './use-order.ts';
 
 /** Which processors may use managed memory at first: every device, or only the CPU. */
 export type ManagedAttach = 'global' | 'host';

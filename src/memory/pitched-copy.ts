@@ -10,13 +10,12 @@ import { check } from '../check.ts';
 import type { Context } from '../context.ts';
 import { beginWait, throwIfOver, type Wait } from '../deadline.ts';
 import { assertNotCapturing } from '../graph-capture.ts';
-import { InternalEvent } from '../internal-event.ts';
-import { pollUntil } from '../poller.ts';
+import { workDone } from '../internal-event.ts';
 import { Stream, type StreamOption, streamOf } from '../stream.ts';
 import { checkInstance, checkOptions } from '../validate.ts';
 import { hasWaitingStreams } from '../waits/waiting-streams.ts';
 import { type CopyOptions, DeviceBuffer } from './buffer.ts';
-import { noteMemoryUse } from './buffer-copy.ts';
+import { tryEnablePeerAccess } from './buffer-copy.ts';
 import {
   afterQueuedWork,
   copyAsync,
@@ -27,7 +26,6 @@ import {
   type LockedPart,
   type QueuePart,
 } from './host-copy.ts';
-import { tryEnablePeerAccess } from './peer-copy.ts';
 import {
   type Box,
   checkExtent,
@@ -40,6 +38,7 @@ import {
   splitBox,
 } from './pitched.ts';
 import { STAGING } from './staging.ts';
+import { noteMemoryUse } from './use-order.ts';
 
 /** A copy with checked arguments. */
 interface PitchedCopy {
@@ -260,13 +259,7 @@ function queueCopy(copy: PitchedCopy): Stream {
 /** Queues a copy of device memory, and resolves when it is done. */
 async function copyOnDevices(copy: PitchedCopy, wait: Wait): Promise<void> {
   const stream = queueCopy(copy);
-  const event = new InternalEvent(stream.context);
-  try {
-    event.record(stream);
-    await pollUntil(() => event.isDone, wait, undefined, event.armWakeUp);
-  } finally {
-    event[Symbol.dispose]();
-  }
+  await workDone(stream.context, stream, wait);
   // Throws if a buffer was closed or its context reset meanwhile.
   for (const { memory } of [copy.source, copy.target])
     if (memory instanceof DeviceBuffer) memory.assertOpen();

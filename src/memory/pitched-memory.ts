@@ -12,7 +12,7 @@ import {
   makeOwnedBuffer,
   memoryManagerOf,
 } from './buffer.ts';
-import { checkFillElement, fillRowsOnDevice, noteMemoryUse } from './buffer-copy.ts';
+import { checkFillElement, fillRowsOnDevice } from './buffer-copy.ts';
 import { roundUp } from './chunks.ts';
 import {
   checkExtent,
@@ -23,6 +23,7 @@ import {
   type PitchedMemory,
   splitBox,
 } from './pitched.ts';
+import { noteMemoryUse } from './use-order.ts';
 
 /** Options of {@link allocatePitched}. */
 export interface PitchedOptions extends PlaceOptions {

@@ -58,8 +58,11 @@ export interface BoxPart {
   readonly offsets: readonly number[];
 }
 
-/** The driver refuses larger pitches, and therefore longer rows. */
-const MAX_PITCH = 2 ** 31 - 1;
+/**
+ * The driver's CU_DEVICE_ATTRIBUTE_MAX_PITCH, on every GPU so far. It refuses larger pitches, and therefore
+ * longer rows.
+ */
+export const MAX_PITCH: number = 2 ** 31 - 1;
 const MAX_ROW_BYTE_LENGTH = 2 ** 30;
 
 export const isEmpty = ({ width, height, depth }: Box): boolean =>

@@ -24,6 +24,7 @@ import {
 import { cu } from '../../ffi/driver.ts';
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { check, cudaError } from '../check.ts';
+import { obfuscatedId } from '../crypto.ts';
 import { initialize } from '../driver.ts';
 import { IpcError } from '../errors.ts';
 import { formatBytes } from '../validate.ts';
@@ -51,7 +52,10 @@ export function allocationBase(address: CUdeviceptr): CUdeviceptr {
 export interface Allocation {
   readonly base: CUdeviceptr;
   readonly byteLength: number;
-  /** The driver's id, which distinguishes it from an earlier allocation at the same address. */
+  /**
+   * Distinguishes it from an earlier allocation at the same address: the driver's id, obfuscated for
+   * other processes.
+   */
   readonly id: number;
 }
 
@@ -64,7 +68,7 @@ export function allocationOf(address: CUdeviceptr): Allocation {
     cu.cuPointerGetAttribute(OUT0, CU_POINTER_ATTRIBUTE_BUFFER_ID, base),
     'cuPointerGetAttribute',
   );
-  return { base, byteLength, id: readSize(OUT0) };
+  return { base, byteLength, id: obfuscatedId(readSize(OUT0)) };
 }
 
 /**

@@ -28,6 +28,7 @@ import type { CUmemoryPool } from '../../ffi/types.ts';
 import { check, cudaError } from '../check.ts';
 import type { PlaceOptions } from '../context.ts';
 import type { Device } from '../device.ts';
+import { checkBoolean, checkInteger, checkOptions } from '../validate.ts';
 
 /** Options of {@link MemoryPool.create}. */
 export interface PoolOptions extends PlaceOptions {
@@ -221,4 +222,18 @@ export function readAccess(pool: CUmemoryPool, device: Device): PoolAccess {
   const flags = readInt32(OUT0);
   if (flags === CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return 'read-write';
   return flags === CU_MEM_ACCESS_FLAGS_PROT_READ ? 'read' : 'none';
+}
+
+// ---- How options are checked ----
+
+/** @throws TypeError, RangeError */
+export function checkThreshold(byteLength: unknown): void {
+  if (byteLength !== Number.POSITIVE_INFINITY) checkInteger(byteLength, 'releaseThreshold');
+}
+
+/** @throws TypeError */
+export function checkReuse(reuse: Partial<PoolReuse> | undefined): Partial<PoolReuse> {
+  const checked = checkOptions(reuse, reuseNames, 'reuse');
+  for (const name of reuseNames) checkBoolean(checked[name], name, true);
+  return checked;
 }

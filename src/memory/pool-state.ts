@@ -10,6 +10,7 @@ import { CUresult } from '../../ffi/results.ts';
 import type { CUdeviceptr, CUevent, CUmemoryPool, CUstream } from '../../ffi/types.ts';
 import { check } from '../check.ts';
 import type { Context } from '../context.ts';
+import { randomId } from '../crypto.ts';
 import type { Device } from '../device.ts';
 import { CuffiError } from '../errors.ts';
 import { addCapturedMemory, type CapturedMemory, isCapturing } from '../graph-capture.ts';
@@ -17,12 +18,9 @@ import { releaseOrWarn, runAll, Scope } from '../lifetime.ts';
 import type { Stream } from '../stream.ts';
 import { checkBoolean, checkOptions, formatBytes } from '../validate.ts';
 import type { StreamOrderedRelease } from './buffer.ts';
-import { addContextFd, closeContextFd } from './context-fds.ts';
 import { orderAfterTransfers } from './host-copy.ts';
-import { ensureKeepaliveAllocation } from './physical-memory.ts';
-import type { PoolCloseOptions } from './pool-attributes.ts';
-import { writeAccess } from './pool-attributes.ts';
-import { randomId } from './random-id.ts';
+import { addContextFd, closeContextFd, ensureKeepaliveAllocation } from './physical-memory.ts';
+import { type PoolCloseOptions, writeAccess } from './pool-attributes.ts';
 import { addOrderedMemory, removeOrderedMemory } from './use-order.ts';
 
 /**

@@ -120,8 +120,8 @@ export class MemoryPool extends Resource implements MemoryResource, DeviceAccess
     );
     if (maxSize !== undefined) checkInteger(maxSize, 'maxSize', 1);
     const isShareable = checkBoolean(shareable, 'shareable', false);
-    checkThreshold(releaseThreshold);
-    const checkedReuse = checkReuse(reuse);
+    attributes.checkThreshold(releaseThreshold);
+    const checkedReuse = attributes.checkReuse(reuse);
     const context = Context.resolve(place);
     const { device } = context;
     if (!MemoryPool.supported(device))
@@ -297,7 +297,7 @@ export class MemoryPool extends Resource implements MemoryResource, DeviceAccess
   }
 
   set releaseThreshold(byteLength: number) {
-    checkThreshold(byteLength);
+    attributes.checkThreshold(byteLength);
     attributes.writeThreshold(this.handle, byteLength);
   }
 
@@ -312,7 +312,7 @@ export class MemoryPool extends Resource implements MemoryResource, DeviceAccess
   }
 
   set reuse(wanted: Partial<attributes.PoolReuse>) {
-    const checked = checkReuse(wanted);
+    const checked = attributes.checkReuse(wanted);
     for (const name of attributes.reuseNames) {
       const value = checked[name];
       if (value !== undefined) attributes.writeReuse(this.handle, name, value);
@@ -391,19 +391,7 @@ export class MemoryPool extends Resource implements MemoryResource, DeviceAccess
   }
 }
 
-// ---- How options are checked, and how memory is allocated in a capture ----
-
-function checkThreshold(byteLength: unknown): void {
-  if (byteLength !== Number.POSITIVE_INFINITY) checkInteger(byteLength, 'releaseThreshold');
-}
-
-function checkReuse(
-  reuse: Partial<attributes.PoolReuse> | undefined,
-): Partial<attributes.PoolReuse> {
-  const checked = checkOptions(reuse, attributes.reuseNames, 'reuse');
-  for (const name of attributes.reuseNames) checkBoolean(checked[name], name, true);
-  return checked;
-}
+// ---- How memory is allocated in a capture ----
 
 /**
  * Allocates memory of the graph that is being captured. The graph frees it where the buffer was

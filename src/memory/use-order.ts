@@ -1,9 +1,13 @@
 /**
  * The order of work that uses memory: behind the allocation of pool memory, and behind the work of
- * processes that have returned the memory. Notes which streams use memory of another process.
+ * processes that have returned the memory. Notes which contexts use memory of others, and which streams use
+ * memory of another process.
  */
 
+import type { Context } from '../context.ts';
+import { addCapturedContexts, isCapturing } from '../graph-capture.ts';
 import type { Stream } from '../stream.ts';
+import type { TrackedContext } from '../work-tracker.ts';
 
 /** Called before work in a stream uses the memory. Undefined for the legacy default stream of its context. */
 export type UseOrder = (stream: Stream | undefined) => void;
@@ -74,7 +78,22 @@ export function callUseOrders(owner: object, stream: Stream | undefined): void {
   if (orders) for (const order of orders) order(stream);
 }
 
-// ---- Which streams have used memory of another process ----
+// ---- Which contexts and streams use memory ----
+
+/**
+ * Records that work in a stream of `workContext` uses memory of `memoryContexts`, which must
+ * outlive it.
+ */
+export function noteMemoryUse(
+  workContext: Context,
+  memoryContexts: readonly TrackedContext[],
+): void {
+  // The most common case skips the loops.
+  if (memoryContexts.length === 1 && memoryContexts[0] === workContext && !isCapturing()) return;
+  for (const { workTracker } of memoryContexts)
+    workTracker.addOtherContext(workContext.workTracker);
+  addCapturedContexts(memoryContexts);
+}
 
 /** The streams that work with memory was queued in: behind it the memory goes back to its owner. */
 export class MemoryUses {

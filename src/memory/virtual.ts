@@ -1,5 +1,6 @@
 import type { CUdeviceptr } from '../../ffi/types.ts';
 import { Context, type PlaceOptions } from '../context.ts';
+import { randomId } from '../crypto.ts';
 import { Device } from '../device.ts';
 import { NotSupportedError } from '../errors.ts';
 import type { Details } from '../inspect.ts';
@@ -14,6 +15,7 @@ import {
 import { type Access, DeviceBuffer } from './buffer.ts';
 import { roundUp } from './chunks.ts';
 import {
+  allocationGranularity,
   createChunk,
   freeReservation,
   type PhysicalChunk,
@@ -22,9 +24,7 @@ import {
   shareChunks,
   totalByteLength,
   VirtualAccess,
-} from './physical-chunk.ts';
-import { allocationGranularity } from './physical-memory.ts';
-import { randomId } from './random-id.ts';
+} from './physical-memory.ts';
 
 /** Options of {@link VirtualMemory.reserve}. */
 export interface VirtualMemoryOptions extends PlaceOptions {

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { after, describe, test } from 'node:test';
 import { setTimeout as delay } from 'node:timers/promises';
 import { closeFd, createMemfd } from '../../ffi/linux/libc.ts';
-import { wayNames as allWays, type Figures } from '../../src/cli/bench.ts';
+import { wayNames as allWays, type Figures } from '../../src/cli/bench-figures.ts';
 import type { Order } from '../../src/cli/bench-messages.ts';
 import { spawnPeer } from '../../src/ipc/index.ts';
 import { emulated } from '../support/driver.ts';

@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url';
 import fc from 'fast-check';
 import type { IpcError } from '../../src/index.ts';
 import type { AnyFields } from '../../src/ipc/descriptor.ts';
-import { decodeAnyFields, encodeFields } from '../../src/ipc/sharing/descriptor-codec.ts';
+import { decodeFields, encodeFields } from '../../src/ipc/sharing/descriptor-codec.ts';
 import { companionPath } from '../../src/python/companion.ts';
 import { iterations, trials } from '../support/iterations.ts';
 import { noPython } from '../support/python.ts';
@@ -39,7 +39,7 @@ function decodedInPython(all: readonly Uint8Array[]): Decoded[] {
 
 function decodedHere(bytes: Uint8Array): Decoded {
   try {
-    const encoded = encodeFields(decodeAnyFields(bytes)).toString('hex');
+    const encoded = encodeFields(decodeFields(bytes)).toString('hex');
     return { encoded };
   } catch (error) {
     return { code: (error as IpcError).code, message: (error as IpcError).message };

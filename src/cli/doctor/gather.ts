@@ -5,28 +5,28 @@ import { existsSync, readdirSync, readFileSync, readlinkSync } from 'node:fs';
 import { release } from 'node:os';
 import { join } from 'node:path';
 import { BLOCK } from '../../../ffi/arena.ts';
-import { cu, driverName, selectDriver } from '../../../ffi/driver.ts';
+import { cu } from '../../../ffi/driver.ts';
 import { packageVersion } from '../../../ffi/package.ts';
 import { readSetting } from '../../../ffi/settings.ts';
 import { Context } from '../../context.ts';
 import { type Device, devices } from '../../device.ts';
-import { driverVersion, isAvailable } from '../../driver.ts';
 import { type ProbeReport, takeProbes } from '../../ipc/inspect/probes.ts';
 import {
+  attempt,
   deviceFacts,
   type Machine,
   ownFacts,
   thisMachine,
 } from '../../ipc/inspect/process-facts.ts';
 import { type ChildPeer, spawnPeer } from '../../ipc/peer/spawn.ts';
-import { ipcSupport } from '../../ipc/sharing/support.ts';
+import { ipcSupport } from '../../ipc/sharing/blockers.ts';
 import { compilerInUse } from '../../kernel/nvrtc.ts';
 import { DeviceBuffer, type MemoryResource } from '../../memory/buffer.ts';
 import { ManagedMemory } from '../../memory/managed.ts';
 import { MappedMemory } from '../../memory/mapped.ts';
 import { MemoryPool } from '../../memory/pool.ts';
 import { childProgram } from '../child.ts';
-import { replaceMissingGpu } from '../driver-choice.ts';
+import { tryDriver } from '../driver-choice.ts';
 import { ptraceScope } from './pair.ts';
 import type { DoctorDevice, LibraryFacts, MachineFacts } from './rules.ts';
 
@@ -45,7 +45,7 @@ export async function gatherFacts(
 ): Promise<MachineFacts> {
   // As it was started: replacing a missing GPU changes it.
   const { environment } = ownFacts(machine);
-  const chosen = useDriver(driver);
+  const chosen = tryDriver(driver);
   const all = chosen.name === undefined ? [] : (attempt(devices) ?? []);
   const tried = all[device];
   const sharing = tried
@@ -67,66 +67,7 @@ export async function gatherFacts(
   };
 }
 
-function attempt<T>(work: () => T): T | undefined {
-  try {
-    return work();
-  } catch {
-    return undefined;
-  }
-}
-
 const read = (path: string): string => readFileSync(path, 'utf8').trim();
-const messageOf = (error: unknown): string =>
-  error instanceof Error ? error.message : String(error);
-
-// ---- Driver and devices ----
-
-interface UsedDriver {
-  readonly name: string | undefined;
-  readonly version: string | undefined;
-  readonly reason: string;
-  readonly error: string;
-  /** The value of `CUFFI_DRIVER` for a second process. */
-  readonly selection: string;
-}
-
-/** Selects a driver. Only where there is no GPU at all, and none was asked for, the emulated one. */
-export function useDriver(requested: string | undefined): UsedDriver {
-  const named = requested ?? process.env['CUFFI_DRIVER'];
-  const selection = named || 'cuda';
-  const reason = requested ? 'as --driver says' : named ? 'as CUFFI_DRIVER says' : 'a GPU is here';
-  if (requested) selectDriver(requested);
-  const failed = (error: unknown): UsedDriver => ({
-    name: undefined,
-    version: undefined,
-    reason: '',
-    error: messageOf(error),
-    selection,
-  });
-  try {
-    if (isAvailable()) return opened(reason, '', selection);
-  } catch (error) {
-    return failed(error);
-  }
-  const error = whyUnavailable();
-  if (named) return failed(error);
-  replaceMissingGpu();
-  return opened('in place of the missing GPU', messageOf(error), 'emulated');
-}
-
-function opened(reason: string, error: string, selection: string): UsedDriver {
-  const { major, minor } = driverVersion();
-  return { name: driverName(), version: `${major}.${minor}`, reason, error, selection };
-}
-
-function whyUnavailable(): unknown {
-  try {
-    driverVersion();
-    return new Error('the driver shows no device');
-  } catch (error) {
-    return error;
-  }
-}
 
 const describeDevice = (device: Device, all: readonly Device[]): DoctorDevice => ({
   ...deviceFacts(device, all),

@@ -11,6 +11,7 @@ import {
 } from '../../ipc/inspect/inspect-client.ts';
 import type { ProbeReport } from '../../ipc/inspect/probes.ts';
 import {
+  attempt,
   factsFromProc,
   type Machine,
   ownFacts,
@@ -72,13 +73,8 @@ function own(machine: Machine): Pick<PairFacts, 'here' | 'ptraceScope'> {
   return { here: ownFacts(machine), ptraceScope: ptraceScope(machine) };
 }
 
-export function ptraceScope({ root }: Machine): number | undefined {
-  try {
-    return Number(readFileSync(`${root}/proc/sys/kernel/yama/ptrace_scope`, 'latin1'));
-  } catch {
-    return undefined;
-  }
-}
+export const ptraceScope = ({ root }: Machine): number | undefined =>
+  attempt(() => Number(readFileSync(`${root}/proc/sys/kernel/yama/ptrace_scope`, 'latin1')));
 
 /** The socket of a process: by its pid here, or by its own if its pid namespace is not seen. */
 function socketOf(pid: number): InspectedProcess | undefined {

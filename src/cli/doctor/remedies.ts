@@ -1,6 +1,9 @@
 /** What to do about each cause, for one process and for two. */
 
+import { remedies as remediesOfSharing } from '../../ipc/sharing/blockers.ts';
+
 export const remedies = {
+  ...remediesOfSharing,
   driver:
     'Install the NVIDIA driver. A container needs GPUs (--gpus all) and NVIDIA_DRIVER_CAPABILITIES with compute.',
   pidNamespace:
@@ -8,14 +11,11 @@ export const remedies = {
   sharedMemory:
     'Give the containers one /dev/shm (--ipc=host, --ipc=container:NAME), or order work by timelines, which need none.',
   sharedMemorySize: 'Give the container more: --shm-size=1g, or --ipc=host.',
-  otherMachine: 'Device memory can only be shared within one machine: copy the data.',
   otherUser:
     'Run both as one user; or listen at a path with { allowOtherUsers: true } or { allow }, if that user is trusted.',
   otherDevice:
     'Show both the same GPU (CUDA_VISIBLE_DEVICES, --gpus). Ordinals differ between processes; UUIDs do not.',
-  mig: 'A MIG slice cannot share memory with another: run both processes on one slice.',
   computeMode: 'Admit several processes: nvidia-smi -c DEFAULT.',
-  wsl: 'Run both processes under Linux itself, or copy the data.',
   peerAccess:
     'Open memory on the GPU of its owner, which is the default, or copy it to the other GPU.',
   ptrace:

@@ -2,8 +2,9 @@
 
 import { PROBES, type ProbeReport } from '../../ipc/inspect/probes.ts';
 import type { DeviceFacts, Limit, ProcessFacts } from '../../ipc/inspect/process-facts.ts';
+import { EXCLUSIVE_MODES, type IpcSupport } from '../../ipc/sharing/blockers.ts';
 import type { Probe } from '../../ipc/sharing/kind.ts';
-import type { IpcSupport } from '../../ipc/sharing/support.ts';
+import type { TriedDriver } from '../driver-choice.ts';
 import { shortBytes } from '../table.ts';
 import { type Finding, finding } from './finding.ts';
 import { remedies } from './remedies.ts';
@@ -27,15 +28,7 @@ export interface MachineFacts {
   readonly process: ProcessFacts;
   /** Versions of cuffi, Node and the kernel. */
   readonly versions: { readonly cuffi: string; readonly node: string; readonly kernel: string };
-  readonly driver: {
-    /** The driver in use; undefined if none could be used. */
-    readonly name: string | undefined;
-    readonly version: string | undefined;
-    /** Why this one is used. */
-    readonly reason: string;
-    /** Why the real driver cannot be used; empty if it is, or was not asked for. */
-    readonly error: string;
-  };
+  readonly driver: Omit<TriedDriver, 'selection'>;
   readonly devices: readonly DoctorDevice[];
   readonly probes: ProbeReport;
   /** The status of the driver when it is asked for a legacy handle of other memory. */
@@ -95,12 +88,6 @@ function driverRules(facts: MachineFacts): Finding[] {
   return lines;
 }
 
-const COMPUTE_MODES: Readonly<Record<number, string>> = {
-  0: 'default',
-  2: 'prohibited',
-  3: 'exclusive to one process',
-};
-
 const isMig = ({ uuid }: DeviceFacts): boolean => uuid.startsWith('MIG-');
 
 function deviceRules({ devices, driver, process }: MachineFacts): Finding[] {
@@ -131,7 +118,7 @@ function deviceRules({ devices, driver, process }: MachineFacts): Finding[] {
           'devices',
           'compute mode',
           'no',
-          `device ${ordinal}: ${COMPUTE_MODES[computeMode] ?? computeMode}`,
+          `device ${ordinal}: ${EXCLUSIVE_MODES[computeMode] ?? computeMode}`,
           { remedy: remedies.computeMode },
         ),
       );

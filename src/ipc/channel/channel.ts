@@ -1,21 +1,59 @@
 import { inspect } from 'node:util';
 import type { DeviceArray } from '../../array/device-array.ts';
-import type { Shape } from '../../array/shape.ts';
+import { type Shape, sizeOf } from '../../array/shape.ts';
+import type { PlaceOptions } from '../../context.ts';
 import { UNCLONEABLE } from '../../conversions.ts';
 import { beginWait, type WaitOptions } from '../../deadline.ts';
 import type { Device } from '../../device.ts';
 import { diagnostics } from '../../diagnostics.ts';
-import type { AnyDtypeName, Dtype, DtypeOrName, NamedDtype } from '../../dtype.ts';
+import {
+  type AnyDtypeName,
+  type Dtype,
+  type DtypeOrName,
+  type NamedDtype,
+  uint8,
+} from '../../dtype.ts';
 import { CuffiError } from '../../errors.ts';
 import { type Details, describeObject } from '../../inspect.ts';
 import { Resource, stateKey } from '../../lifetime.ts';
 import type { DeviceBuffer } from '../../memory/buffer.ts';
 import type { VirtualMemory } from '../../memory/virtual.ts';
 import { type Stream, type StreamOption, streamOf, streamOption } from '../../stream.ts';
-import { assertInternal, checkOptions } from '../../validate.ts';
+import {
+  assertInternal,
+  checkBoolean,
+  checkInteger,
+  checkOptions,
+  formatValue,
+} from '../../validate.ts';
+import { MAX_SLOTS } from '../protocol.ts';
 import { checkBusyPollUs } from '../wire/busy-poll.ts';
-import { type ChannelOptions, type Delivery, Producer } from './producer.ts';
+import { checkLayout, type MessageLayout } from './message.ts';
+import { type Delivery, Producer } from './producer.ts';
 import { checkAheadStream, describeChannel } from './slots.ts';
+
+/** Options of {@link Channel.create}. */
+export interface ChannelOptions extends PlaceOptions {
+  /** How many messages can be on their way: from 1 to 1024. */
+  readonly slots: number;
+  /** The shape of the array of a slot. Either this or `byteLength` is given. */
+  readonly shape?: number | Shape;
+  /** The dtype of that array. Default float64, as for new arrays; uint8 with `byteLength`. */
+  readonly dtype?: DtypeOrName;
+  /** The size of a slot in bytes. */
+  readonly byteLength?: number;
+  readonly deliver: Delivery;
+  /**
+   * Whether streams may wait for slots: {@link Channel.acquire} with a stream, and
+   * {@link ChannelConsumer.ahead}. Only with `deliver: 'all'`. Messages then have no `meta` and no
+   * layout of their own. Default false.
+   */
+  readonly ahead?: boolean;
+  /** Whether consumers can only read the slots. Default false. */
+  readonly readOnly?: boolean;
+  /** For how many microseconds a wait at this end polls before it sleeps. Default 0. */
+  readonly busyPollUs?: number;
+}
 
 /** Options of {@link Channel.acquire}. */
 export interface AcquireOptions extends WaitOptions {
@@ -81,7 +119,7 @@ export class Channel<out D extends Dtype = Dtype> extends Resource {
   ): Channel<NamedDtype<N>>;
   static create(options: ChannelOptions): Channel;
   static create(options: ChannelOptions): Channel {
-    return new Channel(Producer.create(options));
+    return new Channel(createProducer(options));
   }
 
   /** How many messages can be on their way. */
@@ -307,4 +345,66 @@ export class ProducerSlot<out D extends Dtype = Dtype> implements Disposable {
     this.#channel.assertOpen();
     this.#producer.assertOpen();
   }
+}
+
+// ---- How a channel is made ----
+
+/** @throws TypeError, RangeError for invalid options, and as {@link Producer.create} */
+function createProducer(options: ChannelOptions): Producer {
+  const { slots, shape, dtype, byteLength, deliver, ahead, readOnly, busyPollUs, ...place } =
+    checkOptions(
+      options,
+      [
+        'slots',
+        'shape',
+        'dtype',
+        'byteLength',
+        'deliver',
+        'ahead',
+        'readOnly',
+        'busyPollUs',
+        'context',
+        'device',
+      ],
+      'Channel.create',
+    );
+  const count = checkInteger(slots, 'slots', 1, MAX_SLOTS);
+  if (deliver !== 'all' && deliver !== 'one')
+    throw new TypeError(`deliver must be 'all' or 'one', not ${formatValue(deliver)}`);
+  const isAhead = checkBoolean(ahead, 'ahead', false);
+  if (isAhead && deliver === 'one')
+    throw new TypeError(
+      "ahead needs deliver: 'all': with 'one', the consumer of a message is chosen later",
+    );
+  const isReadOnly = checkBoolean(readOnly, 'readOnly', false);
+  const duration = checkBusyPollUs(busyPollUs ?? 0);
+  const layout = slotLayout(shape, dtype, byteLength);
+  const producer = Producer.create({
+    slots: count,
+    layout,
+    byteLength: byteLength ?? sizeOf(layout.shape) * layout.dtype.itemsize,
+    deliver,
+    isAhead,
+    isReadOnly,
+    place,
+  });
+  producer.sleepers.busyPollUs = duration;
+  return producer;
+}
+
+function slotLayout(
+  shape: number | Shape | undefined,
+  dtype: DtypeOrName | undefined,
+  byteLength: number | undefined,
+): MessageLayout {
+  if ((shape === undefined) === (byteLength === undefined))
+    throw new TypeError('give either a shape or a byteLength');
+  if (byteLength === undefined)
+    return checkLayout(
+      { shape: shape as Shape, dtype: dtype ?? 'float64' },
+      Number.MAX_SAFE_INTEGER,
+    );
+  checkInteger(byteLength, 'byteLength', 1);
+  if (dtype !== undefined) throw new TypeError('a dtype needs a shape, not a byteLength');
+  return { shape: Object.freeze([byteLength]), dtype: uint8 };
 }

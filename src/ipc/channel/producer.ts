@@ -1,51 +1,31 @@
-import { closeFd } from '../../../ffi/linux/libc.ts';
-import { type Shape, sizeOf } from '../../array/shape.ts';
+import type { Shape } from '../../array/shape.ts';
 import type { Context, PlaceOptions } from '../../context.ts';
 import type { Wait } from '../../deadline.ts';
-import { type DtypeOrName, uint8 } from '../../dtype.ts';
+import type { DtypeOrName } from '../../dtype.ts';
 import { ClosedError, CuffiError } from '../../errors.ts';
 import { assertNotCapturing } from '../../graph-capture.ts';
 import { closedMessage, type ResourceState, releaseOrWarn } from '../../lifetime.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { isTurnDue, pollInBackground } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
-import { checkBoolean, checkInteger, checkOptions, formatValue } from '../../validate.ts';
-import { MAX_SLOTS, SLOT_ALIGNMENT } from '../protocol.ts';
-import type { TimelinePoint } from '../timeline/point.ts';
+import { checkInteger } from '../../validate.ts';
+import { SLOT_ALIGNMENT } from '../protocol.ts';
 import { TrackedStores } from '../timeline/stores.ts';
 import { enqueueWaits } from '../timeline/waits.ts';
-import type { SharedWords } from '../timeline/words.ts';
-import { checkBusyPollUs } from '../wire/busy-poll.ts';
 import { checkLayout, encodeMeta, type MessageLayout, writeRecord } from './message.ts';
-import { type Grant, Ring, Seat } from './ring.ts';
+import { namesOf, ProducerSeat } from './producer-seat.ts';
+import { Ring } from './ring.ts';
 import { Sleepers } from './sleepers.ts';
 import { hasRoomAhead, SlotViews, waitForRoomAhead } from './slots.ts';
-import { type SentEnds, WakeSockets } from './wake-sockets.ts';
 
 /** Whether each consumer gets each message, or each message goes to one consumer. */
 export type Delivery = 'all' | 'one';
 
-/** Options of {@link Channel.create}. */
-export interface ChannelOptions extends PlaceOptions {
-  /** How many messages can be on their way: from 1 to 1024. */
+/** What a channel is made with, checked. */
+export interface ProducerOptions
+  extends Pick<Producer, 'layout' | 'byteLength' | 'deliver' | 'isAhead' | 'isReadOnly'> {
   readonly slots: number;
-  /** The shape of the array of a slot. Either this or `byteLength` is given. */
-  readonly shape?: number | Shape;
-  /** The dtype of that array. Default float64, as for new arrays; uint8 with `byteLength`. */
-  readonly dtype?: DtypeOrName;
-  /** The size of a slot in bytes. */
-  readonly byteLength?: number;
-  readonly deliver: Delivery;
-  /**
-   * Whether streams may wait for slots: {@link Channel.acquire} with a stream, and
-   * {@link ChannelConsumer.ahead}. Only with `deliver: 'all'`. Messages then have no `meta` and no
-   * layout of their own. Default false.
-   */
-  readonly ahead?: boolean;
-  /** Whether consumers can only read the slots. Default false. */
-  readonly readOnly?: boolean;
-  /** For how many microseconds a wait at this end polls before it sleeps. Default 0. */
-  readonly busyPollUs?: number;
+  readonly place: PlaceOptions;
 }
 
 /** The producer of a channel. It outlives its {@link Channel} until all is delivered. */
@@ -113,48 +93,34 @@ export class Producer {
     ring.setProducerAsleep(isAlwaysAsleep);
   }
 
-  static create(options: ChannelOptions): Producer {
-    const { slots, shape, dtype, byteLength, deliver, ahead, readOnly, busyPollUs, ...place } =
-      checkOptions(
-        options,
-        [
-          'slots',
-          'shape',
-          'dtype',
-          'byteLength',
-          'deliver',
-          'ahead',
-          'readOnly',
-          'busyPollUs',
-          'context',
-          'device',
-        ],
-        'Channel.create',
-      );
-    const count = checkInteger(slots, 'slots', 1, MAX_SLOTS);
-    if (deliver !== 'all' && deliver !== 'one')
-      throw new TypeError(`deliver must be 'all' or 'one', not ${formatValue(deliver)}`);
-    const isAhead = checkBoolean(ahead, 'ahead', false);
-    if (isAhead && deliver === 'one')
-      throw new TypeError(
-        "ahead needs deliver: 'all': with 'one', the consumer of a message is chosen later",
-      );
-    const isReadOnly = checkBoolean(readOnly, 'readOnly', false);
-    const duration = checkBusyPollUs(busyPollUs ?? 0);
-    const layout = slotLayout(shape, dtype, byteLength);
-    const size = byteLength ?? sizeOf(layout.shape) * layout.dtype.itemsize;
+  /** @throws NotSupportedError, CudaError, SystemError */
+  static create({
+    slots,
+    layout,
+    byteLength,
+    deliver,
+    isAhead,
+    isReadOnly,
+    place,
+  }: ProducerOptions): Producer {
     // Copies and kernels are fastest at such addresses.
-    const stride = Math.ceil(size / SLOT_ALIGNMENT) * SLOT_ALIGNMENT;
-    const total = checkInteger(stride * count, 'the size of all slots', 1);
+    const stride = Math.ceil(byteLength / SLOT_ALIGNMENT) * SLOT_ALIGNMENT;
+    const total = checkInteger(stride * slots, 'the size of all slots', 1);
     assertNotCapturing('creating a channel');
     const memory = VirtualMemory.reserve(total, { ...place, shareable: true });
     try {
       memory.grow(total);
-      const ring = Ring.create({ slots: count, hasRecords: !isAhead });
-      const init = { ring, memory, layout, byteLength: size, stride, deliver, isAhead, isReadOnly };
-      const producer = new Producer(init);
-      producer.sleepers.busyPollUs = duration;
-      return producer;
+      const ring = Ring.create({ slots, hasRecords: !isAhead });
+      return new Producer({
+        ring,
+        memory,
+        layout,
+        byteLength,
+        stride,
+        deliver,
+        isAhead,
+        isReadOnly,
+      });
     } catch (error) {
       memory.close();
       throw error;
@@ -524,142 +490,5 @@ export class Producer {
     }
     this.#seats.clear();
     this.ring.words.close();
-  }
-}
-
-function slotLayout(
-  shape: number | Shape | undefined,
-  dtype: DtypeOrName | undefined,
-  byteLength: number | undefined,
-): MessageLayout {
-  if ((shape === undefined) === (byteLength === undefined))
-    throw new TypeError('give either a shape or a byteLength');
-  if (byteLength === undefined)
-    return checkLayout(
-      { shape: shape as Shape, dtype: dtype ?? 'float64' },
-      Number.MAX_SAFE_INTEGER,
-    );
-  checkInteger(byteLength, 'byteLength', 1);
-  if (dtype !== undefined) throw new TypeError('a dtype needs a shape, not a byteLength');
-  return { shape: Object.freeze([byteLength]), dtype: uint8 };
-}
-
-/** Processes in words, with what they have: `process 1 has`, `process 1 and process 2 have`. */
-function namesOf(seats: Iterable<ProducerSeat>): string {
-  const names = [...new Set([...seats].map(({ name }) => name))];
-  const last = names.pop();
-  return names.length === 0 ? `${last} has` : `${names.join(', ')} and ${last} have`;
-}
-
-/** One consumer, as the producer sees it. */
-class ProducerSeat {
-  /** Its process in words. */
-  readonly name: string;
-  readonly seat: Seat;
-  /** Its first message. Also in the seat, where the consumer could change it. */
-  readonly start: number;
-  readonly #sockets: WakeSockets;
-  readonly #ring: Ring;
-  /** The consumer's own copy of the ring, if it has one. */
-  readonly #copy: { readonly words: SharedWords; readonly stores: TrackedStores } | undefined;
-  /** How many messages were granted. */
-  #granted = 0;
-  readonly #sent: SentEnds;
-  #isClosed = false;
-
-  private constructor(
-    init: Pick<ProducerSeat, 'name' | 'seat' | 'start'> & { readonly ring: Ring },
-    copy: SharedWords | undefined,
-    { sockets, sent }: { readonly sockets: WakeSockets; readonly sent: SentEnds },
-  ) {
-    this.name = init.name;
-    this.seat = init.seat;
-    this.start = init.start;
-    this.#ring = init.ring;
-    this.#sockets = sockets;
-    this.#sent = sent;
-    this.#copy = copy && {
-      words: copy,
-      stores: new TrackedStores(copy, {
-        // The producer notices by its own memory if the work fails.
-        onStored: () => this.wakeIfAsleep(),
-        isAwaited: () => this.seat.isAsleep,
-        isLazy: true,
-      }),
-    };
-  }
-
-  /** @throws SystemError */
-  static create(
-    name: string,
-    ring: Ring,
-    start: number,
-    onWake: () => void,
-    needsCopy: boolean,
-  ): ProducerSeat {
-    const seat = Seat.create(ring.slots, start);
-    let copy: SharedWords | undefined;
-    try {
-      if (needsCopy) copy = ring.createCopy();
-      return new ProducerSeat({ name, ring, seat, start }, copy, WakeSockets.create(onWake));
-    } catch (error) {
-      if (copy) ring.closeCopy(copy);
-      seat.words.close();
-      throw error;
-    }
-  }
-
-  /** Stores into the consumer's own copy of the ring that a message is filled. @throws CudaError */
-  storeFilled(filled: TimelinePoint, context: Context, stream: Stream | undefined): void {
-    this.#copy?.stores.store(filled, context, stream);
-  }
-
-  /** Whether the consumer has ended or closed the channel. */
-  get isGone(): boolean {
-    return this.#sockets.hasEnded;
-  }
-
-  get granted(): number {
-    return this.#granted;
-  }
-
-  grant(grant: Grant): void {
-    this.seat.grant(this.#granted, grant);
-    this.#granted += 1;
-    this.wakeIfAsleep();
-  }
-
-  wakeIfAsleep(): void {
-    if (this.seat.isAsleep) this.#sockets.wake();
-  }
-
-  /** The descriptors for the consumer. The caller owns them. Call it once. @throws SystemError */
-  takeFds(): readonly number[] {
-    const { receiveEnd, sendEnd } = this.#sent;
-    const { words } = this.seat;
-    // Devices wait for the words of a seat only when they are known to be fixed.
-    const seat = this.#ring.hasRecords ? words.takeFd() : words.copyFd();
-    try {
-      const ring = this.#copy ? this.#copy.words.takeFd() : this.#ring.words.copyFd();
-      return [ring, seat, receiveEnd, sendEnd];
-    } catch (error) {
-      closeFd(seat);
-      throw error;
-    }
-  }
-
-  /** Closes the descriptors that {@link takeFds} would return. */
-  discardFds(): void {
-    closeFd(this.#sent.receiveEnd);
-    closeFd(this.#sent.sendEnd);
-  }
-
-  close(): void {
-    if (this.#isClosed) return;
-    this.#isClosed = true;
-    this.#sockets.close();
-    this.seat.endWaits();
-    this.seat.words.close();
-    if (this.#copy) this.#ring.closeCopy(this.#copy.words);
   }
 }

@@ -7,8 +7,7 @@ import {
   SeatWord,
   WORD_BYTE_LENGTH,
 } from '../protocol.ts';
-import type { TimelinePoint } from '../timeline/point.ts';
-import { SharedWords } from '../timeline/words.ts';
+import { SharedWords, type TimelinePoint } from '../timeline/words.ts';
 
 const wholePages = (byteLength: number): number =>
   Math.ceil(byteLength / PAGE_BYTE_LENGTH) * PAGE_BYTE_LENGTH;

@@ -13,10 +13,10 @@ import { runAll } from '../../lifetime.ts';
 import { messageOf } from '../../validate.ts';
 import { leases } from '../lease/leases.ts';
 import type { Peer } from '../peer/peer.ts';
+import { capabilityBlocker } from '../sharing/blockers.ts';
 import type { Probe } from '../sharing/kind.ts';
 import { kinds, type Shareable } from '../sharing/kinds.ts';
-import { hasAnswer } from '../sharing/probe.ts';
-import { capabilityBlocker } from '../sharing/support.ts';
+import { hasAnswer } from '../sharing/memory.ts';
 
 /** What is tried, in this order. */
 export const PROBES: readonly Probe[] = kinds.flatMap(({ probes }) => probes ?? []);

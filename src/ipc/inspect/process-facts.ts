@@ -136,6 +136,15 @@ function driverFacts(): Pick<ProcessFacts, 'driver' | 'devices'> {
   }
 }
 
+/** Returns what `read` returns; undefined if it throws. */
+export function attempt<T>(read: () => T): T | undefined {
+  try {
+    return read();
+  } catch {
+    return undefined;
+  }
+}
+
 // ---- /proc ----
 
 function readProcess(process: number | 'self', machine: Machine): ProcessFacts {
@@ -224,11 +233,3 @@ const watchedVariables = (environment: NodeJS.ProcessEnv): Record<string, string
       .filter(([name, value]) => value !== undefined && WATCHED_VARIABLES.test(name))
       .map(([name, value]) => [name, String(value).slice(0, MAX_VALUE_LENGTH)]),
   );
-
-function attempt<T>(read: () => T): T | undefined {
-  try {
-    return read();
-  } catch {
-    return undefined;
-  }
-}

@@ -10,7 +10,7 @@ import { knownFacts } from '../sharing/facts.ts';
 import type { ImportLease } from '../sharing/kind.ts';
 import { bufferOf, ownerOf, type Shareable } from '../sharing/kinds.ts';
 import type { ConnectionTimeline } from '../timeline/connection-timeline.ts';
-import { latest, type TimelinePoint } from '../timeline/point.ts';
+import { latest, type TimelinePoint } from '../timeline/words.ts';
 import type { LeaseRelease } from '../wire/control-block.ts';
 import { leaseRegistry } from './export-table.ts';
 import type { PeerProcess } from './peer-process.ts';

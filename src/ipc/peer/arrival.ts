@@ -2,19 +2,22 @@
 
 import { discardFds } from '../../../ffi/linux/close-fd.ts';
 import { isShortage, SystemError } from '../../../ffi/linux/libc.ts';
-import type { DiagnosticMessages } from '../../diagnostics.ts';
 import { ClosedError, CuffiError, IpcError, prefixMessage } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import type { ImportTable } from '../lease/import-table.ts';
-import { FrameKind } from '../protocol.ts';
+import type { FrameKind } from '../protocol.ts';
 import { discardImported } from '../sharing/kinds.ts';
 import { importFromPeer } from '../sharing/marshal.ts';
-import type { TimelinePoint } from '../timeline/point.ts';
+import type { TimelinePoint } from '../timeline/words.ts';
 import type { Message } from '../wire/frames.ts';
-import { QUEUED_OBJECT_BYTE_LENGTH } from '../wire/limits.ts';
 import type { EncodedValue } from '../wire/value-decoder.ts';
 import { formatPath, type Path, stepToEntry } from '../wire/value-encoder.ts';
-import type { ObjectTable, ValueMessage } from '../wire/value-message.ts';
+import {
+  type MessageSize,
+  type ObjectTable,
+  queuedSize,
+  type ValueMessage,
+} from '../wire/value-message.ts';
 import type { Session } from './session.ts';
 
 /** A value with its GPU objects. The caller that takes it owns them. */
@@ -80,27 +83,6 @@ export class UnopenedMessage {
     this.#session.imports.releaseAll(firstLease, entries.length);
   }
 }
-
-/** What a message counts toward the limits. */
-export interface MessageSize {
-  readonly byteLength: number;
-  /** How many file descriptors came with it. */
-  readonly fdCount: number;
-}
-
-/** What a message is, in the words of the protocol. */
-export const typeOfMessage = (kind: FrameKind): DiagnosticMessages['cuffi:peer:send']['type'] =>
-  TYPES.get(kind) as DiagnosticMessages['cuffi:peer:send']['type'];
-
-const TYPES = new Map<FrameKind, string>(
-  Object.entries(FrameKind).map(([name, kind]) => [kind, name]),
-);
-
-/** How much a message counts for in a {@link ReceiveQueue}, and among the requests that are pending. */
-export const queuedSize = (byteLength: number, objects: number, fdCount: number): MessageSize => ({
-  byteLength: byteLength + objects * QUEUED_OBJECT_BYTE_LENGTH,
-  fdCount,
-});
 
 /** The error of a value whose file descriptors found no room here. */
 const shortageError = (shortage: SystemError): IpcError =>

@@ -7,9 +7,9 @@ import { addUseOrder, isAddressKnown } from '../../memory/use-order.ts';
 import type { Stream } from '../../stream.ts';
 import { ByteWriter } from '../bytes.ts';
 import type { Lease } from '../lease/export-table.ts';
-import { FrameKind, HEADER_BYTE_LENGTH } from '../protocol.ts';
+import { FrameKind, HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH } from '../protocol.ts';
 import { releaseImportedPoolLater } from '../sharing/connection-pools.ts';
-import { latest, type TimelinePoint } from '../timeline/point.ts';
+import { latest, type TimelinePoint } from '../timeline/words.ts';
 import {
   type ControlBlock,
   emptyControlBlock,
@@ -60,8 +60,27 @@ export class Control {
 
   // ---- Entries that are sent ----
 
+  /**
+   * Writes the pending entries behind a value, with the points of its objects. Returns what puts them back
+   * if the message is dropped; undefined if there were none. @throws as {@link post}
+   */
+  attach(writer: ByteWriter, points?: readonly TimelinePoint[]): (() => void) | undefined {
+    this.#sendTimelinePage();
+    const entries = this.#take(points);
+    if (entries === emptyControlBlock) return undefined;
+    const restore = (): void => this.#restore(entries);
+    try {
+      writer.limit(MAX_CONTROL_BYTE_LENGTH);
+      writeControlBlock(writer, entries);
+      return restore;
+    } catch (error) {
+      restore();
+      throw error;
+    }
+  }
+
   /** Takes the pending entries, for a value or for a message of their own. */
-  take(points: readonly TimelinePoint[] = NONE): ControlBlock {
+  #take(points: readonly TimelinePoint[] = NONE): ControlBlock {
     if (!this.#isPending)
       return points.length === 0 ? emptyControlBlock : { ...emptyControlBlock, points };
     const { exports, imports, revoked: allRevoked, closedPools: allClosed } = this.#session;
@@ -76,7 +95,7 @@ export class Control {
   }
 
   /** Puts the entries of a dropped message back in front. */
-  restore({ released, revoked, closedPools }: ControlBlock): void {
+  #restore({ released, revoked, closedPools }: ControlBlock): void {
     this.#session.imports.restoreReleases(released);
     this.#session.revoked.unshift(...revoked);
     this.#session.closedPools.unshift(...closedPools);
@@ -111,15 +130,15 @@ export class Control {
    */
   sendAll(): void {
     try {
-      this.sendTimelinePage();
+      this.#sendTimelinePage();
       for (;;) {
         this.#sendForwardRequests();
-        const block = this.take();
+        const block = this.#take();
         if (isEmptyControlBlock(block)) return;
         try {
           this.post(block);
         } catch (error) {
-          this.restore(block);
+          this.#restore(block);
           throw error;
         }
       }
@@ -133,7 +152,7 @@ export class Control {
   }
 
   /** Sends this process's timeline page if it was not sent yet. @throws as {@link post} */
-  sendTimelinePage(): void {
+  #sendTimelinePage(): void {
     const { timeline } = this.#session;
     if (timeline.isPageUnshared)
       timeline.sharePage((page) => this.post({ hasTimelinePage: true }, [page]));

@@ -1,34 +1,29 @@
 /** What a connection sends: a value becomes a message, and its GPU objects are leased to the peer. */
 
-import { types } from 'node:util';
 import { closeFd, isShortage, SystemError } from '../../../ffi/linux/libc.ts';
-import type { Context } from '../../context.ts';
 import { diagnostics, TrafficCounter } from '../../diagnostics.ts';
 import { CuffiError, IpcError, prefixMessage } from '../../errors.ts';
-import { IpcHandle } from '../../memory/manager/ipc-handle.ts';
 import { orderedMemoryCount } from '../../memory/use-order.ts';
 import type { Stream } from '../../stream.ts';
 import { ByteWriter } from '../bytes.ts';
 import type { Lease } from '../lease/export-table.ts';
 import { type ForwardedObjects, forwardObjects } from '../lease/forward.ts';
-import { HEADER_BYTE_LENGTH, MAX_CONTROL_BYTE_LENGTH, PACKET_FDS } from '../protocol.ts';
-import { IpcArrayHandle, IpcMemoryHandle } from '../sharing/handle.ts';
+import { HEADER_BYTE_LENGTH, PACKET_FDS } from '../protocol.ts';
 import type { EncodedExport } from '../sharing/kind.ts';
-import { bufferOf, isImported, isShareable, labelOf, type Shareable } from '../sharing/kinds.ts';
+import { bufferOf, isImported, labelOf, type Shareable } from '../sharing/kinds.ts';
 import { exportForAnyPeer, prepareForPeer } from '../sharing/marshal.ts';
-import { ReadyExport } from '../sharing/ready.ts';
-import { latest, type TimelinePoint } from '../timeline/point.ts';
-import { emptyControlBlock, writeControlBlock } from '../wire/control-block.ts';
+import { latest, type TimelinePoint } from '../timeline/words.ts';
 import type { FramedSocket, MessageType } from '../wire/framed-socket.ts';
+import { encodeValue, formatPath, type PlacedObject } from '../wire/value-encoder.ts';
 import {
-  encodeValue,
-  formatPath,
-  type PlacedObject,
-  type TransferableObjects,
-} from '../wire/value-encoder.ts';
-import { type ObjectEntry, writeObjectTable } from '../wire/value-message.ts';
-import { type MessageSize, queuedSize, typeOfMessage } from './arrival.ts';
+  type MessageSize,
+  type ObjectEntry,
+  queuedSize,
+  typeOfMessage,
+  writeObjectTable,
+} from '../wire/value-message.ts';
 import type { Control } from './control.ts';
+import { sendable } from './sendable.ts';
 import type { Session } from './session.ts';
 
 const NONE: readonly never[] = [];
@@ -110,19 +105,13 @@ export class Outgoing {
     leased: LeasedObjects | undefined,
     message: OutgoingMessage,
   ): Promise<void> | undefined {
-    const control = this.#control;
-    let entries = emptyControlBlock;
+    let restoreControl: (() => void) | undefined;
     const cancel = (): void => {
       if (leased) this.#cancel(leased);
-      if (entries !== emptyControlBlock) control.restore(entries);
+      restoreControl?.();
     };
     try {
-      control.sendTimelinePage();
-      entries = control.take(leased?.points);
-      if (entries !== emptyControlBlock) {
-        writer.limit(MAX_CONTROL_BYTE_LENGTH);
-        writeControlBlock(writer, entries);
-      }
+      restoreControl = this.#control.attach(writer, leased?.points);
       const fds = leased?.fds ?? NONE;
       const byteLength = writer.offset - HEADER_BYTE_LENGTH;
       const leases = leased?.leases ?? NONE;
@@ -265,7 +254,7 @@ export class Outgoing {
       return timeline.pointsBehindStream(stream);
     }
     const points: TimelinePoint[] = [];
-    const visited = new Set<Stream | Context>();
+    const visited = new Set<object>();
     for (const [at, { workLocation }] of leases.entries()) {
       if (!workLocation) continue;
       const { context, stream: own } = workLocation;
@@ -278,24 +267,6 @@ export class Outgoing {
     return points.length > 1 ? latest(points) : points;
   }
 }
-
-/** What may stand in a value besides plain data: whatever a row of the table of kinds includes. */
-const sendable: TransferableObjects<Shareable> = {
-  includes: isShareable,
-  alternativeTo(object) {
-    if (types.isPromise(object)) return 'await it first';
-    if (object instanceof IpcMemoryHandle)
-      return (
-        `send the ${object instanceof IpcArrayHandle ? 'array' : 'buffer'} itself, or toJSON() of ` +
-        'this as data, which peer.open() opens there'
-      );
-    if (object instanceof ReadyExport) return 'send the memory itself, with { stream }';
-    return object instanceof IpcHandle
-      ? 'send the buffer itself'
-      : 'only plain objects, arrays, Maps, Sets, Dates, errors, binary data, device arrays, ' +
-          'buffers, pools and events are';
-  },
-};
 
 const objectOf = ({ object }: PlacedObject<Shareable>): Shareable => object;
 

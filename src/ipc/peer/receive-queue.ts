@@ -2,8 +2,9 @@ import type { Context } from '../../context.ts';
 import type { Stream } from '../../stream.ts';
 import { MAX_QUEUED_BYTE_LENGTH, MAX_QUEUED_FDS, MAX_QUEUED_VALUES } from '../protocol.ts';
 import { contextOf } from '../sharing/kinds.ts';
-import type { TimelinePoint } from '../timeline/point.ts';
-import { type Arrival, closeObjects, type MessageSize, type ReceivedValue } from './arrival.ts';
+import type { TimelinePoint } from '../timeline/words.ts';
+import type { MessageSize } from '../wire/value-message.ts';
+import { type Arrival, closeObjects, type ReceivedValue } from './arrival.ts';
 import type { Session } from './session.ts';
 
 /** The caller that gets a value. */

@@ -13,7 +13,8 @@ import {
   MAX_QUEUED_FDS,
 } from '../protocol.ts';
 import { asArray } from '../sharing/memory.ts';
-import { closeObjects, type MessageSize, type UnopenedMessage } from './arrival.ts';
+import type { MessageSize } from '../wire/value-message.ts';
+import { closeObjects, type UnopenedMessage } from './arrival.ts';
 import type { Outgoing } from './outgoing.ts';
 import { ReceiveQueue, type RequestRecipient } from './receive-queue.ts';
 import type { Session } from './session.ts';

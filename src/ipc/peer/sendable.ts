@@ -1,8 +1,32 @@
-/** What can be sent, as types: `send` refuses the rest when it is compiled. */
+/** What can be sent: when a program runs, and as types, by which `send` refuses the rest when it is compiled. */
 
+import { types } from 'node:util';
 import type { DeviceArray } from '../../array/device-array.ts';
 import type { Resource } from '../../lifetime.ts';
-import type { Shareable } from '../sharing/kinds.ts';
+import { IpcHandle } from '../../memory/manager/memory-pointer.ts';
+import { isShareable, type Shareable } from '../sharing/kinds.ts';
+import { IpcArrayHandle, IpcMemoryHandle, ReadyExport } from '../sharing/memory-handle.ts';
+import type { TransferableObjects } from '../wire/value-encoder.ts';
+
+/** What may stand in a value besides plain data: whatever a row of the table of kinds includes. */
+export const sendable: TransferableObjects<Shareable> = {
+  includes: isShareable,
+  alternativeTo(object) {
+    if (types.isPromise(object)) return 'await it first';
+    if (object instanceof IpcMemoryHandle)
+      return (
+        `send the ${object instanceof IpcArrayHandle ? 'array' : 'buffer'} itself, or toJSON() of ` +
+        'this as data, which peer.open() opens there'
+      );
+    if (object instanceof ReadyExport) return 'send the memory itself, with { stream }';
+    return object instanceof IpcHandle
+      ? 'send the buffer itself'
+      : 'only plain objects, arrays, Maps, Sets, Dates, errors, binary data, device arrays, ' +
+          'buffers, pools and events are';
+  },
+};
+
+// ---- Types ----
 
 /** Sent as they are, or by reference. */
 type Leaf =

@@ -7,11 +7,11 @@ import { ForwardedLease, ForwardRequester, MAX_FORWARDS_IN_PROGRESS } from '../l
 import { ImportTable } from '../lease/import-table.ts';
 import type { PeerProcess } from '../lease/peer-process.ts';
 import { closeSharingSession } from '../sharing/connection-pools.ts';
-import { decodeAnyFields } from '../sharing/descriptor-codec.ts';
+import { decodeFields } from '../sharing/descriptor-codec.ts';
 import type { SharingSession } from '../sharing/kind.ts';
 import type { Shareable } from '../sharing/kinds.ts';
 import { ConnectionTimeline } from '../timeline/connection-timeline.ts';
-import type { TimelinePoint } from '../timeline/point.ts';
+import type { TimelinePoint } from '../timeline/words.ts';
 import type { ForwardRequest } from '../wire/control-block.ts';
 import { MAX_CACHED_DESCRIPTORS } from '../wire/limits.ts';
 import { lastWords } from './child-output.ts';
@@ -158,7 +158,7 @@ export class Session implements SharingSession {
     const text = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString('latin1');
     const known = this.#descriptors.get(text);
     if (known) return known;
-    const descriptor = decodeAnyFields(bytes);
+    const descriptor = decodeFields(bytes);
     if (this.#descriptors.size >= MAX_CACHED_DESCRIPTORS) this.#descriptors.clear();
     this.#descriptors.set(text, descriptor);
     return descriptor;

@@ -12,7 +12,6 @@ import { ByteReader, ByteWriter } from '../bytes.ts';
 import {
   type AnyFields,
   type DescriptorFields,
-  type HostFields,
   type HostKind,
   type IpcDescriptor,
   type IpcDescriptors,
@@ -173,7 +172,7 @@ export function decodeDescriptor(bytes: Uint8Array): IpcDescriptor {
   if (version !== PROTOCOL_VERSION) throw otherVersion(version);
   const checksum = reader.uint32();
   const begin = reader.offset;
-  const fields = readBytes(() => readFields(reader));
+  const fields = readToEnd(reader, descriptorKinds);
   if (checksumOf(bytes.subarray(begin)) !== checksum) throw corrupted(fields);
   checkFields(fields);
   const descriptor = withChecksum(fields);
@@ -198,36 +197,14 @@ export const encodeFields = (fields: AnyFields): Buffer =>
  *
  * @throws IpcError for any other bytes
  */
-export function decodeFields(bytes: Uint8Array): DescriptorFields {
-  const fields = readBytes(() => readFields(descriptorReader(bytes)));
-  checkFields(fields);
-  return fields;
-}
-
-/** Like {@link decodeFields}, for anything that a connection can send. @throws IpcError */
-export function decodeAnyFields(bytes: Uint8Array): AnyFields {
-  const number = bytes[0] ?? 0;
-  const kind = objectKinds[number];
-  if (kind === undefined) throw malformed(`kind: ${number} is not below ${objectKinds.length}`);
-  if (!(kind in hostFields)) return decodeFields(bytes);
-  const fields = readBytes(() =>
-    readHostFields(kind as HostKind, descriptorReader(bytes.subarray(1))),
-  );
+export function decodeFields(bytes: Uint8Array): AnyFields {
+  const fields = readToEnd(descriptorReader(bytes), objectKinds);
   checkFields(fields);
   return fields;
 }
 
 /** @throws IpcError for fields that are valid one by one but inconsistent */
 const checkFields = (fields: AnyFields): void => kindOfFields(fields).check?.(fields);
-
-/** @throws IpcError for what the reading of a field refuses */
-function readBytes<T>(read: () => T): T {
-  try {
-    return read();
-  } catch (error) {
-    throw error instanceof InvalidField ? malformed(error.message) : error;
-  }
-}
 
 /** Returns a reader whose errors say that the bytes are not a descriptor. @throws IpcError */
 function descriptorReader(bytes: Uint8Array): ByteReader {
@@ -238,11 +215,22 @@ function descriptorReader(bytes: Uint8Array): ByteReader {
   return new ByteReader(bytes, malformed);
 }
 
-/** Reads fields to the end of the bytes. They may still be inconsistent. */
-function readFields(reader: ByteReader): DescriptorFields {
-  const fields = readFieldsOf(nameAt(descriptorKinds, reader, 'kind'), reader);
-  expectEnd(reader);
-  return fields;
+/**
+ * Reads the fields of one of some kinds, to the end of the bytes. They may still be inconsistent.
+ *
+ * @throws IpcError for any other bytes
+ */
+function readToEnd<K extends IpcKind | HostKind>(
+  reader: ByteReader,
+  kinds: readonly K[],
+): FieldsOf<K> {
+  try {
+    const fields = readFields(nameAt(kinds, reader, 'kind'), reader);
+    if (reader.remaining > 0) throw malformed(`${reader.remaining} bytes follow its end`);
+    return fields;
+  } catch (error) {
+    throw error instanceof InvalidField ? malformed(error.message) : error;
+  }
 }
 
 const malformed = (why: string): IpcError =>
@@ -253,23 +241,15 @@ function writeFields(writer: ByteWriter, fields: DescriptorFields): void {
   writeAll(writer, coded[fields.kind], fields);
 }
 
-function readFieldsOf<K extends IpcKind>(kind: K, reader: ByteReader): DescriptorFields<K> {
-  const fields: Record<string, unknown> = { kind, ...readExporter(reader) };
+function readFields<K extends IpcKind | HostKind>(kind: K, reader: ByteReader): FieldsOf<K> {
+  const exporter = kind in hostFields ? undefined : readExporter(reader);
+  const fields: Record<string, unknown> = { kind, ...exporter };
   readAll(reader, coded[kind], fields);
-  return Object.freeze(fields) as DescriptorFields<K>;
+  return Object.freeze(fields) as unknown as FieldsOf<K>;
 }
 
-function readHostFields<K extends HostKind>(kind: K, reader: ByteReader): HostFields {
-  const fields: Record<string, unknown> = { kind };
-  readAll(reader, coded[kind], fields);
-  expectEnd(reader);
-  return Object.freeze(fields) as unknown as HostFields;
-}
-
-/** @throws IpcError if bytes are left */
-function expectEnd(reader: ByteReader): void {
-  if (reader.remaining > 0) throw malformed(`${reader.remaining} bytes follow its end`);
-}
+/** The fields of a kind. */
+type FieldsOf<K extends IpcKind | HostKind> = Extract<AnyFields, { readonly kind: K }>;
 
 function writeAll(writer: ByteWriter, fields: readonly CodedField[], from: object): void {
   const values = from as Readonly<Record<string, unknown>>;
@@ -342,14 +322,14 @@ const types = {
       writer.uint8(value ? 1 : 0);
       if (value) writeFields(writer, value);
     },
-    read: (reader, name) => (isPresent(reader, name) ? readFieldsOf('event', reader) : undefined),
+    read: (reader, name) => (isPresent(reader, name) ? readFields('event', reader) : undefined),
     check: (value, name) =>
       value === undefined ? undefined : readMessage(value, ['event'], `${name}.`),
   } satisfies FieldType<DescriptorFields<'event'> | undefined>,
   virtual: {
     write: (writer, value) => writeFields(writer, value),
     read: (reader) => {
-      const fields = readFieldsOf('virtual', reader);
+      const fields = readFields('virtual', reader);
       checkFields(fields);
       return fields;
     },

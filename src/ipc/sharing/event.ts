@@ -5,10 +5,10 @@ import { IpcError } from '../../errors.ts';
 import { CudaEvent } from '../../event.ts';
 import type { Stream } from '../../stream.ts';
 import type { DescriptorFields, MemoryFields } from '../descriptor.ts';
+import { checkOpened } from './blockers.ts';
 import { describeExporter, factsOf, knownFacts, rememberExport } from './facts.ts';
 import type { DescribedKind, OpenRequest } from './kind.ts';
 import { openDescriptor } from './open.ts';
-import { checkOpened } from './support.ts';
 
 /** Events. */
 export const event: DescribedKind<CudaEvent, DescriptorFields<'event'>> = {

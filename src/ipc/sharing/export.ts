@@ -17,11 +17,10 @@ import {
 import { noteFirstUse } from '../first-use.ts';
 import { withChecksum } from './descriptor-codec.ts';
 import { exportEvent, recordReady } from './event.ts';
-import { IpcArrayHandle, IpcBufferHandle, keepExported } from './handle.ts';
 import { bufferOf, kindOf, type Shareable } from './kinds.ts';
 import { exportLegacy } from './legacy.ts';
 import { bytesOfItems, isShareableMemory, type ShareableMemory, withLayout } from './memory.ts';
-import { ReadyExport } from './ready.ts';
+import { IpcArrayHandle, IpcBufferHandle, keepExported, ReadyExport } from './memory-handle.ts';
 
 /** Options of {@link getIpcHandle} and {@link exportIpc}. */
 export interface ShareOptions {

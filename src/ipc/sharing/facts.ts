@@ -1,7 +1,7 @@
 /** What cuffi remembers about an object that was shared, or that another process has shared. */
 
+import { randomUint48 } from '../../crypto.ts';
 import type { Device } from '../../device.ts';
-import { randomUint48 } from '../../memory/random-id.ts';
 import type { DescriptorFields, IpcExporter } from '../descriptor.ts';
 import { localProcess } from '../identity.ts';
 import type { EncodedExport, Kind } from './kind.ts';

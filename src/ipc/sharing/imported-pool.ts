@@ -1,7 +1,11 @@
-import { OUT0, readSize, writeBytes } from '../../../ffi/arena.ts';
-import { CU_POINTER_ATTRIBUTE_RANGE_SIZE } from '../../../ffi/constants.ts';
+import { OUT0, readHandle, readSize, writeBytes } from '../../../ffi/arena.ts';
+import {
+  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+  CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+} from '../../../ffi/constants.ts';
 import { cu } from '../../../ffi/driver.ts';
-import type { CUdeviceptr, CUmemoryPool } from '../../../ffi/types.ts';
+import { isSameFile } from '../../../ffi/linux/libc.ts';
+import type { Address, CUdeviceptr, CUmemoryPool } from '../../../ffi/types.ts';
 import { check } from '../../check.ts';
 import { Context } from '../../context.ts';
 import { Device } from '../../device.ts';
@@ -10,11 +14,13 @@ import type { Details } from '../../inspect.ts';
 import { ReferenceCount, Resource, runAll } from '../../lifetime.ts';
 import type { DeviceAccess, DeviceBuffer, MemoryResource } from '../../memory/buffer.ts';
 import { freeNonBlocking } from '../../memory/internal-stream.ts';
+import { addDuplicateFd, closeContextFd } from '../../memory/physical-memory.ts';
 import type { PoolAccess, PoolCloseOptions } from '../../memory/pool-attributes.ts';
 import * as driver from '../../memory/pool-attributes.ts';
 import {
   checkPoolClose,
   destroyPool,
+  isSharedPool,
   newPoolState,
   type PoolState,
   type SharedPool,
@@ -25,12 +31,15 @@ import {
   acquireSharedMapping,
   acquireSharedUse,
   nameOfMapping,
+  openSharedHandle,
   releaseSharedHandle,
   releaseSharedUse,
+  retainSharedHandle,
 } from '../../waits/worker-tables.ts';
 import type { DescriptorFields } from '../descriptor.ts';
+import { checkOpened } from './blockers.ts';
 import { factsOf } from './facts.ts';
-import type { ImportLease, OpenRequest } from './kind.ts';
+import type { ImportLease, OpenRequest, ReceivedFds } from './kind.ts';
 import { type ImportedMapping, MappingTable, mapImported } from './mapping.ts';
 import { importedBuffer } from './memory.ts';
 
@@ -290,4 +299,140 @@ function describePoolOf({
   ...fields
 }: DescriptorFields<'pool'>): DescriptorFields<'pool'> {
   return { ...fields, ...POOL_ITSELF };
+}
+
+// ---- The registry of open pools ----
+
+/** An imported pool that is open here. */
+interface OpenPool {
+  readonly pool: ImportedPool;
+  /** See {@link ReceivedFds}. */
+  isNameTrusted: boolean;
+}
+
+/**
+ * The open pools, by stated identity. Different pools may share one, because any process can state
+ * an identity that it has seen.
+ */
+const openPools = new Map<string, OpenPool[]>();
+
+const identityOf = ({ pid, startTime, pidNamespace, pool }: DescriptorFields<'pool'>): string =>
+  `${pid} ${startTime} ${pidNamespace} ${pool}`;
+
+/** The file descriptors that came with a descriptor of a pool. */
+type PoolFds = Pick<ReceivedFds, 'numbers' | 'isNameTrusted'>;
+
+/**
+ * Returns the open pool of a descriptor in a context: the pool of the same open file. Without a
+ * file descriptor, the one pool whose identity is trusted.
+ */
+export const findPool = (
+  context: Context,
+  descriptor: DescriptorFields<'pool'>,
+  fds: PoolFds,
+): ImportedPool | undefined => findOpenPool(context, descriptor, fds)?.pool;
+
+function findOpenPool(
+  context: Context,
+  descriptor: DescriptorFields<'pool'>,
+  { numbers, isNameTrusted }: PoolFds,
+): OpenPool | undefined {
+  const [fd] = numbers;
+  const named = (openPools.get(identityOf(descriptor)) ?? []).filter(
+    ({ pool }) => !pool.closed && pool.context === context,
+  );
+  if (fd !== undefined) return named.find(({ pool }) => isSameFile(pool.shared.fd, fd));
+  const opened = isNameTrusted ? named.filter((each) => each.isNameTrusted) : [];
+  // Of two pools with the same identity, it is unknown which one is meant.
+  return opened.length === 1 ? opened[0] : undefined;
+}
+
+/**
+ * Returns the pool of a descriptor. Imports it at its first use in the context, with the file
+ * descriptor that came with it, which the caller still owns.
+ *
+ * @throws IpcError
+ */
+export function importPool(request: OpenRequest<DescriptorFields<'pool'>>): ImportedPool {
+  const { context, descriptor, fds } = request;
+  const open = findOpenPool(context, descriptor, fds);
+  if (open) {
+    open.isNameTrusted ||= fds.isNameTrusted;
+    return open.pool;
+  }
+  request.assertOpenable();
+  const [fd] = fds.numbers;
+  if (fd === undefined)
+    throw new IpcError(
+      `the pool of process ${descriptor.pid} is not open here, or shares its identity with another, and ` +
+        'its file descriptor is missing: pass it as { fds }, or send the memory over a connection',
+      undefined,
+      'no-file-descriptor',
+    );
+  const pool = importNew(context, descriptor, fd);
+  addOpenPool(identityOf(descriptor), { pool, isNameTrusted: fds.isNameTrusted });
+  return pool;
+}
+
+function addOpenPool(name: string, opened: OpenPool): void {
+  removeClosedPools();
+  openPools.set(name, [...(openPools.get(name) ?? []), opened]);
+  opened.pool.shared.onClose.add(removeClosedPools);
+}
+
+/** Called when a pool is closed, and before another is added: a reset closes pools without notice. */
+function removeClosedPools(): void {
+  for (const [name, pools] of openPools) {
+    const left = pools.filter(({ pool }) => !pool.closed);
+    if (left.length > 0) openPools.set(name, left);
+    else openPools.delete(name);
+  }
+}
+
+function importNew(
+  context: Context,
+  descriptor: DescriptorFields<'pool'>,
+  fd: number,
+): ImportedPool {
+  const open = [...openPools.values()].flat().flatMap(({ pool }) => (pool.closed ? [] : [pool]));
+  const ownFd = addDuplicateFd(context, fd);
+  let handle: CUmemoryPool;
+  try {
+    // The driver has one handle per process: if one worker destroyed it, all would lose it.
+    const elsewhere = open.find(({ shared }) => isSameFile(shared.fd, fd));
+    if (elsewhere) retainSharedHandle(elsewhere.handle);
+    handle = elsewhere?.handle ?? openSharedHandle(() => importHandle(ownFd, descriptor));
+  } catch (error) {
+    closeContextFd(context, ownFd);
+    throw error;
+  }
+  // It was already open by another name, or the open files could not be compared.
+  const same = open.find((pool) => pool.context === context && pool.handle === handle);
+  if (!same) return new ImportedPool(context, handle, ownFd, descriptor);
+  closeContextFd(context, ownFd);
+  releaseSharedHandle(handle, () => {});
+  return same;
+}
+
+function importHandle(fd: number, { pid }: DescriptorFields<'pool'>): CUmemoryPool {
+  const status = cu.cuMemPoolImportFromShareableHandle(
+    OUT0,
+    fd as Address,
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    0,
+  );
+  checkOpened(
+    status,
+    'cuMemPoolImportFromShareableHandle',
+    () => `a memory pool of process ${pid}`,
+  );
+  const handle = readHandle<CUmemoryPool>(OUT0, cu.cuMemPoolDestroy);
+  // Closing its last buffer here would destroy this process's own pool.
+  if (isSharedPool(handle, fd))
+    throw new IpcError(
+      `the memory pool that process ${pid} sent is a pool of this very process: use that pool`,
+      undefined,
+      'same-process',
+    );
+  return handle;
 }

@@ -14,7 +14,7 @@ import type { MemoryPool } from '../../memory/pool.ts';
 import type { Stream } from '../../stream.ts';
 import type { AnyExported, AnyFields, DescriptorFields } from '../descriptor.ts';
 import type { SendingProcess } from '../timeline/timeline-state.ts';
-import type { IpcSupport, OpenBlocker } from './support.ts';
+import type { IpcSupport, OpenBlocker } from './blockers.ts';
 
 /** A kind of object that processes can share: how its objects travel. */
 export interface Kind<T extends object = object, F extends AnyFields = AnyFields> {

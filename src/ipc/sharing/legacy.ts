@@ -21,7 +21,6 @@ import {
   pointerAttribute,
 } from '../../memory/pointer-attributes.ts';
 import { MemoryPool } from '../../memory/pool.ts';
-import { obfuscatedId } from '../../memory/random-id.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import type { DescriptorFields, ExportedFields } from '../descriptor.ts';
 import { describeExporter, exportIdOf } from './facts.ts';
@@ -43,13 +42,12 @@ import {
   isShareableMemory,
   isVirtual,
   type MemoryKind,
+  memoryProbe,
   memoryTraits,
   type ShareableMemory,
   sourceOf,
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
-import { memoryProbe } from './probe.ts';
-import { refuseReadOnly } from './support.ts';
 
 const ALWAYS_WRITABLE = 'plain device memory';
 
@@ -99,7 +97,7 @@ const exportOwn = (buffer: DeviceBuffer): ExportedFields => ({
 
 /** Exports a buffer by its legacy handle. @throws IpcError for memory without one, RangeError for an empty one */
 export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
-  const { resource } = buffer;
+  const { resource, root } = buffer;
   if (resource instanceof MemoryPool || resource instanceof ImportedPool)
     throw new IpcError(
       'memory of a pool has no legacy IPC handle: share it with exportIpc, or send it with peer.send, ' +
@@ -108,9 +106,9 @@ export function exportLegacy(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
   const source = sourceOf(buffer);
   if (source && source.descriptor.kind !== 'legacy')
     throw new IpcError('imported virtual memory has no legacy IPC handle: share it with exportIpc');
-  return source
-    ? (legacy.export(buffer).descriptor as DescriptorFields<'legacy'>)
-    : exportPlain(buffer);
+  if (root.keepalive instanceof VirtualMemory)
+    throw new IpcError('virtual memory has no legacy IPC handle: share it with exportIpc');
+  return legacy.export(buffer).descriptor as DescriptorFields<'legacy'>;
 }
 
 /** Exports memory by the driver's 64 bytes, which name its whole allocation. @throws IpcError */
@@ -120,10 +118,6 @@ function exportPlain(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
     throw new IpcError(
       'host-accessible memory has no IPC handle: copy it to device memory, and share that',
     );
-  if (byteLength === 0) throw new RangeError('an empty buffer cannot be shared');
-  if (root.keepalive instanceof VirtualMemory)
-    throw new IpcError('virtual memory has no legacy IPC handle: share it with exportIpc');
-  if (access === 'read') refuseReadOnly(ALWAYS_WRITABLE);
   const manager = resource instanceof ManagerAdapter ? resource : undefined;
   const { handle, allocation } = context.run(() => {
     if (origin === 'borrowed') checkIpcCapable(address);
@@ -142,7 +136,7 @@ function exportPlain(buffer: DeviceBuffer): DescriptorFields<'legacy'> {
     byteOffset: address - base,
     byteLength,
     access,
-    bufferId: obfuscatedId(allocation.id),
+    bufferId: allocation.id,
     generation: origin === 'allocated' ? exportIdOf(root) : 0,
   };
 }

@@ -7,13 +7,14 @@ import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn, runAll } from '../../lifetime.ts';
 import {
+  type Access,
   type BufferInit,
   DeviceBuffer,
   keepMemoryAlive,
   type StreamOrderedRelease,
 } from '../../memory/buffer.ts';
-import { addContextFd, closeContextFd } from '../../memory/context-fds.ts';
 import { ManagerAdapter } from '../../memory/manager/manager-adapter.ts';
+import { addContextFd, closeContextFd } from '../../memory/physical-memory.ts';
 import { allocationBase } from '../../memory/pointer-attributes.ts';
 import { addOrderedMemory, MemoryUses, removeOrderedMemory } from '../../memory/use-order.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
@@ -37,10 +38,11 @@ import type {
   DescribedKind,
   ImportLease,
   OpenRequest,
+  Probe,
+  ProbeObject,
   SampleMemory,
 } from './kind.ts';
 import type { ImportedMapping, MappingUse } from './mapping.ts';
-import { refuseReadOnly } from './support.ts';
 import { publish, useFromOtherThread } from './worker-exports.ts';
 
 /** Memory that can be shared with another process. Virtual memory arrives as a buffer. */
@@ -124,7 +126,7 @@ export const defaultStreamOf = (object: object): Stream | undefined =>
 /**
  * Exports memory of one kind, or as it came from another process.
  *
- * @param exportOwn exports a buffer of this process
+ * @param exportOwn exports a buffer of this process that has bytes
  * @param alwaysWritable as in the row of the kind
  */
 export function exportMemory(
@@ -149,14 +151,30 @@ function exportBuffer(
 ): ExportedFields {
   const { readableAddress: address, byteLength, access, root } = buffer;
   if (byteLength === 0) throw new RangeError(`an empty buffer (at ${address}) cannot be shared`);
+  if (access === 'read' && alwaysWritable) refuseReadOnly(alwaysWritable);
   const source = sourceOf(buffer);
   if (!source) return exportOwn(buffer);
-  if (access === 'read' && alwaysWritable) refuseReadOnly(alwaysWritable);
   // The descriptor it was opened with, narrowed to this view. Bytes have no layout, and the ready
   // event was for this process.
   const { layout: _, readyEvent: __, ...fields } = source.descriptor;
   const byteOffset = source.descriptor.byteOffset + (address - root.readableAddress);
   return { descriptor: { ...fields, byteOffset, byteLength, access }, fds: source.fds() };
+}
+
+/**
+ * @param what memory that the driver always maps for reading and writing. For virtual memory, its
+ * importer chooses the access. So read-only memory is shared as virtual memory or not at all, and an
+ * importer does not rely on the descriptor alone
+ * @throws IpcError always
+ */
+function refuseReadOnly(what: string): never {
+  throw new IpcError(
+    `${what} cannot be shared read-only: the driver gives every process that opens it write ` +
+      'access. Share virtual memory (VirtualMemory.reserve(byteLength, { shareable: true })), ' +
+      'a copy, or the memory for reading and writing',
+    undefined,
+    'not-supported',
+  );
 }
 
 /** What an imported buffer was opened with; undefined for memory of this process. */
@@ -422,3 +440,58 @@ const offsetInAllocation = ({
   context,
 }: DeviceBuffer): number =>
   resource instanceof ManagerAdapter ? address - context.run(() => allocationBase(address)) : 0;
+
+// ---- Memory with a pattern, which two processes share to try a kind of memory ----
+
+const PROBE_BYTE_LENGTH = 64 << 10;
+
+const pattern = (factor: number): Uint32Array =>
+  new Uint32Array(PROBE_BYTE_LENGTH / 4).map((_, index) => Math.imul(index + 1, factor));
+const OFFERED = 0x9e37_79b1;
+const WRITTEN_BACK = 0x85eb_ca6b;
+
+const isPattern = (values: Uint32Array, factor: number): boolean =>
+  values.every((value, index) => value === Math.imul(index + 1, factor) >>> 0);
+
+const read = (buffer: DeviceBuffer): Promise<Uint32Array> =>
+  buffer.copyToHost(new Uint32Array(PROBE_BYTE_LENGTH / 4));
+
+/** A probe of a kind of memory, which the other process gets with that access. */
+export const memoryProbe = (
+  about: Pick<Probe, 'name' | 'title' | 'how' | 'capability'>,
+  allocate: (byteLength: number, context: Context) => SampleMemory,
+  access?: Access,
+): Probe => ({
+  ...about,
+  make: (context) => filled(allocate(PROBE_BYTE_LENGTH, context), access),
+  check: (object) => checkProbe(object, access),
+});
+
+/** Fills memory with what the other process must find. The result owns it. */
+async function filled(memory: SampleMemory, access: Access = 'read-write'): Promise<ProbeObject> {
+  const { buffer } = memory;
+  const dispose = (): void => memory[Symbol.dispose]();
+  try {
+    await buffer.copyFrom(pattern(OFFERED));
+    return access === 'read'
+      ? { object: buffer.readOnly(), [Symbol.dispose]: dispose }
+      : { object: buffer, writable: buffer, [Symbol.dispose]: dispose };
+  } catch (error) {
+    dispose();
+    throw error;
+  }
+}
+
+/** Checks memory that has arrived, and writes back. Returns what is wrong with it. */
+async function checkProbe(object: object, access: Access = 'read-write'): Promise<string> {
+  if (!(object instanceof DeviceBuffer)) return 'it arrived as another object';
+  if (object.byteLength !== PROBE_BYTE_LENGTH) return 'it arrived with another size';
+  if (object.access !== access) return `it arrived as ${object.access} memory`;
+  if (!isPattern(await read(object), OFFERED)) return 'its contents differ here';
+  if (access === 'read-write') await object.copyFrom(pattern(WRITTEN_BACK));
+  return '';
+}
+
+/** Whether the other process has written back. */
+export const hasAnswer = async (buffer: DeviceBuffer): Promise<boolean> =>
+  isPattern(await read(buffer), WRITTEN_BACK);

@@ -14,6 +14,14 @@ import {
   type LocalProcess,
   localProcess,
 } from '../identity.ts';
+import {
+  blockedError,
+  capabilityBlocker,
+  type IpcSupport,
+  type OpenBlocker,
+  remedies,
+  wslBlocker,
+} from './blockers.ts';
 import { findExport } from './facts.ts';
 import {
   type DescribedKind,
@@ -23,13 +31,6 @@ import {
   type Sender,
 } from './kind.ts';
 import { openThreadMemory } from './memory.ts';
-import {
-  blockedError,
-  capabilityBlocker,
-  type IpcSupport,
-  type OpenBlocker,
-  wslBlocker,
-} from './support.ts';
 import { exportGoneBlocker, isFromOtherThread } from './worker-exports.ts';
 
 /**
@@ -221,7 +222,7 @@ export function foreignBlocker(
       reason:
         'the descriptor was made on another machine, or before the last boot of this one ' +
         `(boot id ${machine}, here ${self.machine})`,
-      hint: 'Device memory can only be shared within one machine: copy the data.',
+      hint: remedies.otherMachine,
     };
   if (self.isWsl) return wslBlocker;
   if (kind.isByPid && pid === self.pid && pidNamespace !== self.pidNamespace)
@@ -258,7 +259,7 @@ export function deviceBlocker({ device: uuid }: DescriptorFields, sender?: Sende
     return {
       code: 'mig',
       reason,
-      hint: 'A MIG slice cannot share memory with another: run both processes on the same slice.',
+      hint: remedies.mig,
     };
   return {
     code: 'device-not-visible',

@@ -1,26 +1,23 @@
-import { OUT0, readHandle } from '../../../ffi/arena.ts';
-import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR } from '../../../ffi/constants.ts';
-import { cu } from '../../../ffi/driver.ts';
-import { isMarkedReadOnly } from '../../../ffi/fd-kind.ts';
 import { isSameFile } from '../../../ffi/linux/libc.ts';
-import type { Address, CUdeviceptr, CUmemGenericAllocationHandle } from '../../../ffi/types.ts';
-import { check } from '../../check.ts';
+import { isMarkedReadOnly } from '../../../ffi/memory-fd.ts';
+import type { CUdeviceptr } from '../../../ffi/types.ts';
 import type { Context } from '../../context.ts';
 import { IpcError } from '../../errors.ts';
 import { releaseOrWarn } from '../../lifetime.ts';
 import type { Access, DeviceBuffer } from '../../memory/buffer.ts';
-import { addContextFd } from '../../memory/context-fds.ts';
 import {
+  addContextFd,
   allowAccess,
   freeReservation,
-  mapChunk,
+  importChunk,
   type PhysicalChunk,
   reserveAddresses,
   VirtualAccess,
-} from '../../memory/physical-chunk.ts';
+} from '../../memory/physical-memory.ts';
 import { VirtualMemory } from '../../memory/virtual.ts';
 import { checkRange, type DescriptorFields, type ExportedFields } from '../descriptor.ts';
 import { PACKET_FDS } from '../protocol.ts';
+import { checkOpened, fdBlocker } from './blockers.ts';
 import { describeExporter, exportIdOf } from './facts.ts';
 import type { OpenRequest, SampleMemory } from './kind.ts';
 import { type ImportedMapping, MappingTable, tableByContext } from './mapping.ts';
@@ -34,14 +31,13 @@ import {
   isShareableMemory,
   isVirtual,
   type MemoryKind,
+  memoryProbe,
   memoryTraits,
   rangeIn,
   type ShareableMemory,
   sourceOf,
 } from './memory.ts';
 import { openDescriptor } from './open.ts';
-import { memoryProbe } from './probe.ts';
-import { checkOpened, fdBlocker } from './support.ts';
 
 /** Virtual memory. */
 export const virtual: MemoryKind<DescriptorFields<'virtual'>> = {
@@ -236,7 +232,12 @@ function map({
     let end = base as number;
     for (const [at, byteLength] of pieces.entries()) {
       const chunk = { address: end as CUdeviceptr, byteLength };
-      importChunk(chunk, fds.numbers[at] as number, pid);
+      const status = importChunk(chunk, fds.numbers[at] as number);
+      checkOpened(
+        status,
+        'cuMemImportFromShareableHandle',
+        () => `virtual memory of process ${pid}`,
+      );
       chunks.push({ ...chunk, handle: undefined, fd: undefined });
       end += byteLength;
     }
@@ -250,24 +251,4 @@ function map({
   }
   const deviceAccess = new VirtualAccess(context.device, access, chunks);
   return { context, epoch: context.epoch, base, byteLength: baseByteLength, chunks, deviceAccess };
-}
-
-/** Maps a piece. Only its mapping keeps it afterwards. */
-function importChunk(
-  { address, byteLength }: Pick<PhysicalChunk, 'address' | 'byteLength'>,
-  fd: number,
-  pid: number,
-): void {
-  const status = cu.cuMemImportFromShareableHandle(
-    OUT0,
-    fd as Address,
-    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-  );
-  checkOpened(status, 'cuMemImportFromShareableHandle', () => `virtual memory of process ${pid}`);
-  const handle = readHandle<CUmemGenericAllocationHandle>(OUT0, cu.cuMemRelease);
-  try {
-    mapChunk(address, byteLength, handle);
-  } finally {
-    check(cu.cuMemRelease(handle), 'cuMemRelease');
-  }
 }

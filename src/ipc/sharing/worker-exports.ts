@@ -20,8 +20,8 @@ import {
 } from '../../waits/worker-tables.ts';
 import { type DescriptorFields, isMemoryFields, type MemoryFields } from '../descriptor.ts';
 import { ResetWatch } from '../reset-watch.ts';
+import { blockedError, type OpenBlocker } from './blockers.ts';
 import { type ImportedMapping, MappingTable, type MappingUse, tableByContext } from './mapping.ts';
-import { blockedError, type OpenBlocker } from './support.ts';
 
 interface PublishedRecord {
   readonly at: number;

@@ -11,10 +11,9 @@ import { internalStream } from '../../memory/internal-stream.ts';
 import type { Stream } from '../../stream.ts';
 import { COUNTER_COUNT } from '../protocol.ts';
 import { ResetWatch } from '../reset-watch.ts';
-import { latest, type TimelinePoint } from './point.ts';
 import { HostStores, storeFromDevice, writeWord } from './stores.ts';
 import { enqueueWaits } from './waits.ts';
-import { canUseStreams, SharedWords } from './words.ts';
+import { canUseStreams, latest, SharedWords, type TimelinePoint } from './words.ts';
 
 /**
  * Orders the GPU work of two processes. Each process writes the counters of its own page and waits

@@ -8,8 +8,7 @@ import { assertNotCapturing } from '../../graph-capture.ts';
 import { InternalEvent } from '../../internal-event.ts';
 import { pollInBackground, pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
-import type { TimelinePoint } from './point.ts';
-import { canUseStreams, type SharedWords } from './words.ts';
+import { canUseStreams, type SharedWords, type TimelinePoint } from './words.ts';
 
 // ---- By the device ----
 

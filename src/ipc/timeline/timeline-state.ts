@@ -20,10 +20,9 @@ import { INVALID } from '../../waits/read-word.ts';
 import { TimelineWord } from '../protocol.ts';
 import { ResetWatch } from '../reset-watch.ts';
 import { type CounterFds, TimelineCounter, type WriteEnd } from './counter.ts';
-import type { TimelinePoint } from './point.ts';
 import { HostStores, storeFromDevice } from './stores.ts';
 import { enqueueWaits, StreamWaits } from './waits.ts';
-import { canUseStreams } from './words.ts';
+import { canUseStreams, type TimelinePoint } from './words.ts';
 
 /** The right to signal. */
 export interface Handover {

@@ -16,8 +16,7 @@ import {
 } from '../../waits/waiting-streams.ts';
 import { MAX_WAITS_PER_CONTEXT, maxWaitingStreams } from '../../waits/work-counters.ts';
 import { countOtherWaitingStreams, hideWait, showWait } from '../../waits/worker-tables.ts';
-import { latest, type TimelinePoint } from './point.ts';
-import type { SharedWords } from './words.ts';
+import { latest, type SharedWords, type TimelinePoint } from './words.ts';
 
 /** The waits that one stream has queued, for the points of all other processes. */
 export class StreamWaits implements WaitingStream {

@@ -28,7 +28,6 @@ import { readWord } from '../../waits/read-word.ts';
 import { hideWait } from '../../waits/worker-tables.ts';
 import { localProcess } from '../identity.ts';
 import { END_OF_WAITS, PAGE_BYTE_LENGTH, WORD_BYTE_LENGTH } from '../protocol.ts';
-import type { TimelinePoint } from './point.ts';
 
 /** How {@link SharedWords.accept} maps the memory of another process. */
 interface AcceptOptions {
@@ -353,3 +352,28 @@ const STREAM_ATTRIBUTES = [
   'hostRegisterSupported',
   'canMapHostMemory',
 ] as const;
+
+// ---- Points ----
+
+/**
+ * A place in the work of one stream of another process. It is reached once the counter `index`
+ * stands at `count` or beyond.
+ */
+export interface TimelinePoint {
+  readonly index: number;
+  /** Starts at 1. */
+  readonly count: number;
+}
+
+/**
+ * Returns the latest point of each counter. A stream that reached it has reached the earlier ones.
+ */
+export function latest(points: readonly TimelinePoint[]): TimelinePoint[] {
+  if (points.length < 2) return [...points];
+  const byIndex = new Map<number, TimelinePoint>();
+  for (const point of points) {
+    const known = byIndex.get(point.index);
+    if (!known || known.count < point.count) byIndex.set(point.index, point);
+  }
+  return [...byIndex.values()];
+}

@@ -13,7 +13,7 @@ import {
   MAX_CONTROL_ENTRIES,
   MAX_RELEASE_POINTS,
 } from '../protocol.ts';
-import { latest, type TimelinePoint } from '../timeline/point.ts';
+import { latest, type TimelinePoint } from '../timeline/words.ts';
 import { limitExceeded } from './limits.ts';
 
 /** The receiver of a leased object has closed or released it. */

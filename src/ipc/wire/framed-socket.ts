@@ -8,6 +8,7 @@ import {
 } from '../../../ffi/linux/message.ts';
 import { type FdWatch, type Readiness, watchFd } from '../../../ffi/linux/poll.ts';
 import { closeSocket } from '../../../ffi/linux/socket.ts';
+import { MAX_TIMER_MS } from '../../deadline.ts';
 import { IpcError } from '../../errors.ts';
 import { formatBytes } from '../../validate.ts';
 import { FrameKind, HEADER_BYTE_LENGTH } from '../protocol.ts';
@@ -251,7 +252,7 @@ export class FramedSocket {
     const { readable, writable } = this.#watched;
     const isPaused = !readable && !writable;
     const isNeeded = this.#fd !== undefined && this.#isReferenced && isPaused;
-    if (isNeeded) this.#keepAlive ??= setInterval(() => {}, MAX_PERIOD_MS);
+    if (isNeeded) this.#keepAlive ??= setInterval(() => {}, MAX_TIMER_MS);
     else {
       clearInterval(this.#keepAlive);
       this.#keepAlive = undefined;
@@ -493,8 +494,6 @@ function duplicateAll(fds: readonly number[]): number[] {
 const MAX_FRAMES_PER_TICK = 32;
 /** The kernel does not report when fewer descriptors are in flight, so sending is retried. */
 const RETRY_MS = 5;
-/** The longest period of a timer. */
-const MAX_PERIOD_MS = 2 ** 31 - 1;
 /**
  * The most that is read after the peer has ended, although nobody has asked for it yet. The kernel
  * buffers less for one sender, so a process that still holds the peer's socket cannot prolong the

@@ -3,17 +3,19 @@
  * says what comes with each object; a value without objects has none.
  */
 
+import type { DiagnosticMessages } from '../../diagnostics.ts';
 import { IpcError } from '../../errors.ts';
 import { formatBytes } from '../../validate.ts';
 import { ByteReader, type ByteWriter } from '../bytes.ts';
 import {
+  FrameKind,
   MAX_CONTROL_BYTE_LENGTH,
   MAX_OBJECT_BYTE_LENGTH,
   MAX_TABLE_BYTE_LENGTH,
   MAX_VALUE_BYTE_LENGTH,
 } from '../protocol.ts';
 import { type ControlBlock, readControlBlock, readLeaseId } from './control-block.ts';
-import { limitExceeded } from './limits.ts';
+import { limitExceeded, QUEUED_OBJECT_BYTE_LENGTH } from './limits.ts';
 import { EncodedValue } from './value-decoder.ts';
 
 /** What comes with an object of a value. */
@@ -124,3 +126,26 @@ function readObjectTable(from: ByteReader, count: number): ObjectTable {
   }
   return { firstLease, entries };
 }
+
+// ---- What is said of a message ----
+
+/** What a message counts toward the limits. */
+export interface MessageSize {
+  readonly byteLength: number;
+  /** How many file descriptors came with it. */
+  readonly fdCount: number;
+}
+
+/** What a message is, in the words of the protocol. */
+export const typeOfMessage = (kind: FrameKind): DiagnosticMessages['cuffi:peer:send']['type'] =>
+  TYPES.get(kind) as DiagnosticMessages['cuffi:peer:send']['type'];
+
+const TYPES = new Map<FrameKind, string>(
+  Object.entries(FrameKind).map(([name, kind]) => [kind, name]),
+);
+
+/** How much a message counts for in the queue of its receiver, and among the requests that are pending. */
+export const queuedSize = (byteLength: number, objects: number, fdCount: number): MessageSize => ({
+  byteLength: byteLength + objects * QUEUED_OBJECT_BYTE_LENGTH,
+  fdCount,
+});

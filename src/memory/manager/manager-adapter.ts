@@ -1,18 +1,76 @@
+/** Selects the memory manager of this process's contexts, calls it, and checks what it returns. */
+
 import { withAddress } from '../../../ffi/native.ts';
 import type { CUdeviceptr } from '../../../ffi/types.ts';
-import type { Context, MemoryInfo } from '../../context.ts';
+import { Context, type MemoryInfo, setContextMemoryFactory } from '../../context.ts';
+import { NotSupportedError } from '../../errors.ts';
+import { releaseOrWarn } from '../../lifetime.ts';
 import type { Stream } from '../../stream.ts';
-import { type ClassOf, checkInteger, checkOptions, className } from '../../validate.ts';
+import {
+  type ClassOf,
+  checkInstance,
+  checkInteger,
+  checkOptions,
+  className,
+  classNameOf,
+  formatBytes,
+} from '../../validate.ts';
 import { type AllocateOptions, DeviceBuffer, type ManagerResource } from '../buffer.ts';
 import type { HostAllocation, HostMemoryKind } from '../host-allocation.ts';
 import { viewDriverMemory } from '../host-views.ts';
 import type { LockFlags, PageLock } from '../page-lock.ts';
-import { type BaseMemoryManager, viewsOfPointer } from './host-only-manager.ts';
-import { AutoFreePointer, MappedPointer, MemoryPointer, PinnedPointer } from './memory-pointer.ts';
-import * as validate from './validate-manager.ts';
+import { BaseMemoryManager, DriverMemoryManager, viewsOfPointer } from './memory-manager.ts';
+import {
+  AutoFreePointer,
+  IpcHandle,
+  MappedPointer,
+  MemoryPointer,
+  PinnedPointer,
+} from './memory-pointer.ts';
 
 /** A memory manager's class. Its constructor receives the context whose memory it owns. */
 export type MemoryManagerClass = new (context: Context) => BaseMemoryManager;
+
+/**
+ * Replaces cuffi's own allocations with a memory manager, like numba's `set_memory_manager`. Each
+ * context gets an instance at its first use. It serves `DeviceBuffer.allocate` without
+ * `{ memory }`, `PinnedBuffer`, `MappedMemory`, `pin`, `context.memoryInfo()` and `getIpcHandle`.
+ * Explicitly named resources are not affected. For a borrowed context, each Context object has its
+ * own instance.
+ *
+ * To set a manager for an unmodified program: `node --import ./set-it.js program.js`.
+ *
+ * @throws CuffiError if a context already exists; NotSupportedError for another version of the
+ * interface
+ * @example
+ * cuda.setMemoryManager(PoolManager);
+ * using buffer = cuda.DeviceBuffer.allocate(4096); // from the pool
+ * @see https://numba.readthedocs.io/en/stable/cuda/external-memory.html
+ */
+export function setMemoryManager(Manager: MemoryManagerClass): void {
+  if (typeof Manager !== 'function' || !(Manager.prototype instanceof BaseMemoryManager))
+    throw new TypeError('Manager must be a class that extends BaseMemoryManager');
+  // A field exists only on an instance, and is checked then.
+  const version: unknown = Manager.prototype.interfaceVersion;
+  if (version !== undefined) checkVersion(className(Manager), version);
+  setContextMemoryFactory((context) => new ManagerAdapter(context, Manager));
+}
+
+const driverManagers = new WeakMap<Context, DriverMemoryManager>();
+
+/**
+ * The memory manager of a context, by default of the primary context of device 0. If none was set,
+ * a plain manager over the driver.
+ */
+export function memoryManager(context: Context = Context.primary()): BaseMemoryManager {
+  const { memory } = Context.resolve({ context });
+  if (memory instanceof ManagerAdapter) return memory.manager;
+  const manager = driverManagers.get(context) ?? new DriverMemoryManager(context);
+  driverManagers.set(context, manager);
+  return manager;
+}
+
+// ---- The manager of a context, as cuffi calls it ----
 
 /** The pointer behind each buffer that a manager allocated. */
 const pointersByBuffer = new WeakMap<DeviceBuffer, MemoryPointer>();
@@ -127,7 +185,7 @@ export class ManagerAdapter implements ManagerResource {
     const memory = allocation.view(start, start + byteLength);
     try {
       const result = this.#callManager((manager) => manager.getIpcHandle(memory));
-      return validate.checkIpcHandle(this.#callOf('getIpcHandle'), result, {
+      return checkIpcHandle(this.#callOf('getIpcHandle'), result, {
         byteLength,
         device: context.device.uuid,
         offset: address - base,
@@ -139,7 +197,7 @@ export class ManagerAdapter implements ManagerResource {
 
   getMemoryInfo(): MemoryInfo {
     const result = this.#callManager((manager) => manager.getMemoryInfo());
-    return validate.checkMemoryInfo(this.#callOf('getMemoryInfo'), result);
+    return checkMemoryInfo(this.#callOf('getMemoryInfo'), result);
   }
 
   deferCleanup(): Disposable {
@@ -147,7 +205,7 @@ export class ManagerAdapter implements ManagerResource {
     const cuffiScope = this.context.releases.defer();
     try {
       const result = this.#callManager((manager) => manager.deferCleanup());
-      const managerScope = validate.checkDisposable(this.#callOf('deferCleanup'), result);
+      const managerScope = checkDisposable(this.#callOf('deferCleanup'), result);
       return { [Symbol.dispose]: () => disposeBoth(managerScope, cuffiScope) };
     } catch (error) {
       cuffiScope[Symbol.dispose]();
@@ -167,7 +225,7 @@ export class ManagerAdapter implements ManagerResource {
   #callManager<T>(use: (manager: BaseMemoryManager) => T): T {
     return this.#insideManager(() => {
       const Manager = this.#Manager;
-      this.#manager ??= validate.checkManager(new Manager(this.context));
+      this.#manager ??= checkManager(new Manager(this.context));
       if (!this.#isReady) this.#manager.initialize();
       this.#isReady = true;
       return use(this.#manager);
@@ -192,7 +250,7 @@ export class ManagerAdapter implements ManagerResource {
     byteLength: number,
   ): P {
     const { context } = this;
-    return validate.checkPointer(this.#callOf(method), result, { type, context, byteLength });
+    return checkPointer(this.#callOf(method), result, { type, context, byteLength });
   }
 
   #callOf(method: ManagerMethod): string {
@@ -272,4 +330,133 @@ function disposeBoth(first: Disposable, second: Disposable): void {
   } finally {
     second[Symbol.dispose]();
   }
+}
+
+// ---- Checks of what a memory manager returns: no result of a plugin is trusted ----
+
+/** The version of the interface that cuffi supports. */
+const INTERFACE_VERSION = 1;
+
+const METHODS = [
+  'initialize',
+  'memalloc',
+  'memhostalloc',
+  'mempin',
+  'getIpcHandle',
+  'getMemoryInfo',
+  'reset',
+  'deferCleanup',
+] as const;
+
+/** @throws NotSupportedError for any other version */
+function checkVersion(name: string, version: unknown): void {
+  if (version !== INTERFACE_VERSION)
+    throw new NotSupportedError(
+      `${name} implements version ${String(version)} of the memory manager interface: version ${INTERFACE_VERSION} is required`,
+    );
+}
+
+/** @throws TypeError for a missing method, NotSupportedError for another version */
+function checkManager(manager: BaseMemoryManager): BaseMemoryManager {
+  const name = classNameOf(manager);
+  const missing = METHODS.filter((method) => typeof manager[method] !== 'function');
+  if (missing.length > 0) throw new TypeError(`${name} lacks ${missing.join(', ')}`);
+  checkVersion(name, manager.interfaceVersion);
+  return manager;
+}
+
+type Pointer = MemoryPointer | PinnedPointer;
+
+/**
+ * Every pointer that a manager returned. If it were returned again, one user's close would free the
+ * other's memory.
+ */
+const returnedPointers = new WeakSet<Pointer>();
+
+/** What a returned pointer must satisfy. */
+interface PointerRequirements<P extends Pointer> {
+  readonly type: ClassOf<P>;
+  readonly context: Context;
+  readonly byteLength: number;
+}
+
+/**
+ * Checks a pointer that a manager returned. Closes an unsuitable one.
+ *
+ * @param call the method, with the manager's name
+ * @throws TypeError that says what must be returned
+ */
+function checkPointer<P extends Pointer>(
+  call: string,
+  result: unknown,
+  required: PointerRequirements<P>,
+): P {
+  const isPointer = result instanceof MemoryPointer || result instanceof PinnedPointer;
+  if (isPointer && returnedPointers.has(result))
+    throw new TypeError(
+      `${call} must return a new pointer for each call, not one that it returned before`,
+    );
+  if (isPointer) returnedPointers.add(result);
+  try {
+    const pointer = checkInstance(result, required.type, `what ${call} returns`);
+    assertFits(call, pointer, required);
+    return pointer;
+  } catch (error) {
+    if (isPointer) releaseOrWarn(() => result.close());
+    throw error;
+  }
+}
+
+function assertFits(
+  call: string,
+  pointer: Pointer,
+  { context, byteLength }: PointerRequirements<Pointer>,
+): void {
+  if (pointer.closed) throw new TypeError(`${call} must return an open pointer, not a closed one`);
+  if (pointer.context !== context)
+    throw new TypeError(`${call} must return memory of its own context, not of another`);
+  if (pointer.byteLength < byteLength)
+    throw new TypeError(
+      `${call} must return at least ${formatBytes(byteLength)}, not ${pointer.byteLength}`,
+    );
+}
+
+/** @throws TypeError unless both are sizes and `free` is at most `total` */
+function checkMemoryInfo(call: string, result: unknown): MemoryInfo {
+  const { free, total } = (result ?? {}) as { readonly free?: unknown; readonly total?: unknown };
+  const isSize = (value: unknown): value is number =>
+    Number.isSafeInteger(value) && (value as number) >= 0;
+  if (!isSize(free) || !isSize(total) || free > total)
+    throw new TypeError(
+      `${call} must return { free, total }, both in bytes and free at most total, not { ${String(free)}, ${String(total)} }`,
+    );
+  return { free, total };
+}
+
+/** @throws TypeError for a value that is not a Disposable */
+function checkDisposable(call: string, result: unknown): Disposable {
+  if (typeof (result as Partial<Disposable> | undefined)?.[Symbol.dispose] !== 'function')
+    throw new TypeError(`${call} must return a Disposable`);
+  return result as Disposable;
+}
+
+/** What a handle must contain for the requested memory. */
+export interface ExpectedHandle {
+  readonly byteLength: number;
+  readonly device: string;
+  /** Where the memory starts in its allocation, according to the driver. */
+  readonly offset: number;
+}
+
+/** @throws TypeError for a handle of other memory */
+function checkIpcHandle(call: string, result: unknown, expected: ExpectedHandle): IpcHandle {
+  const handle = checkInstance(result, IpcHandle, `what ${call} returns`);
+  const wrong =
+    (handle.byteLength !== expected.byteLength &&
+      `byteLength ${expected.byteLength}, not ${handle.byteLength}`) ||
+    (handle.offset !== expected.offset && `offset ${expected.offset}, not ${handle.offset}`) ||
+    (handle.sourceInfo !== expected.device &&
+      `sourceInfo ${expected.device}, not ${handle.sourceInfo}`);
+  if (wrong) throw new TypeError(`${call} must return a handle with ${wrong}`);
+  return handle;
 }

@@ -1,9 +1,11 @@
+import { inspect } from 'node:util';
+import { CU_IPC_HANDLE_SIZE } from '../../../ffi/constants.ts';
 import type { Address, CUdeviceptr } from '../../../ffi/types.ts';
 import { Context } from '../../context.ts';
-import { type Details, placeName } from '../../inspect.ts';
+import { type Details, describeObject, placeName } from '../../inspect.ts';
 import { ReferenceCount, Resource, releaseOrWarn, Scope } from '../../lifetime.ts';
 import { type StreamOption, streamOption } from '../../stream.ts';
-import { checkInstance, checkInteger, checkOptions } from '../../validate.ts';
+import { checkInstance, checkInteger, checkOptions, checkUint8Array } from '../../validate.ts';
 import { devicePointerOf } from '../page-lock.ts';
 
 /**
@@ -51,7 +53,7 @@ export class MemoryPointer extends Resource {
   constructor(init: PointerInit);
   /** @internal */
   constructor(init: PointerInit, state: PointerState);
-  constructor(init: PointerInit, state: PointerState = newPointerState(init)) {
+  constructor(init: PointerInit, state: PointerState = newState('MemoryPointer', init, true)) {
     const { context, pointer, byteLength, owner } = state.init;
     checkRange(state.init);
     super(state.kind, { owner: state.memory.openPointers, release: state.release });
@@ -142,7 +144,7 @@ export class AutoFreePointer extends MemoryPointer {
   constructor(init: PointerInit);
   /** @internal */
   constructor(init: PointerInit, state: PointerState);
-  constructor(init: PointerInit, state: PointerState = newUncountedState('AutoFreePointer', init)) {
+  constructor(init: PointerInit, state: PointerState = newState('AutoFreePointer', init, false)) {
     super(init, state);
   }
 }
@@ -161,7 +163,7 @@ export class MappedPointer extends AutoFreePointer {
 
   /** @param init with the host's address as `pointer` */
   constructor(init: PointerInit) {
-    const state = newUncountedState('MappedPointer', init);
+    const state = newState('MappedPointer', init, false);
     const { pointer: hostPointer } = state.init;
     const pointer = deviceAddressOf(state.init, state.release);
     super(init, { ...state, init: { ...state.init, pointer } });
@@ -218,20 +220,16 @@ export interface PointerState {
   readonly parent?: MemoryPointer;
 }
 
-/** @internal The state of the first pointer to some memory, which is a reference itself. */
-function newPointerState(init: PointerInit): PointerState {
-  const options = readInit('MemoryPointer', init);
-  const memory = new PointedMemory(options);
-  return { kind: 'MemoryPointer', init: options, memory, release: memory.add() };
-}
-
 /**
- * @internal The state of a pointer that is not a reference itself: closing it frees unused memory.
+ * @internal The state of the first pointer to some memory.
+ *
+ * @param isReference whether the pointer itself keeps the memory. Otherwise closing it frees unused memory
  */
-function newUncountedState(kind: string, init: PointerInit): PointerState {
+function newState(kind: string, init: PointerInit, isReference: boolean): PointerState {
   const options = readInit(kind, init);
   const memory = new PointedMemory(options);
-  return { kind, init: options, memory, release: () => memory.freeIfUnused() };
+  const release = isReference ? memory.add() : () => memory.freeIfUnused();
+  return { kind, init: options, memory, release };
 }
 
 /**
@@ -313,5 +311,62 @@ function deviceAddressOf(init: PointerInit, free: () => void): number {
   } catch (error) {
     releaseOrWarn(free);
     throw error;
+  }
+}
+
+// ---- The legacy IPC handle of some memory ----
+
+/** The constructor argument of {@link IpcHandle}. */
+export interface IpcHandleInit {
+  /** The shared memory. Must stay open while another process uses it. */
+  readonly base: MemoryPointer;
+  /** The driver's 64-byte handle of the whole allocation (cuIpcGetMemHandle). */
+  readonly handle: Uint8Array;
+  /** The size of the shared memory, in bytes. Default: that of `base`. */
+  readonly byteLength?: number;
+  /** The UUID of the GPU. Default: that of `base`. */
+  readonly sourceInfo?: string;
+  /** Where the memory starts in its allocation, in bytes. Default 0. */
+  readonly offset?: number;
+}
+
+/**
+ * The result of a memory manager's `getIpcHandle`: the legacy IPC handle of some of its memory.
+ * `getIpcHandle` of `cuffi/ipc` checks it and makes a descriptor for other processes from it.
+ */
+export class IpcHandle {
+  readonly base: MemoryPointer;
+  readonly handle: Uint8Array;
+  readonly byteLength: number;
+  readonly sourceInfo: string;
+  readonly offset: number;
+
+  constructor(init: IpcHandleInit) {
+    const { byteLength, sourceInfo, offset, ...required } = checkOptions(
+      init,
+      ['base', 'handle', 'byteLength', 'sourceInfo', 'offset'],
+      'IpcHandle',
+    );
+    const base = checkInstance(required.base, MemoryPointer, 'base');
+    const handle = checkUint8Array(required.handle, 'handle');
+    this.base = base;
+    this.handle = handle;
+    if (handle.byteLength !== CU_IPC_HANDLE_SIZE)
+      throw new RangeError(
+        `handle must have ${CU_IPC_HANDLE_SIZE} bytes, not ${handle.byteLength}`,
+      );
+    this.byteLength = checkInteger(byteLength ?? base.byteLength, 'byteLength', 1);
+    if (sourceInfo !== undefined && typeof sourceInfo !== 'string')
+      throw new TypeError('sourceInfo must be the UUID of a GPU');
+    this.sourceInfo = sourceInfo ?? base.context.device.uuid;
+    this.offset = checkInteger(offset ?? 0, 'offset');
+  }
+
+  [inspect.custom](): string {
+    return describeObject('IpcHandle', () => [
+      `${this.byteLength} bytes`,
+      this.offset > 0 && `from byte ${this.offset}`,
+      `of ${this.sourceInfo}`,
+    ]);
   }
 }

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { type Figures, type WayName, wayNames } from '../../../../src/cli/bench.ts';
+import { type Figures, type WayName, wayNames } from '../../../../src/cli/bench-figures.ts';
 import { drawFigures } from '../../../../src/cli/bench-plot.ts';
 
 const figure = (way: WayName, byteLength: number, medianMs: number, p95Ms = medianMs): Figures => ({

@@ -1,12 +1,8 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
 import { selectDriver } from '../../../../ffi/driver.ts';
-import {
-  wayNames as allWays,
-  type BenchOptions,
-  bench,
-  figuresOf,
-} from '../../../../src/cli/bench.ts';
+import { type BenchOptions, bench } from '../../../../src/cli/bench.ts';
+import { wayNames as allWays, figuresOf } from '../../../../src/cli/bench-figures.ts';
 import { withFaults } from '../../../support/faults.ts';
 import { openDescriptors } from '../../../support/process-state.ts';
 import { noPython } from '../../../support/python.ts';

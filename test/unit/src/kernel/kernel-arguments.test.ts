@@ -4,8 +4,7 @@ import { describe, test } from 'node:test';
 import { viewMemory } from '../../../../ffi/native.ts';
 import type { Address } from '../../../../ffi/types.ts';
 import { Context, DeviceBuffer } from '../../../../src/index.ts';
-import { KernelArguments } from '../../../../src/kernel/kernel-arguments.ts';
-import type { Parameter } from '../../../../src/kernel/parameters.ts';
+import { KernelArguments, type Parameter } from '../../../../src/kernel/kernel-arguments.ts';
 import { emulate } from '../emulate.ts';
 
 /** Values of each type, with their bytes in C on a little-endian machine. */

@@ -22,7 +22,7 @@ import {
   Stream,
   VirtualMemory,
 } from '../../../../src/index.ts';
-import { allowAccess } from '../../../../src/memory/physical-chunk.ts';
+import { allowAccess } from '../../../../src/memory/physical-memory.ts';
 import { broken, keepingBooks } from '../../../support/faults.ts';
 import { loadKernels, ptx } from '../../../support/kernels.ts';
 import { Latch } from '../../../support/latch.ts';

@@ -20,8 +20,8 @@ import {
   VERSIONS,
 } from '../../../../src/ipc/protocol.ts';
 import {
-  decodeAnyFields,
   decodeDescriptor,
+  decodeFields,
   encodeDescriptor,
   encodeFields,
   parseDescriptor,
@@ -221,7 +221,7 @@ function checkMessage(vector: MessageVector): void {
   );
   assert.equal(message.objects.firstLease, firstLease ?? 0);
   assert.deepEqual(message.control, blockOf(block));
-  for (const entry of message.objects.entries) decodeAnyFields(entry.bytes);
+  for (const entry of message.objects.entries) decodeFields(entry.bytes);
   const expected = toValue(value);
   assertSameValue(message.value.buildAll(entries.map((_, at) => new Place(at))), expected);
   const again = written((writer) => {
@@ -246,7 +246,7 @@ interface DescriptorVector {
 }
 
 function checkDescriptor({ hex, fields, bytes = '', json }: DescriptorVector): void {
-  assert.deepEqual(decodeAnyFields(bytesOf(hex)), fields);
+  assert.deepEqual(decodeFields(bytesOf(hex)), fields);
   assert.equal(encodeFields(fields).toString('hex'), hex);
   if (json === undefined) return;
   assert.deepEqual(parseDescriptor(json), json);
@@ -632,7 +632,7 @@ export const refused: Readonly<Record<string, (row: RefusalVector) => unknown>> 
   control: ({ hex, alone, fds }: RefusalVector): unknown =>
     readBlock(bytesOf(hex), alone, fds as number),
   message: ({ hex, fds }: RefusalVector): unknown => readMessage(bytesOf(hex), fds as number),
-  fields: ({ hex }: RefusalVector): unknown => decodeAnyFields(bytesOf(hex)),
+  fields: ({ hex }: RefusalVector): unknown => decodeFields(bytesOf(hex)),
   descriptor: ({ hex }: RefusalVector): unknown => decodeDescriptor(bytesOf(hex)),
   json: ({ json }: RefusalVector): unknown => parseDescriptor(json),
   hello: ({ hex }: RefusalVector): unknown => readHello(bytesOf(hex)),

@@ -9,7 +9,7 @@ import { Stream } from '../../../../../src/index.ts';
 import type { HostFields } from '../../../../../src/ipc/descriptor.ts';
 import { Channel, type ChannelConsumer, exportIpc } from '../../../../../src/ipc/index.ts';
 import { END_OF_WAITS } from '../../../../../src/ipc/protocol.ts';
-import { decodeAnyFields, encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
+import { decodeFields, encodeFields } from '../../../../../src/ipc/sharing/descriptor-codec.ts';
 import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
 import { exportForAnyPeer, importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { SharedWords } from '../../../../../src/ipc/timeline/words.ts';
@@ -26,14 +26,14 @@ const SEAT = 4096;
 /** What a connection sends for a channel: its fields, and descriptors that the other process owns. */
 function exported(channel: Channel): { fields: HostFields<'channel'>; fds: number[] } {
   const { bytes, fds } = exportForAnyPeer(channel);
-  const fields = decodeAnyFields(bytes) as HostFields<'channel'>;
+  const fields = decodeFields(bytes) as HostFields<'channel'>;
   channel.exported.addSeat();
   return { fields, fds: [...channel.exported.takeSeatFds(), ...fds.map(duplicateFd)] };
 }
 
 /** As when its bytes arrive. */
 const importing = (fields: HostFields<'channel'>, fds: readonly number[]): unknown =>
-  importFromPeer(decodeAnyFields(encodeFields(fields)), fds, {
+  importFromPeer(decodeFields(encodeFields(fields)), fds, {
     ...emptySharingSession(),
     hasLeaseOn: () => true,
   });

@@ -54,7 +54,7 @@ import { discardImported } from '../../../../../src/ipc/sharing/kinds.ts';
 import { importFromPeer } from '../../../../../src/ipc/sharing/marshal.ts';
 import { asArray } from '../../../../../src/ipc/sharing/memory.ts';
 import { ConnectionTimeline } from '../../../../../src/ipc/timeline/connection-timeline.ts';
-import type { TimelinePoint } from '../../../../../src/ipc/timeline/point.ts';
+import type { TimelinePoint } from '../../../../../src/ipc/timeline/words.ts';
 import { failing, keepingBooks } from '../../../../support/faults.ts';
 import { trials } from '../../../../support/iterations.ts';
 import { Latch } from '../../../../support/latch.ts';

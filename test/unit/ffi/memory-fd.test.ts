@@ -2,10 +2,10 @@ import assert from 'node:assert/strict';
 import { openSync } from 'node:fs';
 import { describe, test } from 'node:test';
 import { selectDriver } from '../../../ffi/driver.ts';
-import { isMarkedReadOnly, markReadOnly, mayBeDriverMemory } from '../../../ffi/fd-kind.ts';
 import type { Driver } from '../../../ffi/functions.ts';
 import { closeFd, createMemfd, duplicateFd } from '../../../ffi/linux/libc.ts';
 import { socketPair } from '../../../ffi/linux/socket.ts';
+import { isMarkedReadOnly, markReadOnly, mayBeDriverMemory } from '../../../ffi/memory-fd.ts';
 import { openPipe } from './fixtures/descriptors.ts';
 
 describe('mayBeMemory', () => {

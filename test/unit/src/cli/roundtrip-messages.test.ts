@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { describe, test } from 'node:test';
-import { countMismatches, pattern } from '../../../../src/cli/pattern.ts';
+import { countMismatches, pattern } from '../../../../src/cli/roundtrip-messages.ts';
 
 describe('pattern', () => {
   test('no value repeats, and no value equals the other side’s', () => {

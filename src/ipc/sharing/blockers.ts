@@ -1,6 +1,6 @@
 import type { DeviceAttribute } from '../../../ffi/attributes.ts';
-import { mayBeDriverMemory } from '../../../ffi/fd-kind.ts';
 import type { FunctionName } from '../../../ffi/functions.ts';
+import { mayBeDriverMemory } from '../../../ffi/memory-fd.ts';
 import type { CUresult } from '../../../ffi/results.ts';
 import { cudaError } from '../../check.ts';
 import { Device } from '../../device.ts';
@@ -42,22 +42,6 @@ export function checkOpened(status: CUresult, call: FunctionName, what: () => st
   throw new IpcError(`${what()} could not be opened`, cudaError(status, call));
 }
 
-/**
- * @param what memory that the driver always maps for reading and writing. For virtual memory, its
- * importer chooses the access. So read-only memory is shared as virtual memory or not at all, and an
- * importer does not rely on the descriptor alone
- * @throws IpcError always
- */
-export function refuseReadOnly(what: string): never {
-  throw new IpcError(
-    `${what} cannot be shared read-only: the driver gives every process that opens it write ` +
-      'access. Share virtual memory (VirtualMemory.reserve(byteLength, { shareable: true })), ' +
-      'a copy, or the memory for reading and writing',
-    undefined,
-    'not-supported',
-  );
-}
-
 /** Returns why file descriptors are not those that a descriptor needs; undefined if they are. */
 export function fdBlocker(
   what: string,
@@ -75,15 +59,24 @@ export function fdBlocker(
   };
 }
 
+/** What to do about causes that errors, `explain` and `cuffi doctor` name. */
+export const remedies = {
+  otherMachine: 'Device memory can only be shared within one machine: copy the data.',
+  mig: 'A MIG slice cannot share memory with another: run both processes on the same slice.',
+  wsl: 'Run both processes under Linux itself, or copy the data.',
+} as const;
+
 /** WSL supports no sharing, on any device. */
 export const wslBlocker: OpenBlocker = {
   code: 'wsl',
   reason: 'WSL does not support CUDA IPC',
-  hint: 'Run both processes under Linux itself, or copy the data.',
+  hint: remedies.wsl,
 };
 
 const POSIX_FILE_DESCRIPTOR = 1;
-const COMPUTE_MODES: Readonly<Record<number, string>> = {
+
+/** The compute modes in which a device admits one process at most. */
+export const EXCLUSIVE_MODES: Readonly<Record<number, string>> = {
   2: 'prohibited',
   3: 'exclusive to one process',
 };
@@ -122,7 +115,7 @@ export function capabilityBlocker(
   isWsl: boolean = localProcess().isWsl,
 ): OpenBlocker | undefined {
   if (isWsl) return wslBlocker;
-  const mode = COMPUTE_MODES[device.attribute('computeMode')];
+  const mode = EXCLUSIVE_MODES[device.attribute('computeMode')];
   if (mode)
     return {
       code: 'compute-mode',

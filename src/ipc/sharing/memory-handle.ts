@@ -1,25 +1,34 @@
+/** Handles of plain memory for other processes, and what waits for the work on it. */
+
 import type { DeviceArray } from '../../array/device-array.ts';
-import type { Context } from '../../context.ts';
+import type { Context, PlaceOptions } from '../../context.ts';
+import { checkDeadline, type WaitOptions, withDeadline } from '../../deadline.ts';
 import type { Dtype } from '../../dtype.ts';
 import { IpcError } from '../../errors.ts';
-import type { CudaEvent } from '../../event.ts';
-import type { Details } from '../../inspect.ts';
+import { CudaEvent } from '../../event.ts';
+import { counted, type Details } from '../../inspect.ts';
 import { Resource, releaseOrWarn, runAll, stateKey, tokenKey } from '../../lifetime.ts';
 import { type Access, type DeviceBuffer, keepMemoryAlive } from '../../memory/buffer.ts';
+import { pollUntil } from '../../poller.ts';
 import type { Stream } from '../../stream.ts';
 import { assertInternal, checkOptions } from '../../validate.ts';
 import {
   checkIsArray,
   type DescriptorFields,
+  type Exported,
   type IpcBufferDescriptor,
   type IpcEventDescriptor,
   type IpcLayout,
+  type IpcMemoryDescriptor,
+  MEMORY_KINDS,
+  type MemoryFields,
 } from '../descriptor.ts';
+import { isFromThisProcess, localProcess } from '../identity.ts';
 import { parseDescriptor, withChecksum } from './descriptor-codec.ts';
 import { recordReady, withReadyEvent } from './event.ts';
-import { openIpcArray, openIpcBuffer } from './import.ts';
+import { openIpcArray, openIpcBuffer, openIpcEvent } from './import.ts';
 import type { OpenOptions } from './kind.ts';
-import { type ReadyOptions, waitReady } from './ready.ts';
+import { sharesPidNamespace } from './open.ts';
 
 /** Options of a handle's `open()`. Plain memory comes without file descriptors. */
 export type HandleOpenOptions = Omit<OpenOptions, 'fds'>;
@@ -37,6 +46,8 @@ export interface HandleInit {
   readonly descriptor: IpcBufferDescriptor;
   readonly keepalive?: { readonly context: Context; release(): void } | undefined;
 }
+
+type OpenMemory<T> = (descriptor: IpcBufferDescriptor, options: HandleOpenOptions) => T;
 
 /**
  * Plain memory that another process can open: a descriptor with `open()` and `close()`. Its own
@@ -65,10 +76,11 @@ export abstract class IpcMemoryHandle<T extends Resource>
   declare readonly readyEvent?: IpcEventDescriptor | undefined;
   declare readonly checksum: number;
   readonly #descriptor: IpcBufferDescriptor;
+  readonly #open: OpenMemory<T>;
   #opened: T | undefined;
   #isReady = false;
 
-  protected constructor(kind: string, { descriptor, keepalive }: HandleInit) {
+  protected constructor(kind: string, { descriptor, keepalive }: HandleInit, open: OpenMemory<T>) {
     super(
       kind,
       keepalive ? { owner: keepalive.context.resources, release: () => keepalive.release() } : {},
@@ -76,6 +88,7 @@ export abstract class IpcMemoryHandle<T extends Resource>
     // A copy would keep the finalizer of a dropped object from running.
     for (const key of [stateKey, tokenKey]) Object.defineProperty(this, key, { enumerable: false });
     this.#descriptor = descriptor;
+    this.#open = open;
     Object.assign(this, descriptor);
   }
 
@@ -93,7 +106,7 @@ export abstract class IpcMemoryHandle<T extends Resource>
       throw new IpcError(
         'this handle is already open: use the object that open() returned, or close it first',
       );
-    this.#opened = this.openDescriptor(this.#descriptor, checked);
+    this.#opened = this.#open(this.#descriptor, checked);
     return this.#opened;
   }
 
@@ -133,9 +146,6 @@ export abstract class IpcMemoryHandle<T extends Resource>
   override toJSON(): IpcBufferDescriptor {
     return { ...this.#descriptor };
   }
-
-  /** @internal */
-  protected abstract openDescriptor(descriptor: IpcBufferDescriptor, options: HandleOpenOptions): T;
 }
 
 /**
@@ -153,20 +163,12 @@ export class IpcBufferHandle extends IpcMemoryHandle<DeviceBuffer> {
   /** @internal */
   constructor(init: HandleInit) {
     assertInternal(init, Object, 'IpcBufferHandle', 'getIpcHandle');
-    super('IpcBufferHandle', init);
+    super('IpcBufferHandle', init, openIpcBuffer);
   }
 
   /** Returns the handle that another process sent. Opens nothing yet. @throws IpcError */
   static from(message: unknown): IpcBufferHandle {
     return new IpcBufferHandle({ descriptor: parseDescriptor(message, ['legacy']) });
-  }
-
-  /** @internal */
-  protected override openDescriptor(
-    descriptor: IpcBufferDescriptor,
-    options: HandleOpenOptions,
-  ): DeviceBuffer {
-    return openIpcBuffer(descriptor, options);
   }
 }
 
@@ -190,7 +192,12 @@ export class IpcArrayHandle<D extends Dtype = Dtype> extends IpcMemoryHandle<Dev
   /** @internal */
   constructor(init: HandleInit) {
     assertInternal(init, Object, 'IpcArrayHandle', 'getIpcHandle');
-    super('IpcArrayHandle', init);
+    super(
+      'IpcArrayHandle',
+      init,
+      (descriptor, options) =>
+        openIpcArray(descriptor, options) as DeviceArray<Dtype> as DeviceArray<D>,
+    );
   }
 
   /** Returns the handle that another process sent. Opens nothing yet. @throws IpcError */
@@ -198,14 +205,6 @@ export class IpcArrayHandle<D extends Dtype = Dtype> extends IpcMemoryHandle<Dev
     const descriptor = parseDescriptor(message, ['legacy']);
     checkIsArray(descriptor);
     return new IpcArrayHandle({ descriptor });
-  }
-
-  /** @internal */
-  protected override openDescriptor(
-    descriptor: IpcBufferDescriptor,
-    options: HandleOpenOptions,
-  ): DeviceArray<D> {
-    return openIpcArray(descriptor, options) as DeviceArray<Dtype> as DeviceArray<D>;
   }
 }
 
@@ -231,5 +230,124 @@ export function keepExported(
   } catch (error) {
     releaseOrWarn(release);
     throw error;
+  }
+}
+
+// ---- Waiting for the work of the exporter ----
+
+/** Options of {@link ready}. */
+export interface ReadyOptions extends WaitOptions, PlaceOptions {
+  /** Whether to wait for memory of other users' processes. Default false. */
+  readonly allowOtherUsers?: boolean;
+}
+
+/** How often a wait reads /proc. */
+const LIVENESS_PERIOD_MS = 20;
+
+/**
+ * Waits until the work is done that the exporter had queued in the `stream` it shared the memory
+ * with. The event loop is not blocked, and nothing is queued. The memory may be opened before.
+ *
+ * If the process that recorded the event exits first, the work may never be done. Then this
+ * rejects, if both processes are in one pid namespace. Otherwise only `timeoutMs` and `signal` end
+ * the wait.
+ *
+ * @param message the descriptor from the other process
+ * @throws IpcError for memory shared without a stream, for an exporter that has exited (code
+ * `exporter-gone`) or has closed the memory, and as `openIpcEvent` does; `TimeoutError`
+ * @example
+ * using array = openIpcArray(message);
+ * await ready(message, { timeoutMs: 1000 });
+ * console.log(await array.copyToHost());
+ * @see https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html
+ */
+export const ready = async (message: unknown, options?: ReadyOptions): Promise<void> =>
+  waitReady(parseDescriptor(message, MEMORY_KINDS), options, () => {});
+
+/** Like {@link ready}. `check` is called at every poll, and may throw. */
+async function waitReady(
+  { readyEvent, pid }: IpcMemoryDescriptor,
+  options: ReadyOptions | undefined,
+  check: () => void,
+): Promise<void> {
+  const { signal, timeoutMs, ...place } = checkOptions(
+    options,
+    ['signal', 'timeoutMs', 'context', 'device', 'allowOtherUsers'],
+    'ready',
+  );
+  const deadline = checkDeadline({ signal, timeoutMs }, 'ready');
+  if (!readyEvent)
+    throw new IpcError(
+      `process ${pid} shared this memory without { stream }: there is no event to wait for`,
+    );
+  const event = openIpcEvent(readyEvent, { ...place, sameProcess: 'alias' });
+  try {
+    const isDone = donePoller(event, readyEvent);
+    await withDeadline<void>(
+      deadline,
+      `waiting for work of process ${pid} on shared memory`,
+      (resolve, reject) => {
+        const abandoned = new AbortController();
+        const poll = (): boolean => {
+          check();
+          return isDone();
+        };
+        pollUntil(poll, { signal: abandoned.signal }).then(resolve, reject);
+        return () => abandoned.abort();
+      },
+    );
+  } finally {
+    event.close();
+  }
+}
+
+/**
+ * Returns a function that polls the event. It throws if the process that should record it has
+ * exited.
+ */
+function donePoller(event: CudaEvent, recorder: IpcEventDescriptor): () => boolean {
+  const self = localProcess();
+  if (isFromThisProcess(recorder, self) || !sharesPidNamespace(recorder, self))
+    return () => event.done;
+  const { pid, startTime } = recorder;
+  let checkedAt = performance.now();
+  return () => {
+    if (event.done) return true;
+    const now = performance.now();
+    if (now - checkedAt < LIVENESS_PERIOD_MS) return false;
+    checkedAt = now;
+    if (self.isAlive(pid, startTime)) return false;
+    // The process may have exited after its work was done.
+    if (event.done) return true;
+    throw new IpcError(
+      `process ${pid} exited before it finished the work that its memory waits for`,
+      undefined,
+      'exporter-gone',
+    );
+  };
+}
+
+// ---- Memory of any kind, with an event ----
+
+/**
+ * The result of `exportIpc` with a stream: memory, and an event after which it may be used. The
+ * other process waits for the event with `ready`. `close()` closes the event and keeps the memory.
+ */
+export class ReadyExport extends Resource implements Exported {
+  readonly descriptor: IpcMemoryDescriptor;
+  readonly fds: readonly number[];
+
+  /** @internal */
+  constructor(fields: MemoryFields, fds: readonly number[], event: CudaEvent) {
+    assertInternal(event, CudaEvent, 'ReadyExport', 'exportIpc');
+    super('ReadyExport', { owner: event.context.resources, release: () => event.close() });
+    this.descriptor = withChecksum(withReadyEvent(fields, event));
+    this.fds = fds;
+  }
+
+  /** @internal */
+  protected override describe(): Details {
+    const { kind, byteLength } = this.descriptor;
+    return [kind, `${byteLength} bytes`, counted(this.fds.length, 'file descriptor')];
   }
 }
