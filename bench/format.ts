@@ -2,6 +2,7 @@
 
 /** Nanoseconds with a unit. */
 export function duration(ns: number): string {
+  if (ns < 0) return `-${duration(-ns)}`;
   if (ns < 1e4) return `${ns.toFixed(ns < 100 ? 1 : 0)} ns`;
   if (ns < 1e7) return `${(ns / 1e3).toFixed(1)} us`;
   if (ns < 1e10) return `${(ns / 1e6).toFixed(1)} ms`;

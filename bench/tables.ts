@@ -269,8 +269,12 @@ export function aimTable(
   const missed = of(false);
   const cases = (some: readonly Judgement[]) => [...new Set(some.map(({ aim }) => aim.case))];
   const unmeasured = cases(of(undefined));
-  const rows = missed.map((each) => [each.text, each.figure]);
-  const why = cases(missed).map((one) => `- \`${one}\`: ${reasons[one] ?? 'not known.'}`);
+  // Without the suite.
+  const rows = missed.map((each) => [each.text.replace(/^[\w-]+: /, ''), each.figure]);
+  const reasonOf = (one: string): string => reasons[one] ?? 'not known.';
+  const why = [...groupBy(cases(missed), reasonOf)].map(
+    ([reason, alike]) => `- ${alike.map((one) => `\`${one}\``).join(', ')}: ${reason}`,
+  );
   return [
     `Of ${judged.length} aims ${of(true).length} are met and ${missed.length} missed.`,
     ...(unmeasured.length === 0 ? [] : [`Not measured: ${unmeasured.join(', ')}.`]),
@@ -281,17 +285,28 @@ export function aimTable(
 /** The goals, each with what was measured, and with the time of what it is compared with. */
 export function goalTable(results: Results, judged: readonly Judgement[]): string {
   if (results.driver.emulated) return `Goals are not judged: ${EMULATED}.`;
-  const rows = [...groupBy(judged, ({ aim }) => JSON.stringify(aim)).values()].map((ofGoal) => {
-    const { aim } = ofGoal[0] as Judgement;
-    const floor = 'versus' in aim ? aim.versus : aim.floor;
-    const beside = range(ofGoal, ({ floorNs }) => floorNs, duration);
-    return [
-      `${[aim.case, aim.variant, aim.contestant].filter(Boolean).join(', ')}: ${limitOfAim(aim)}`,
-      range(ofGoal, ({ value }) => value, inWordsOf(aim)) || 'not measured',
-      beside && `${floor} ${beside}`,
-    ];
-  });
-  return table(['goal', 'measured', 'beside'], rows, results);
+  const goals = [...groupBy(judged, ({ aim }) => JSON.stringify(aim)).values()];
+  const isReached = (ofGoal: readonly Judgement[]) => ofGoal.every(({ met }) => met === true);
+  const inWords = ({ aim }: Judgement): string =>
+    `${[aim.case, aim.variant, aim.contestant].filter(Boolean).join(', ')}: ${limitOfAim(aim)}`;
+  const reached = goals.filter(isReached).map(([one]) => inWords(one as Judgement));
+  const rows = goals
+    .filter((ofGoal) => !isReached(ofGoal))
+    .map((ofGoal) => {
+      const one = ofGoal[0] as Judgement;
+      const { aim } = one;
+      const floor = 'versus' in aim ? aim.versus : aim.floor;
+      const beside = range(ofGoal, ({ floorNs }) => floorNs, duration);
+      return [
+        inWords(one),
+        range(ofGoal, ({ value }) => value, inWordsOf(aim)) || 'not measured',
+        beside && `${floor} ${beside}`,
+      ];
+    });
+  return [
+    table(['goal', 'measured', 'beside'], rows, results),
+    ...(reached.length === 0 ? [] : [`Reached: ${reached.join('; ')}.`]),
+  ].join('\n\n');
 }
 
 /** The smallest and the largest of several values. */
