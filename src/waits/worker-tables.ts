@@ -1,9 +1,8 @@
 /**
- * What the worker threads of this process know of each other, in three tables: how many use what the
- * driver has once per process, which memory they share, and which of their streams wait. Each worker
- * has its own JavaScript state. The tables are in a memfd that every worker finds in /proc/self/fd. A
- * terminated worker never releases its uses: its mappings stay until the process exits, because its
- * work may still be running.
+ * What the worker threads of this process know of each other, in three tables: how many use what the driver has once
+ * per process, which memory they share, and which of their streams wait. Each worker has its own JavaScript state. The
+ * tables are in a memfd that every worker finds in /proc/self/fd. A terminated worker never releases its uses: its
+ * mappings stay until the process exits, because its work may still be running.
  */
 import { closeSync, openSync, readdirSync, readlinkSync, readSync } from 'node:fs';
 import { waitForLock, withFileLock } from '../../ffi/linux/file-lock.ts';
@@ -25,8 +24,7 @@ const BYTE_LENGTH = 3 * TABLE_BYTE_LENGTH;
 // ---------------------------------------------------------------------------------------------
 
 /**
- * Adds a use of the named object and runs `begin`. No other worker adds or releases a use
- * meanwhile.
+ * Adds a use of the named object and runs `begin`. No other worker adds or releases a use meanwhile.
  *
  * @param version tells apart the objects that had this name one after the other
  * @throws IpcError if another version is in use, and what `begin` throws; no use is added then
