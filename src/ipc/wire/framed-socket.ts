@@ -58,6 +58,9 @@ export class FramedSocket {
   /** How many messages callers have read directly since the last turn of the event loop. */
   #readsThisTick = 0;
 
+  /** How often {@link readNow} has found nothing, or was left out, since it found something. */
+  #missedReads = 0;
+
   /** @param fd the socket. This object owns it from now on */
   constructor(fd: number, handler: FramedSocketHandler) {
     this.#handler = handler;
@@ -117,8 +120,13 @@ export class FramedSocket {
    */
   readNow(): void {
     if (this.#readsThisTick >= MAX_FRAMES_PER_TICK) return;
+    // Where one message is under way at a time, there is nothing yet: the call would be in vain each time.
+    if (this.#missedReads >= MAX_MISSED_READS && this.#missedReads++ % READS_PER_LOOK !== 0) return;
     const read = this.#readOne('leave the end');
-    if (read === 'frame' || read === 'awaited') this.#readsThisTick += 1;
+    if (read === 'frame' || read === 'awaited') {
+      this.#readsThisTick += 1;
+      this.#missedReads = 0;
+    } else this.#missedReads += 1;
   }
 
   /**
@@ -492,6 +500,9 @@ function duplicateAll(fds: readonly number[]): number[] {
 
 /** After this many frames the event loop gets a turn. */
 const MAX_FRAMES_PER_TICK = 32;
+/** After so many reads in vain, {@link FramedSocket.readNow} reads once in READS_PER_LOOK calls, until one finds a frame. */
+const MAX_MISSED_READS = 8;
+const READS_PER_LOOK = 16;
 /** The kernel does not report when fewer descriptors are in flight, so sending is retried. */
 const RETRY_MS = 5;
 /**

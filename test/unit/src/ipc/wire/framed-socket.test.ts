@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { fstatSync } from 'node:fs';
 import { afterEach, beforeEach, describe, test } from 'node:test';
-import { closeFd, createMemfd, isOpenFd } from '../../../../../ffi/linux/libc.ts';
+import { closeFd, createMemfd, isOpenFd, libc } from '../../../../../ffi/linux/libc.ts';
 import { receiveMessage, sendMessage } from '../../../../../ffi/linux/message.ts';
 import { socketPair } from '../../../../../ffi/linux/socket.ts';
 import { FrameKind, HEADER_BYTE_LENGTH } from '../../../../../src/ipc/protocol.ts';
@@ -19,7 +19,11 @@ import {
   MAX_UNSENT_VALUES,
 } from '../../../../../src/ipc/wire/limits.ts';
 import { nextLoopIteration } from '../../../../../src/poller.ts';
-import { descriptorsReturnTo, openDescriptors } from '../../../../support/process-state.ts';
+import {
+  descriptorsReturnTo,
+  openDescriptors,
+  replaceLibc,
+} from '../../../../support/process-state.ts';
 import { withRoomFor } from '../../../ffi/fixtures/descriptors.ts';
 
 /** Sends a value of zeros, in as many frames as it needs. */
@@ -113,6 +117,50 @@ describe('FramedSocket', () => {
     wire.markPeerGone();
     while (wire.isOpen) await nextLoopIteration();
     assert.deepEqual([taken, ends], [4095, 1], 'the first frame counts');
+  });
+
+  test('what is mostly not there yet is looked for now and then, and each time once it is there', (t) => {
+    const [socket, other] = socketPair();
+    const found: number[] = [];
+    const wire = new FramedSocket(socket, {
+      wantsMore: () => true,
+      onMessage({ bytes }) {
+        found.push(bytes.byteLength);
+        return true;
+      },
+      onSocketEnd() {},
+      onFailure(error) {
+        assert.fail(String(error));
+      },
+      onDrained() {},
+    });
+    t.after(() => {
+      wire.close(new Error('over'));
+      closeFd(other);
+    });
+    const { recvmsg } = libc;
+    let reads = 0;
+    t.after(() => replaceLibc('recvmsg', recvmsg as never));
+    replaceLibc('recvmsg', (...args) => {
+      reads += 1;
+      return (recvmsg as (...args: number[]) => unknown)(...args);
+    });
+    const readsOf = (calls: number): number => {
+      reads = 0;
+      for (let n = 0; n < calls; n += 1) wire.readNow();
+      return reads;
+    };
+    sendMessage(other, helloFrame());
+    assert.ok(readsOf(8) >= 8);
+    assert.ok(readsOf(160) <= 11, `${reads} reads`);
+    sendValue(other, 0, 10);
+    readsOf(16);
+    assert.deepEqual(found, [10]);
+    // From now on each call looks.
+    sendValue(other, 1, 20);
+    readsOf(1);
+    assert.deepEqual(found, [10, 20]);
+    assert.equal(readsOf(7), 7);
   });
 
   test('an open socket keeps the process alive, even while nothing is read or written', (t) => {
