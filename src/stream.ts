@@ -142,10 +142,14 @@ export class Stream extends Resource implements AsyncDisposable {
     return new Stream(Context.fromHandle(readHandle<CUcontext>(OUT0)), borrowedHandle, false);
   }
 
-  /** The driver's handle. @throws ClosedError */
+  /**
+   * The driver's handle, for other libraries. Whoever has it may queue work at any time, so cuffi asks a stream whose
+   * handle was read each time before it frees memory; another one only while cuffi itself has queued work there.
+   *
+   * @throws ClosedError
+   */
   get handle(): CUstream {
     const handle = this.queryHandle;
-    // Whoever has the handle may queue work at any time.
     if (this.#followed && !this.#followed.isShared) {
       this.#followed.isShared = true;
       this.context.workTracker.noteWork(this.#followed);
