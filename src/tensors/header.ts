@@ -198,15 +198,10 @@ function checkEntry(
     throw new SafetensorError(message, path, name);
   };
   if (!isJsonObject(value)) return refuse(`its entry must be an object, not ${jsonKind(value)}`);
-  // What the prototype has is not in the file.
-  const own = (key: string): unknown =>
-    Object.hasOwn(value, key) ? (value as Record<string, unknown>)[key] : undefined;
-  const dtype = own('dtype');
+  const { dtype, shape, data_offsets: offsets } = value as Readonly<Record<string, unknown>>;
   if (typeof dtype !== 'string' || !Object.hasOwn(dtypeRows, dtype))
     return refuse(`unknown dtype ${formatValue(dtype)}; known: ${Object.keys(dtypeRows)}`);
-  const shape = own('shape');
   if (!isSizes(shape)) return refuse('its shape must be a list of integers of at least 0');
-  const offsets = own('data_offsets');
   if (!isSizes(offsets) || offsets.length !== 2)
     return refuse('its data_offsets must be two integers of at least 0');
   const [from, to] = offsets as readonly [number, number];

@@ -6,6 +6,8 @@ import { after, before, describe, test } from 'node:test';
 import { setImmediate as turn } from 'node:timers/promises';
 import { selectDriver } from '../../../../ffi/driver.ts';
 import type { Driver } from '../../../../ffi/functions.ts';
+import type { CUresult } from '../../../../ffi/results.ts';
+import { Context } from '../../../../src/context.ts';
 import { loadTensors } from '../../../../src/tensors/load.ts';
 import { failing } from '../../../support/faults.ts';
 import { iterations, seed } from '../../../support/iterations.ts';
@@ -227,7 +229,33 @@ describe('loadTensors', () => {
     });
     await assert.rejects(loading, reason);
     assert.ok(reads < 10, `${reads} reads`);
+    assert.deepEqual(Context.primary(0).resources.kinds, []);
     assert.deepEqual(openFiles(), []);
+  });
+
+  test('waits for each copy before it reads into the same memory again', async () => {
+    // A device that is slow: it copies when it is asked whether it is done.
+    const queued: (() => unknown)[] = [];
+    const slow: Driver = {
+      ...driver,
+      cuMemcpyHtoDAsync_v2: (...args) => {
+        queued.push(() => driver.cuMemcpyHtoDAsync_v2(...args));
+        return 0 as CUresult;
+      },
+      cuStreamQuery: (stream) => {
+        for (const copy of queued.splice(0)) copy();
+        return driver.cuStreamQuery(stream);
+      },
+    };
+    const path = big();
+    selectDriver(slow);
+    try {
+      using tensors = await loadTensors(path, { stagingBytes: 16 << 10 });
+      const found = tensors.get('b').copyToHostSync();
+      assert.deepEqual(Buffer.compare(found as Uint8Array, bytes.subarray(100_000)), 0);
+    } finally {
+      selectDriver(driver);
+    }
   });
 
   test('ends with what onProgress throws, and leaves nothing', async () => {
