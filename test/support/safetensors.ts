@@ -36,9 +36,9 @@ export function tensorFile(
   );
 }
 
-/** Bytes that differ from each other. */
+/** Bytes without a period: what is at the wrong place is seen. */
 export const someBytes = (byteLength: number, first = 1): Uint8Array =>
-  Uint8Array.from({ length: byteLength }, (_, n) => (first + n * 7) & 0xff);
+  Uint8Array.from({ length: byteLength }, (_, n) => Math.imul(first + n, 0x9e3779b1) >>> 24);
 
 /** A folder for the files of a test. */
 export class TestFolder implements Disposable {
