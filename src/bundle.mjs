@@ -25,7 +25,7 @@ const layer = (folder, ...excluded) =>
     .sort();
 
 const ffi = layer('ffi', 'ffi/emulator');
-const core = layer('src', 'src/ipc', 'src/cli', 'src/python', 'src/protocol');
+const core = layer('src', 'src/ipc', 'src/tensors', 'src/cli', 'src/python', 'src/protocol');
 const ipc = layer('src/ipc', 'src/ipc/inspect');
 
 /** The layers that each entry reaches. The last two entries are loaded by `import()`. */
@@ -34,6 +34,7 @@ const entries = {
   'ffi/emulator/index.ts': ffi,
   'src/index.ts': [...ffi, ...core],
   'src/ipc/index.ts': [...ffi, ...core, ...ipc],
+  'src/tensors/index.ts': [...ffi, ...core],
   // It loads the commands after it has turned on the compile cache.
   'src/cli/main.ts': [],
   'src/cli/commands.ts': [...ffi, ...core, ...ipc],

@@ -158,6 +158,27 @@ export class NotSupportedError extends CuffiError {
   override readonly code = 'not-supported';
 }
 
+/**
+ * A safetensors file, or the index of a sharded checkpoint, is not what the format demands. Nothing was
+ * allocated for it, or all was freed.
+ */
+export class SafetensorError extends CuffiError {
+  override readonly code = 'invalid-safetensors';
+  /** The file. */
+  declare readonly path: string;
+  /** The name of the tensor that is wrong; undefined if the file as a whole is. */
+  declare readonly tensor: string | undefined;
+
+  constructor(message: string, path: string, tensor?: string) {
+    const subject = tensor === undefined ? '' : `tensor ${JSON.stringify(shortened(tensor))} of `;
+    super(`${subject}${path}: ${message}`);
+    setDetails<SafetensorError>(this, { path, tensor });
+  }
+}
+
+/** A name from a file may be as long as the file. */
+const shortened = (name: string): string => (name.length > 200 ? `${name.slice(0, 200)}…` : name);
+
 /** An object was used after it was closed. */
 export class ClosedError extends CuffiError {
   override readonly code = 'closed';
@@ -281,6 +302,7 @@ for (const [name, { prototype }] of Object.entries({
   CompilerNotFoundError,
   CompileError,
   NotSupportedError,
+  SafetensorError,
   ClosedError,
   PeerGoneError,
   IpcError,

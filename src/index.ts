@@ -173,4 +173,5 @@ export {
   NotSupportedError,
   type PeerGoneDetails,
   PeerGoneError,
+  SafetensorError,
 } from './errors.ts';

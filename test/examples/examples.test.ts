@@ -173,6 +173,12 @@ const promised: Readonly<Record<string, readonly RegExp[]>> = {
     /^cuffi\.request of GET \/root\/16, to the worker: true, RangeError: -1 is negative$/m,
   ],
   '47-web-streams.ts': [/^read there: 1 2 3 4 5$/m],
+  '48-tensors.ts': [
+    /^24 of 24 bytes$/m,
+    /^\[ 'bias', 'weight' \] F32 pt$/m,
+    /^the worker has weight: Float32Array\(4\) \[ 1, 2, 3, 4 \]$/m,
+    /^the memory is for read$/m,
+  ],
 };
 
 /** Programs that do their part together, with the path of a file for both. */

@@ -13,6 +13,7 @@ const names: Readonly<Record<string, readonly string[]>> = {
     'openIpcEvent',
     'spawnPeer',
   ],
+  'cuffi/tensors': ['TensorMap', 'loadTensors', 'saveTensors'],
   'cuffi/ffi': ['cu'],
 };
 
@@ -50,6 +51,7 @@ export const types = `
 import * as cuda from 'cuffi';
 import * as ffi from 'cuffi/ffi';
 import * as ipc from 'cuffi/ipc';
+import * as tensors from 'cuffi/tensors';
 
 type IsAny<T> = 0 extends 1 & T ? true : false;
 type Signature<F> = F extends (...args: infer Args) => infer Result ? Result | Args[number] : never;
@@ -69,11 +71,13 @@ type Nothing<T> = [T] extends [never] ? true : T;
 export const membersThatAreAny: [
   Nothing<AnyMembers<typeof cuda>>,
   Nothing<AnyMembers<typeof ipc>>,
+  Nothing<AnyMembers<typeof tensors>>,
   Nothing<AnyMembers<typeof ffi>>,
   Nothing<AnyInstances<typeof cuda>>,
   Nothing<AnyInstances<typeof ipc>>,
+  Nothing<AnyInstances<typeof tensors>>,
   Nothing<AnyMembers<typeof ffi.cu>>,
-] = [true, true, true, true, true, true];
+] = [true, true, true, true, true, true, true, true];
 
 export type Objects = [cuda.Context, cuda.CudaEvent, cuda.Device, cuda.DeviceBuffer, cuda.Stream];
 
@@ -265,7 +269,7 @@ process.exit();
 /** Prints the names that the entries export, as JSON. */
 export const exportedNames = `
 const entries = {};
-for (const specifier of ['cuffi', 'cuffi/ipc', 'cuffi/ffi'])
+for (const specifier of ['cuffi', 'cuffi/ipc', 'cuffi/tensors', 'cuffi/ffi'])
   entries[specifier] = Object.keys(await import(specifier));
 console.log(JSON.stringify(entries));
 `;

@@ -268,7 +268,7 @@ describe('the packed package', { skip: unavailable }, () => {
         });
         assert.notEqual(status, 0);
         const named = /TS2306: .*needs-typescript-5\.7-or-newer\.d\.ts' is not a module/g;
-        assert.equal(stdout.match(named)?.length, 3, `--module ${module}\n${stdout}`);
+        assert.equal(stdout.match(named)?.length, 4, `--module ${module}\n${stdout}`);
       }
     });
   }

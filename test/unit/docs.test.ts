@@ -11,6 +11,7 @@ import { fileURLToPath } from 'node:url';
 import * as ffi from '../../ffi/index.ts';
 import * as cuffi from '../../src/index.ts';
 import * as ipc from '../../src/ipc/index.ts';
+import * as tensors from '../../src/tensors/index.ts';
 import { InTurn } from '../support/in-turn.ts';
 import { PackageFolder, runPageProgram } from '../support/page-programs.ts';
 import { blocksOf, consoleBlocksOf, pages, pagesWithCode, programsOf } from '../support/pages.ts';
@@ -25,7 +26,7 @@ describe('docs/architecture.md', () => {
       String(name),
     );
     const paths = names.filter((name) => name.includes('/') || name.endsWith('.ts'));
-    const entries = ['cuffi/ffi', 'cuffi/ipc'];
+    const entries = ['cuffi/ffi', 'cuffi/ipc', 'cuffi/tensors'];
     assert.ok(paths.length > 20, `only ${paths.length} paths were found`);
     const missing = paths.filter(
       (path) => !entries.includes(path) && !existsSync(root + path.replace(/\*\.ts$/, '')),
@@ -205,10 +206,9 @@ describe('the table of environment variables in README.md', () => {
 
 describe('the code of README.md and docs/*.md', () => {
   const exported = Object.fromEntries(
-    Object.entries({ cuffi, 'cuffi/ipc': ipc, 'cuffi/ffi': ffi }).map(([entry, names]) => [
-      entry,
-      Object.keys(names),
-    ]),
+    Object.entries({ cuffi, 'cuffi/ipc': ipc, 'cuffi/tensors': tensors, 'cuffi/ffi': ffi }).map(
+      ([entry, names]) => [entry, Object.keys(names)],
+    ),
   );
   const inTurn = new InTurn();
   let folder: PackageFolder;

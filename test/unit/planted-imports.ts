@@ -136,6 +136,11 @@ export const plantedImports: readonly PlantedImports[] = [
     allowed: ['./handle.ts'],
   },
   {
+    file: 'src/tensors/a.ts',
+    refused: ['../cli/main.ts', './index.ts', '../ipc/index.ts', 'cuffi', 'koffi', 'zod'],
+    allowed: ['./header.ts', '../ipc/bytes.ts', '../array/layout.ts', '../../ffi/types.ts'],
+  },
+  {
     file: 'src/cli/a.ts',
     refused: [
       '../ipc/index.ts',

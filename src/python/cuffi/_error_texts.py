@@ -6,6 +6,7 @@ CODES = {
     "closed": "ClosedError: an object was used after close() or the end of its using scope, after a reset of its context, or after an orderly end of its connection. The message says which. With CUFFI_TRACE=1 it has the places where the object was opened and closed",
     "peer-gone": "PeerGoneError: the process at the other end of a connection was killed or has failed. Or the process that signals a timeline, or produces a channel, has ended before what is waited for. It has the pid, the number of cancelled waits for its work (abandonedWaits) and, for a child, exitCode or signal, and the end of its stderr",
     "not-supported": "NotSupportedError; also an IpcError if the device cannot share such memory: the device, driver or platform does not support it, or the object is borrowed (a context of another library), or a bundle lacks it",
+    "invalid-safetensors": "SafetensorError: a file is not what the safetensors format demands (tensors). It has the path, and the name of the tensor that is wrong",
     "driver-not-found": "DriverNotFoundError: there is no libcuda. The message says what was tried and what to do",
     "compiler-not-found": "CompilerNotFoundError: there is no libnvrtc. The message says what was tried and what to install",
     "compile-failed": "CompileError: the compiler refuses the CUDA C++. The message has the faulty line, log the whole output",
