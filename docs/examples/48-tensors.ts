@@ -40,6 +40,7 @@ if (process.argv[2] === 'worker') {
     onProgress: ({ loadedBytes, totalBytes }) =>
       console.log(`${loadedBytes} of ${totalBytes} bytes`),
   });
+  rmSync(folder, { recursive: true }); // the weights are on the GPU
   console.log(tensors.names(), tensors.dtypeOf('weight'), tensors.metadata.get('format'));
 
   await using worker = spawnPeer<string, Weights>(import.meta.filename, { args: ['worker'] });
@@ -50,5 +51,4 @@ if (process.argv[2] === 'worker') {
     }),
   });
   console.log(await worker.receive());
-  rmSync(folder, { recursive: true });
 }
