@@ -54,12 +54,13 @@ export async function saveTensors(
     'saveTensors',
   );
   const target = checkPath(path);
-  const staging = checkInteger(stagingBytes ?? STAGING_BYTES, 'stagingBytes', 4096);
+  const mostStagingBytes = checkInteger(stagingBytes ?? STAGING_BYTES, 'stagingBytes', 4096);
   checkDeadline({ signal }, 'saveTensors');
   const entries = inOrder(entriesOf(tensors));
   const header = formatHeader(entries, checkMetadata(metadata));
   signal?.throwIfAborted();
 
+  using staging = allocateStaging(entries, mostStagingBytes);
   const temporary = `${target}.${randomId()}.tmp`;
   const file = await open(temporary, 'wx');
   try {
@@ -115,6 +116,18 @@ function entriesOf(tensors: unknown): SavedTensor[] {
   });
 }
 
+/** Memory for the largest part of an array that is read at once; undefined if no array needs any. */
+function allocateStaging(
+  entries: readonly SavedTensor[],
+  mostBytes: number,
+): PinnedBuffer | undefined {
+  const staged = entries.filter(({ array }) => array.isCContiguous && array.byteLength > 0);
+  const [first] = staged;
+  if (!first) return undefined;
+  const largest = staged.reduce((most, { byteLength }) => Math.max(most, byteLength), 0);
+  return PinnedBuffer.allocate(Math.min(mostBytes, largest), { context: first.array.context });
+}
+
 /** The largest items first, so that each is aligned in the file; then by name, as other writers do. */
 const inOrder = (entries: SavedTensor[]): SavedTensor[] =>
   entries.sort(
@@ -145,22 +158,21 @@ async function writeFully(file: FileHandle, bytes: Uint8Array): Promise<void> {
 async function writeArray(
   file: FileHandle,
   array: DeviceArray,
-  stagingBytes: number,
+  staging: PinnedBuffer | undefined,
   signal: AbortSignal | undefined,
 ): Promise<void> {
   signal?.throwIfAborted();
-  const { buffer, byteLength, byteOffset, stream, context } = array;
+  const { buffer, byteLength, byteOffset, stream } = array;
   if (byteLength === 0) return;
-  if (!array.isCContiguous) {
+  if (!staging || !array.isCContiguous) {
     const items = await array.copyToHost();
     await writeFully(file, new Uint8Array(items.buffer, items.byteOffset, items.byteLength));
     return;
   }
-  const sliceBytes = Math.min(stagingBytes, byteLength);
-  using staging = PinnedBuffer.allocate(sliceBytes, { context, portable: false });
-  for (let offset = 0; offset < byteLength; offset += sliceBytes) {
+  for (let offset = 0; offset < byteLength; offset += staging.byteLength) {
     signal?.throwIfAborted();
-    const bytes = new Uint8Array(staging.buffer, 0, Math.min(sliceBytes, byteLength - offset));
+    const sliceBytes = Math.min(staging.byteLength, byteLength - offset);
+    const bytes = new Uint8Array(staging.buffer, 0, sliceBytes);
     const part = buffer.subarray(byteOffset + offset, byteOffset + offset + bytes.byteLength);
     await part.copyToHost(bytes, stream ? { stream } : {});
     await writeFully(file, bytes);

@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { pathToFileURL } from 'node:url';
 import { inspect } from 'node:util';
+import { recordCalls } from '../../ffi/driver.ts';
 import {
   bfloat16,
   bool,
@@ -182,6 +183,24 @@ describe('loadTensors', () => {
     assert.notEqual(shapes.fingerprint, tensors.fingerprint);
     using alone = await loadTensors(join(folder.path, 'm-2.safetensors'));
     assert.notEqual(alone.fingerprint, tensors.fingerprint);
+  });
+
+  test('saving page-locks memory once, however many tensors there are', async () => {
+    const arrays = await Promise.all(
+      Array.from({ length: 20 }, (_, n) => toDevice(new Float32Array(n + 1).fill(n))),
+    );
+    const target = join(folder.path, 'locked-once.safetensors');
+    {
+      using recorder = recordCalls();
+      await saveTensors(target, new Map(arrays.map((array, n) => [`${n}`, array])));
+      const locked = recorder.calls.filter(({ name }) => /^cuMemHost(Alloc|Register)/.test(name));
+      assert.equal(locked.length, 1);
+    }
+    using tensors = await loadTensors(target);
+    for (const [n, array] of arrays.entries()) {
+      assert.deepEqual(await tensors.get(`${n}`).copyToHost(), await array.copyToHost());
+      array.close();
+    }
   });
 
   test('many small tensors, and one larger than the staging memory, arrive whole', async () => {
