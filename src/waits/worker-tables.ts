@@ -153,9 +153,12 @@ function addUser(table: Float64Array, name: string, version?: number): number {
 /** Removes a user. Returns whether it was the last one, as for a record that is not there. */
 function removeUser(table: Float64Array, at: number | undefined): boolean {
   if (at === undefined) return true;
-  const users = (table[at + USERS] as number) - 1;
-  table[at + USERS] = users;
-  if (users > 0) return false;
+  const users = table[at + USERS] as number;
+  if (users > 1) {
+    table[at + USERS] = users - 1;
+    return false;
+  }
+  // Out of its chain first: a worker that is terminated in between leaves no record without users there.
   unlink(table, table[at + 1] as number, at, NEXT_USE);
   table[at + NEXT_USE] = table[FREE_USE] as number;
   table[FREE_USE] = at;
