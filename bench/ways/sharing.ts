@@ -149,7 +149,7 @@ export const virtual: Way = {
   },
 };
 
-/** A server has handed over so many by then: V8 has compiled what that runs. */
+/** A server has soon handed over so many. V8 optimizes most of that code only after thousands. */
 const OTHERS = 500;
 /** Without a GPU the times say nothing. */
 const EMULATED_OTHERS = 20;

@@ -5,9 +5,10 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { emulated, onHardware } from '../support/driver.ts';
-import { type Answer, ExampleServer, isRunning } from '../support/example-server.ts';
+import { type Answer, ExampleServer } from '../support/example-server.ts';
 import { iterations, until } from '../support/iterations.ts';
 import { PackageFolder, writeCompiled } from '../support/page-programs.ts';
+import { isRunning } from '../support/program.ts';
 import { noPython } from '../support/python.ts';
 
 // On hardware, as many as there are.

@@ -4,9 +4,10 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { onHardware } from '../support/driver.ts';
-import { type Answer, ExampleServer, isRunning } from '../support/example-server.ts';
+import { type Answer, ExampleServer } from '../support/example-server.ts';
 import { iterations, until } from '../support/iterations.ts';
 import { PackageFolder, writeCompiled } from '../support/page-programs.ts';
+import { isRunning } from '../support/program.ts';
 import { noPython } from '../support/python.ts';
 
 const example = (ending: string): URL =>

@@ -1,9 +1,10 @@
 /** An HTTP server of docs/examples, pasted into a folder, in a process of its own. */
 import type { ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
-import { readdirSync, readFileSync } from 'node:fs';
+import { readdirSync } from 'node:fs';
 import { request } from 'node:http';
-import { killed, startProcess } from './program.ts';
+import { until } from './iterations.ts';
+import { childrenOf, isRunning, killed, startProcess } from './program.ts';
 
 export interface Answer {
   readonly status: number;
@@ -15,7 +16,6 @@ export class ExampleServer implements AsyncDisposable {
   readonly process: ChildProcess;
   readonly url: string;
   printed: string;
-  readonly #seen = new Set<number>();
 
   private constructor(child: ChildProcess, url: string, printed: string) {
     this.process = child;
@@ -44,11 +44,7 @@ export class ExampleServer implements AsyncDisposable {
 
   /** The processes that it has started and that run. */
   get workers(): number[] {
-    const found = readdirSync('/proc')
-      .map(Number)
-      .filter((pid) => pid > 0 && parentOf(pid) === this.process.pid);
-    for (const pid of found) this.#seen.add(pid);
-    return found;
+    return childrenOf(this.process.pid as number).filter(isRunning);
   }
 
   get descriptors(): number {
@@ -70,28 +66,9 @@ export class ExampleServer implements AsyncDisposable {
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
-    const pids = new Set([...this.workers, ...this.#seen]);
+    const { workers } = this;
     await killed(this.process);
     // A worker ends when its connection does.
-    for (const pid of pids)
-      while (isRunning(pid)) await new Promise((resolve) => setTimeout(resolve, 5));
+    await until(() => !workers.some(isRunning));
   }
 }
-
-/** The state and the parent of a process; undefined if there is none. */
-const statOf = (pid: number): readonly [state: string, parent: number] | undefined => {
-  try {
-    const [, state, parent] = /\) (\w) (\d+)/.exec(readFileSync(`/proc/${pid}/stat`, 'utf8')) ?? [];
-    return state === undefined ? undefined : [state, Number(parent)];
-  } catch {
-    return undefined;
-  }
-};
-
-function parentOf(pid: number): number | undefined {
-  const [state = 'Z', parent] = statOf(pid) ?? [];
-  return 'ZX'.includes(state) ? undefined : parent;
-}
-
-/** Whether a process runs: a zombie does not. */
-export const isRunning = (pid: number): boolean => parentOf(pid) !== undefined;

@@ -6,7 +6,7 @@ import {
   spawn,
 } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Worker } from 'node:worker_threads';
@@ -60,6 +60,27 @@ export async function killed(child: ChildProcess): Promise<void> {
   child.kill('SIGKILL');
   await exited;
 }
+
+/** The state of a process and its parent, as /proc says; undefined if there is none. */
+function statusOf(pid: number): { readonly state: string; readonly parent: number } | undefined {
+  try {
+    const stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
+    // The name before it may have any characters.
+    const [state = '', parent] = stat.slice(stat.lastIndexOf(')') + 2).split(' ', 2);
+    return { state, parent: Number(parent) };
+  } catch {
+    return undefined;
+  }
+}
+
+/** The child processes of a process that exist, also those that have exited and were not waited for. */
+export const childrenOf = (parent: number): number[] =>
+  readdirSync('/proc')
+    .map(Number)
+    .filter((pid) => pid > 0 && statusOf(pid)?.parent === parent);
+
+/** Whether a process has not exited. */
+export const isRunning = (pid: number): boolean => !'ZX'.includes(statusOf(pid)?.state ?? 'X');
 
 /** A program in its own process, which answers each message with one. */
 export class Program implements AsyncDisposable {

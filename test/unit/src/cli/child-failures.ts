@@ -1,9 +1,8 @@
 /** What tests of a command with a child process share: children that fail, and what a failure leaves. */
 import assert from 'node:assert/strict';
-import { readdirSync, readFileSync } from 'node:fs';
 import { afterEach } from 'node:test';
 import { Context } from '../../../../src/index.ts';
-import { programFile } from '../../../support/program.ts';
+import { childrenOf, programFile } from '../../../support/program.ts';
 
 const variables = ['CUFFI_TEST_DIES_AT', 'CUFFI_TEST_SAYS', 'CUFFI_TEST_FINDS'];
 
@@ -19,29 +18,17 @@ export const fixture = (name: string): { readonly program: string } => ({
   program: programFile(new URL(`./fixtures/${name}.ts`, import.meta.url)).path,
 });
 
-/** The child processes that have not exited. */
-const children = (): string[] =>
-  readdirSync('/proc').filter((pid) => {
-    try {
-      const stat = readFileSync(`/proc/${pid}/stat`, 'latin1');
-      return stat.slice(stat.lastIndexOf(')') + 2).split(' ')[1] === String(process.pid);
-    } catch {
-      // Not a process, or one that has exited meanwhile.
-      return false;
-    }
-  });
-
 /** Returns the error of a command that must fail, and checks that no memory or process is left. */
 export async function failureOf(run: () => Promise<unknown>): Promise<Error> {
   const context = Context.primary();
   const { free } = context.memoryInfo();
-  const before = children();
+  const before = childrenOf(process.pid);
   const error = await run().then(
     () => assert.fail('the command came to an end'),
     (reason: Error) => reason,
   );
   await context.flush();
   assert.equal(context.memoryInfo().free, free);
-  assert.deepEqual(children(), before);
+  assert.deepEqual(childrenOf(process.pid), before);
   return error;
 }
