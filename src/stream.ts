@@ -143,8 +143,8 @@ export class Stream extends Resource implements AsyncDisposable {
   }
 
   /**
-   * The driver's handle, for other libraries. Whoever has it may queue work at any time, so cuffi asks a stream whose
-   * handle was read each time before it frees memory; another one only while cuffi itself has queued work there.
+   * The driver's handle, for other libraries. They may queue work at any time. So, before it frees memory, cuffi always
+   * asks a stream whose handle was read; it asks other streams only if cuffi itself has queued work there.
    *
    * @throws ClosedError
    */

@@ -1,6 +1,6 @@
 /**
  * The header of a safetensors file: which tensors it has, of which dtype and shape, and where their bytes
- * are. Whoever wrote the file is not trusted: all is checked before anything is allocated for it.
+ * are. The file is not trusted: all is checked before anything is allocated for it.
  *
  * @see https://github.com/huggingface/safetensors#format
  */
@@ -109,7 +109,7 @@ export const itemBits = (dtype: TensorDtype): number => dtypeRows[dtype].bits;
 /**
  * Returns the size of the header that follows the first bytes of a file.
  *
- * @param prefix the first {@link PREFIX_BYTE_LENGTH} bytes, or fewer if the file has no more
+ * @param prefix the first {@link PREFIX_BYTE_LENGTH} bytes, or the whole file if it is shorter
  * @throws SafetensorError
  */
 export function headerByteLength(prefix: Buffer, fileByteLength: number, path: string): number {
